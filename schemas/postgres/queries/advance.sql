@@ -1,0 +1,61 @@
+-- The fence: the only statements that end an attempt.
+
+-- name: tallies
+-- Vain tries and policy of tasks about to fail or to expire; `locked` rows cannot change before we write.
+SELECT t.id, t.step, t.attempt, t.worker, t.failures, t.losses,
+       y.max_attempts, y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
+FROM task t JOIN task_type y ON y.name = t.type
+WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
+
+-- name: advance
+-- Moves every task that is still in the very attempt its verdict speaks of, writes the attempt's history,
+-- and wakes task-sync. A verdict whose attempt is over changes nothing and returns no row.
+WITH input AS (
+    SELECT *
+    FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
+                $5::text[], $6::text[], $7::integer[], $8::integer[], $9::integer[], $10::integer[],
+                $11::timestamptz[], $12::text[], $13::bytea[], $14::text[], $15::text[],
+                $16::text[], $17::text[], $18::timestamptz[], $19::timestamptz[])
+         AS i (id, step, stage, attempt,
+               to_state, to_stage, to_step, to_attempt, failures, losses,
+               due_at, content_type, context, context_ref, error,
+               outcome, worker, started_at, finished_at)
+), moved AS (
+    UPDATE task t
+    SET state = i.to_state,
+        stage = i.to_stage,
+        step = i.to_step,
+        attempt = i.to_attempt,
+        failures = i.failures,
+        losses = i.losses,
+        due_at = i.due_at,
+        content_type = CASE WHEN i.outcome = 'next' AND i.content_type IS NOT NULL THEN i.content_type ELSE t.content_type END,
+        context = CASE WHEN i.outcome = 'next' AND i.content_type IS NOT NULL THEN i.context ELSE t.context END,
+        context_ref = CASE WHEN i.outcome = 'next' AND i.content_type IS NOT NULL THEN i.context_ref ELSE t.context_ref END,
+        result_type = CASE WHEN i.outcome = 'done' THEN i.content_type END,
+        result = CASE WHEN i.outcome = 'done' THEN i.context END,
+        result_ref = CASE WHEN i.outcome = 'done' THEN i.context_ref END,
+        error = CASE WHEN i.to_state IN ('failed', 'scheduled', 'quarantined') THEN i.error END,
+        worker = NULL,
+        lease_partition = NULL,
+        updated_at = now(),
+        finished_at = CASE WHEN i.to_state IN ('succeeded', 'failed', 'quarantined') THEN now() END
+    FROM input i
+    WHERE t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt = i.attempt
+      AND t.state IN ('queued', 'running')
+      -- A lease that moved to another worker is not this worker's to lose.
+      AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
+    RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
+              t.updated_at, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,
+              i.worker AS by_worker, i.error AS why, i.started_at, i.finished_at AS ended_at
+), history AS (
+    INSERT INTO attempt (task_id, step, attempt, stage, outcome, worker, error, started_at, finished_at)
+    SELECT id, from_step, from_attempt, from_stage, outcome, by_worker, why, started_at, ended_at FROM moved
+    ON CONFLICT DO NOTHING
+), woken AS (
+    SELECT pg_notify('penstock_ready', type)
+    FROM (SELECT DISTINCT type FROM moved WHERE state IN ('ready', 'scheduled')) AS types
+)
+SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at,
+       outcome, from_step, from_attempt
+FROM moved, (SELECT count(*) FROM woken) AS w;

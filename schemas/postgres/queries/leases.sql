@@ -1,0 +1,16 @@
+-- The heartbeat processor.
+
+-- name: claimed
+-- Claims that have lived for a moment become `running`; the last worker to claim an attempt holds it.
+UPDATE task t
+SET state = 'running', worker = i.worker, lease_partition = i.partition, updated_at = now()
+FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::integer[])
+     AS i (id, step, attempt, worker, partition)
+WHERE t.id = i.id AND t.step = i.step AND t.attempt = i.attempt AND t.state IN ('queued', 'running')
+RETURNING t.id, t.step, t.attempt;
+
+-- name: held
+-- Leases to restore for the partitions a processor was given.
+SELECT t.id, t.step, t.attempt, t.worker, t.lease_partition, y.lease_ms
+FROM task t JOIN task_type y ON y.name = t.type
+WHERE t.state = 'running' AND t.lease_partition = ANY ($1::integer[]);

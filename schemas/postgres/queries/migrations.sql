@@ -1,0 +1,14 @@
+-- Bookkeeping of migrations.
+
+-- name: lock
+SELECT pg_advisory_lock(hashtextextended('penstock.migrate', 0));
+
+-- name: prepare
+CREATE SCHEMA IF NOT EXISTS penstock;
+CREATE TABLE IF NOT EXISTS migration (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now());
+
+-- name: applied
+SELECT name FROM migration;
+
+-- name: mark
+INSERT INTO migration (name) VALUES ($1);

@@ -1,0 +1,58 @@
+-- Task-sync: the gate.
+
+-- name: own
+-- The right to release a type, held by this session for as long as it lives.
+SELECT pg_try_advisory_lock(hashtextextended('penstock.release.' || $1, 0)) AS owned;
+
+-- name: disown
+SELECT pg_advisory_unlock(hashtextextended('penstock.release.' || $1, 0)) AS released;
+
+-- name: release
+-- Opens the gate for the first `limit` ready tasks of a type and notes them as on their way to Kafka.
+WITH chosen AS (
+    SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2 FOR UPDATE
+), opened AS (
+    UPDATE task t SET state = 'queued', due_at = NULL
+    FROM chosen c WHERE t.id = c.id AND t.state = 'ready'
+    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
+              t.content_type, t.context, t.context_ref
+), noted AS (
+    INSERT INTO release (type, task_ids)
+    SELECT $1, array_agg(id) FROM opened HAVING count(*) > 0
+    RETURNING id
+)
+SELECT o.*, (SELECT id FROM noted) AS release_id FROM opened o ORDER BY o.priority, o.id;
+
+-- name: forget
+-- Kafka has every record of these batches.
+DELETE FROM release WHERE id = ANY ($1::bigint[]);
+
+-- name: unconfirmed
+-- Batches that an earlier owner may not have brought to Kafka, with what is still queued of them.
+SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
+       t.content_type, t.context, t.context_ref
+FROM release r
+LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state = 'queued'
+WHERE r.type = $1
+ORDER BY r.id, t.priority, t.id;
+
+-- name: promote
+-- What has fallen due becomes ready; returns the types concerned.
+WITH due AS (
+    UPDATE task SET state = 'ready' WHERE state = 'scheduled' AND due_at <= now() RETURNING type
+)
+SELECT DISTINCT type FROM due;
+
+-- name: next_due
+-- Seconds until something falls due; no value when nothing will.
+SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM task WHERE state = 'scheduled';
+
+-- name: ingested
+SELECT partition, next_offset FROM ingested WHERE topic = $1 AND partition = ANY ($2::integer[]);
+
+-- name: ingest_begin
+INSERT INTO ingested (topic, partition, next_offset) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
+
+-- name: ingest_advance
+-- Moves on only from where this reader began: a reader whose partition was given away changes nothing.
+UPDATE ingested SET next_offset = $4 WHERE topic = $1 AND partition = $2 AND next_offset = $3 RETURNING next_offset;

@@ -1,0 +1,71 @@
+"""A released task as a worker receives it (`ready.schema.json`): one record a task, on `ready.<type>`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from penstock.contracts.context import Context
+from penstock.core.completion import Fence
+from penstock.errors import InvalidRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyTask:
+    """One attempt of one stage, free to be claimed.
+
+    Attributes:
+        fence: the attempt; every report about it must carry it.
+        type: task type.
+        context: what the handler is given.
+        lease_ms: a worker silent about it for this long has lost it, in milliseconds.
+        tries: vain tries of this stage so far.
+    """
+
+    fence: Fence
+    type: str
+    context: Context
+    lease_ms: int
+    tries: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object of the record."""
+        fence = self.fence
+        return {
+            "id": fence.id,
+            "type": self.type,
+            "step": fence.step,
+            "stage": fence.stage,
+            "attempt": fence.attempt,
+            "tries": self.tries,
+            "lease_ms": self.lease_ms,
+            **self.context.to_wire(),
+        }
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        return orjson.dumps(self.to_wire())
+
+    @classmethod
+    def decode(cls, data: bytes) -> ReadyTask:
+        """Reads a record's value.
+
+        Raises:
+            InvalidRecord: not what task-sync writes.
+        """
+        try:
+            raw = orjson.loads(data)
+            context = Context.from_wire(raw)
+            if context is None:
+                raise InvalidRecord("context or context_ref is missing")
+            return cls(
+                fence=Fence(raw["id"], raw["step"], raw["stage"], raw["attempt"]),
+                type=raw["type"],
+                context=context,
+                lease_ms=raw["lease_ms"],
+                tries=raw.get("tries", 0),
+            )
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidRecord(f"not a ready record: {error!r}") from error

@@ -1,0 +1,98 @@
+"""What workers report (`stage-results.schema.json`): a batch of ended attempts in one record, keyed by worker.
+
+This module only encodes, so that the SDK stays light; `penstock.contracts.inbound` reads and validates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from penstock.contracts.context import Context
+from penstock.core.completion import Fence, Outcome
+
+# Larger batches gain nothing (facts.md) and risk the broker's record limit.
+RESULTS_PER_RECORD = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt failed.
+
+    Attributes:
+        kind: short name, such as the exception's class or "Timeout".
+        message: one sentence.
+        traceback: as Python prints it, when there is one.
+    """
+
+    kind: str
+    message: str
+    traceback: str | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object of `error`."""
+        wire = {"kind": self.kind, "message": self.message}
+        return wire if self.traceback is None else {**wire, "traceback": self.traceback}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """One ended attempt.
+
+    Attributes:
+        fence: the attempt.
+        outcome: how it ended: next, done, fail or retry.
+        next_stage: with next, the stage to enter.
+        context: with next, the new context (None keeps the old one); with done, the result.
+        delay_ms: with next and retry, not before this many milliseconds.
+        permanent: with fail, do not try again.
+        max_attempts: with fail, the stage's own limit of tries (None is the type's).
+        error: with fail and retry, why.
+        started_ms: when the handler began, milliseconds since 1970 on the worker's clock.
+        finished_ms: when it ended.
+    """
+
+    fence: Fence
+    outcome: Outcome
+    next_stage: str | None = None
+    context: Context | None = None
+    delay_ms: int = 0
+    permanent: bool = False
+    max_attempts: int | None = None
+    error: Failure | None = None
+    started_ms: int = 0
+    finished_ms: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object of one entry; what is left at its default is left out."""
+        fence = self.fence
+        wire: dict[str, Any] = {
+            "id": fence.id,
+            "step": fence.step,
+            "stage": fence.stage,
+            "attempt": fence.attempt,
+            "outcome": self.outcome,
+            "started_ms": self.started_ms,
+            "finished_ms": self.finished_ms,
+        }
+        if self.next_stage is not None:
+            wire["next_stage"] = self.next_stage
+        if self.context is not None:
+            wire.update(self.context.to_wire())
+        if self.delay_ms:
+            wire["delay_ms"] = self.delay_ms
+        if self.permanent:
+            wire["permanent"] = True
+        if self.max_attempts is not None:
+            wire["max_attempts"] = self.max_attempts
+        if self.error is not None:
+            wire["error"] = self.error.to_wire()
+        return wire
+
+
+def encode_results(worker: str, results: Sequence[StageResult]) -> bytes:
+    """The value of a `stage-results` record."""
+    return orjson.dumps({"worker": worker, "results": [result.to_wire() for result in results]})

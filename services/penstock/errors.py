@@ -1,0 +1,103 @@
+"""Every exception Penstock raises on purpose.
+
+    PenstockError
+    ├── Fatal                     the process must not go on; its supervisor restarts it
+    │   ├── SettingsError         a setting is missing or two contradict each other
+    │   ├── CannotStart           a part of a local deployment is missing or refuses to start
+    │   ├── SessionLost           the Kafka group, the PostgreSQL session or a lock is gone
+    │   └── Stalled               there is work and no progress
+    ├── Unavailable               a server does not answer: worth trying again
+    │   ├── KafkaUnavailable
+    │   ├── PostgresUnavailable
+    │   └── ObjectsUnavailable
+    ├── Invalid                   somebody's input is wrong: never worth trying again
+    │   ├── InvalidRecord         a record or body breaks its contract
+    │   ├── UnknownType           no task type of that name
+    │   ├── TooLarge              beyond a limit that a setting states
+    │   └── CorruptObject         an object is not what its reference says
+    ├── NotFound                  nothing under that id
+    └── Conflict                  not possible in the state the thing is in
+
+A class says which way to fail: `Unavailable` is retried, `Invalid` is reported to whoever sent it and parked,
+`Fatal` ends the process. Drivers' own exceptions are translated to these once, in the adapter that uses the driver.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Something Penstock noticed and can name."""
+
+
+class Fatal(PenstockError):
+    """The process must stop rather than act on what it can no longer be sure of."""
+
+
+class SettingsError(Fatal):
+    """A setting is missing, malformed or contradicts another; the message names each."""
+
+
+class CannotStart(Fatal):
+    """A part of a local deployment is missing or refuses to start; the message says what to do about it."""
+
+
+class SessionLost(Fatal):
+    """A session that gave this process its right to act (group, lock, connection) has ended."""
+
+
+class Stalled(Fatal):
+    """There is work to do and none of it has progressed for the time a setting allows."""
+
+
+class Unavailable(PenstockError):
+    """A server did not answer or refused for now; the same request may succeed later."""
+
+
+class KafkaUnavailable(Unavailable):
+    """No broker answered, or the cluster refused for now."""
+
+
+class PostgresUnavailable(Unavailable):
+    """The database did not answer, or is starting, stopping or out of connections."""
+
+
+class ObjectsUnavailable(Unavailable):
+    """The object store did not answer."""
+
+
+class Invalid(PenstockError):
+    """Input that will be wrong however often it is tried.
+
+    Attributes:
+        reason: one sentence for the person who sent it.
+        pointer: JSON Pointer (RFC 6901) to the field at fault; "" is the whole document.
+    """
+
+    def __init__(self, reason: str, *, pointer: str = "") -> None:
+        super().__init__(f"{pointer}: {reason}" if pointer else reason)
+        self.reason = reason
+        self.pointer = pointer
+
+
+class InvalidRecord(Invalid):
+    """A record or request body breaks its contract."""
+
+
+class UnknownType(Invalid):
+    """No task type of that name is registered."""
+
+
+class TooLarge(Invalid):
+    """Larger than a stated limit."""
+
+
+class CorruptObject(Invalid):
+    """An object's bytes do not match the digest in its reference."""
+
+
+class NotFound(PenstockError):
+    """Nothing exists under that id."""
+
+
+class Conflict(PenstockError):
+    """The request makes no sense in the state the thing is in."""

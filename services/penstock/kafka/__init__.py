@@ -1,0 +1,1 @@
+"""Apache Kafka, by aiokafka and (for the stream processors) faust-streaming."""

@@ -1,0 +1,145 @@
+"""Producers, consumers and topics: the one place where aiokafka's options are chosen and its errors translated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import (
+    CommitFailedError,
+    IllegalGenerationError,
+    KafkaConnectionError,
+    KafkaError,
+    RebalanceInProgressError,
+    TopicAlreadyExistsError,
+    UnknownMemberIdError,
+)
+
+from penstock.errors import KafkaUnavailable, SessionLost
+from penstock.kafka.topics import Topic
+from penstock.settings import Kafka
+
+# The broker refuses larger records; producers fail early with a clear error instead.
+MAX_RECORD_BYTES = 1_000_000
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns aiokafka's exceptions into ours.
+
+    Raises:
+        SessionLost: this member's generation is over; what it holds belongs to others now.
+        KafkaUnavailable: anything else the client library reports.
+    """
+    try:
+        yield
+    except (
+        CommitFailedError,
+        IllegalGenerationError,
+        RebalanceInProgressError,
+        UnknownMemberIdError,
+    ) as error:
+        raise SessionLost(f"Kafka: {error!r}") from error
+    except KafkaError as error:
+        raise KafkaUnavailable(f"Kafka: {error!r}") from error
+
+
+def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
+    """An idempotent producer with acks=all, not yet started."""
+    return AIOKafkaProducer(
+        bootstrap_servers=settings.kafka,
+        acks="all",
+        enable_idempotence=True,
+        linger_ms=linger_ms,
+        max_batch_size=256 * 1024,
+        max_request_size=MAX_RECORD_BYTES + 64 * 1024,
+        compression_type=None,
+    )
+
+
+def make_consumer(
+    settings: Kafka, group: str | None, *topics: str, max_poll_interval_s: float = 300.0
+) -> AIOKafkaConsumer:
+    """A consumer that commits by hand and starts at the beginning of what it has never seen; not yet started."""
+    return AIOKafkaConsumer(
+        *topics,
+        bootstrap_servers=settings.kafka,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        session_timeout_ms=int(settings.session_timeout_s * 1000),
+        heartbeat_interval_ms=int(settings.session_timeout_s * 1000 / 3),
+        max_poll_interval_ms=int(max_poll_interval_s * 1000),
+        metadata_max_age_ms=5_000,
+        fetch_max_wait_ms=250,
+        isolation_level="read_committed",
+    )
+
+
+@asynccontextmanager
+async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client for the time of a `with` block.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    client = AIOKafkaAdminClient(bootstrap_servers=settings.kafka)
+    with translated():
+        await client.start()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication: int = -1) -> None:
+    """Creates those of `topics` that do not exist; leaves the others as they are.
+
+    Args:
+        settings: where, and the prefix put before each name.
+        topics: bare names and their settings.
+        replication: copies of each partition; -1 is the broker's default.
+    """
+    async with admin_client(settings) as client:
+        wanted = {settings.prefix + topic.name: topic for topic in topics}
+        existing = set(await client.list_topics())
+        missing = [
+            NewTopic(
+                name=name,
+                num_partitions=topic.partitions,
+                replication_factor=replication,
+                topic_configs={"retention.ms": str(topic.retention_ms)},
+            )
+            for name, topic in wanted.items()
+            if name not in existing
+        ]
+        if not missing:
+            return
+        response = await client.create_topics(missing)
+        for name, code, *_ in response.topic_errors:
+            if code not in (0, TopicAlreadyExistsError.errno):
+                raise KafkaUnavailable(f"Kafka would not create topic {name}: error code {code}")
+
+
+async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:
+    """Waits until a broker answers.
+
+    Raises:
+        KafkaUnavailable: none did within `timeout_s` seconds.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        try:
+            async with admin_client(settings) as client:
+                await client.list_topics()
+        except (KafkaUnavailable, KafkaConnectionError) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise KafkaUnavailable(
+                    f"no Kafka broker answers at {settings.kafka} after {timeout_s:.0f} s: {error}"
+                ) from error
+            await asyncio.sleep(0.2)
+        else:
+            return

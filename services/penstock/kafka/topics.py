@@ -1,0 +1,72 @@
+"""The names of all topics and consumer groups, and how many partitions each has.
+
+`infra/kafka/topics.md` is tested against this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is created: its bare name (without the deployment's prefix) and settings."""
+
+    name: str
+    partitions: int
+    retention_ms: int
+    doc: str
+
+
+SUBMITTED = Topic("submitted", 4, 7 * DAY_MS, "Tasks submitted by any producer.")
+SUBMITTED_REJECTED = Topic(
+    "submitted.rejected", 1, 30 * DAY_MS, "What could not be ingested, with the reason."
+)
+HEARTBEATS = Topic("heartbeats", 8, DAY_MS, "Claims, beats and releases, keyed by worker.")
+HEARTBEATS_REJECTED = Topic(
+    "heartbeats.rejected", 1, 30 * DAY_MS, "Heartbeat records that broke their contract."
+)
+STAGE_RESULTS = Topic("stage-results", 8, 7 * DAY_MS, "Batches of stage results, keyed by worker.")
+STAGE_RESULTS_REJECTED = Topic("stage-results.rejected", 1, 30 * DAY_MS, "Results that broke their contract.")
+EVENTS = Topic("events", 8, 7 * DAY_MS, "What became of tasks, keyed by task; for consumers.")
+CALLBACKS = Topic("callbacks", 8, 7 * DAY_MS, "Callbacks to deliver now, keyed by target.")
+CALLBACKS_DIVERTED = Topic(
+    "callbacks.diverted", 8, 7 * DAY_MS, "Callbacks of targets that misbehave, keyed by target."
+)
+CALLBACKS_DEAD = Topic("callbacks.dead", 1, 30 * DAY_MS, "Callbacks whose schedule is exhausted.")
+CALLBACKS_REJECTED = Topic(
+    "callbacks.rejected", 1, 30 * DAY_MS, "Callback records that broke their contract."
+)
+
+PLATFORM = (
+    SUBMITTED,
+    SUBMITTED_REJECTED,
+    HEARTBEATS,
+    HEARTBEATS_REJECTED,
+    STAGE_RESULTS,
+    STAGE_RESULTS_REJECTED,
+    EVENTS,
+    CALLBACKS,
+    CALLBACKS_DIVERTED,
+    CALLBACKS_DEAD,
+    CALLBACKS_REJECTED,
+)
+
+
+def ready(type_name: str, partitions: int) -> Topic:
+    """The ready topic of one task type; only task-sync writes to it."""
+    return Topic(
+        f"ready.{type_name}", partitions, 7 * DAY_MS, "Released tasks of one type, one record a task."
+    )
+
+
+def workers_group(prefix: str, type_name: str) -> str:
+    """The consumer group in which all workers of a type share its ready topic; its lag is the window."""
+    return f"{prefix}workers.{type_name}"
+
+
+def service_group(prefix: str, service: str) -> str:
+    """The consumer group of a service's replicas."""
+    return f"{prefix}{service}"

@@ -1,0 +1,1 @@
+"""PostgreSQL, the truth, by asyncpg. SQL lives in `schemas/postgres`; drivers' errors are translated in `connection`."""

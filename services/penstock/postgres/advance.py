@@ -1,0 +1,238 @@
+"""Ending attempts: the fenced statement, and the events and callbacks that are written with it.
+
+What this module guarantees: a verdict takes effect only while its task is still in the very attempt the
+verdict speaks of; its history, its event and its callbacks are in the same transaction. Publishing them is
+`penstock.kafka.outbox`'s business, and the sweeper's after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import orjson
+
+from penstock.contracts.context import Context
+from penstock.contracts.event import Callback, Event
+from penstock.contracts.result import Failure
+from penstock.core.completion import Fence, Outcome, Tally, Verdict
+from penstock.core.retry import RetryPolicy
+from penstock.core.task import FINAL, State
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+from penstock.postgres.tasks import encode_ref
+from penstock.postgres.types import policy_of
+
+# A callback's record is written again after this long unless its fate is known (see callback.due_at).
+CALLBACK_HORIZON_S = 60.0
+
+_WORD = {
+    Outcome.NEXT: "advanced",
+    Outcome.RETRY: "retried",
+    Outcome.FAIL: "retried",
+    Outcome.EXPIRED: "expired",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """An attempt that ended and what is to become of its task.
+
+    Attributes:
+        fence: the attempt.
+        outcome: how it ended.
+        verdict: where the task goes.
+        worker: who reported it, or who was lost.
+        context: the new context (next) or the result (done).
+        error: why, with fail, retry and expired.
+        started_ms: when the handler began, milliseconds since 1970.
+        finished_ms: when it ended.
+    """
+
+    fence: Fence
+    outcome: Outcome
+    verdict: Verdict
+    worker: str | None
+    context: Context | None = None
+    error: Failure | None = None
+    started_ms: int = 0
+    finished_ms: int = 0
+
+
+@dataclass(slots=True)
+class Owed:
+    """What a transaction owes to Kafka.
+
+    Attributes:
+        outbox_id: the row to remove once the events are on Kafka; None when there are none.
+        keys: of the event records.
+        events: their values.
+        callbacks: their records.
+    """
+
+    outbox_id: int | None = None
+    keys: list[bytes] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
+    callbacks: list[Callback] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Advanced:
+    """What took effect: (task id, step, attempt) of each ending that still found its attempt, and what it owes."""
+
+    applied: set[tuple[int, int, int]]
+    owed: Owed
+
+
+async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, tuple[Tally, RetryPolicy]]:
+    """Vain tries so far and the type's policy, for tasks about to fail or expire.
+
+    Safe to read before the fenced write: while the attempt is the same, so are its tallies.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(query("advance.tallies"), list(ids))
+    return {row["id"]: (Tally(row["failures"], row["losses"]), policy_of(row)) for row in rows}
+
+
+async def advance(pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending], now: datetime) -> Advanced:
+    """Commits a batch of endings, at most one an attempt, in one transaction.
+
+    Raises:
+        PostgresUnavailable: nothing took effect.
+    """
+    with translated():
+        async with pool.acquire() as connection, connection.transaction():
+            rows = await connection.fetch(query("advance.advance"), *_columns(endings, now))
+            details = {(e.fence.id, e.fence.step, e.fence.attempt): e for e in endings}
+            owed = await owe(
+                connection,
+                [
+                    (_event(row, details[row["id"], row["from_step"], row["from_attempt"]]), row["callbacks"])
+                    for row in rows
+                    if row["events"] == "all" or row["state"] in FINAL
+                ],
+            )
+    return Advanced({(row["id"], row["from_step"], row["from_attempt"]) for row in rows}, owed)
+
+
+async def cancel(pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int]) -> tuple[list[int], Owed]:
+    """Cancels those of the tasks that are not final; returns them, and what that owes.
+
+    Raises:
+        PostgresUnavailable: nothing took effect.
+    """
+    with translated():
+        async with pool.acquire() as connection, connection.transaction():
+            rows = await connection.fetch(query("tasks.cancel"), list(ids))
+            owed = await owe(
+                connection, [(_transition(row, State.CANCELLED.value, {}), row["callbacks"]) for row in rows]
+            )
+    return [row["id"] for row in rows], owed
+
+
+async def owe(connection: Any, events: Sequence[tuple[Event, Sequence[str] | None]]) -> Owed:
+    """Writes events and their callbacks into the transaction under way.
+
+    Args:
+        connection: inside the transaction of the transitions.
+        events: each with the targets that are to be called.
+    """
+    owed = Owed()
+    if not events:
+        return owed
+    for event, targets in events:
+        body = event.encode()
+        task_id = event.task["id"]
+        owed.keys.append(str(task_id).encode())
+        owed.events.append(body)
+        for number, target in enumerate(targets or ()):
+            # Made from the event, so that the same transition can never owe the same call twice.
+            callback_id = f"msg_{event.id}-{number}"
+            owed.callbacks.append(
+                Callback(id=callback_id, target=target, task_id=task_id, attempt=0, body=body)
+            )
+    owed.outbox_id = await connection.fetchval(query("outbox.owe_events"), owed.keys, owed.events)
+    if owed.callbacks:
+        await connection.execute(
+            query("outbox.owe_callbacks"),
+            [c.id for c in owed.callbacks],
+            [c.target for c in owed.callbacks],
+            [c.task_id for c in owed.callbacks],
+            [c.body for c in owed.callbacks],
+            CALLBACK_HORIZON_S,
+        )
+    return owed
+
+
+def _event(row: asyncpg.Record, ending: Ending) -> Event:
+    detail: dict[str, Any] = {}
+    if ending.outcome is Outcome.DONE and ending.context is not None:
+        detail = ending.context.to_wire("result")
+    if ending.error is not None:
+        detail["error"] = ending.error.to_wire()
+    word = row["state"] if row["state"] in FINAL else _WORD[ending.outcome]
+    return _transition(row, word, detail, ending.fence)
+
+
+def _transition(
+    row: asyncpg.Record, word: str, detail: Mapping[str, Any], ended: Fence | None = None
+) -> Event:
+    # Named after the attempt that ended, which is in no other transition.
+    step, attempt = (ended.step, ended.attempt) if ended else (row["step"], row["attempt"])
+    return Event(
+        id=f"{row['id']}-{step}-{attempt}-{word}",
+        name=f"task.{word}",
+        at=row["updated_at"],
+        task={
+            "id": row["id"],
+            "type": row["type"],
+            "stage": row["stage"],
+            "step": row["step"],
+            "attempt": row["attempt"],
+            "state": row["state"],
+            "idempotency_key": row["idempotency_key"],
+            "labels": orjson.loads(row["labels"]) if row["labels"] else {},
+        },
+        detail=detail,
+    )
+
+
+def _columns(endings: Sequence[Ending], now: datetime) -> list[list[Any]]:
+    verdicts = [e.verdict for e in endings]
+    contexts = [e.context for e in endings]
+    return [
+        [e.fence.id for e in endings],
+        [e.fence.step for e in endings],
+        [e.fence.stage for e in endings],
+        [e.fence.attempt for e in endings],
+        [_state(v).value for v in verdicts],
+        [v.stage for v in verdicts],
+        [v.step for v in verdicts],
+        [v.attempt for v in verdicts],
+        [v.tally.failures for v in verdicts],
+        [v.tally.losses for v in verdicts],
+        [now + timedelta(seconds=v.delay_s) if _state(v) is State.SCHEDULED else None for v in verdicts],
+        [c.content_type.value if c else None for c in contexts],
+        [c.data if c else None for c in contexts],
+        [encode_ref(c.ref) if c else None for c in contexts],
+        [orjson.dumps(e.error.to_wire()).decode() if e.error else None for e in endings],
+        [e.outcome.value for e in endings],
+        [e.worker for e in endings],
+        [_moment(e.started_ms) for e in endings],
+        [_moment(e.finished_ms) or now for e in endings],
+    ]
+
+
+def _state(verdict: Verdict) -> State:
+    # A next stage that is not to begin yet waits like any other delayed task.
+    return State.SCHEDULED if verdict.state is State.READY and verdict.delay_s > 0 else verdict.state
+
+
+def _moment(milliseconds: int) -> datetime | None:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds else None

@@ -1,0 +1,80 @@
+"""Connections: the one place where asyncpg's options are chosen and its errors translated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import asyncpg
+
+from penstock.errors import PostgresUnavailable
+
+SCHEMA = "penstock"
+
+# Raised while the server is away, starts, stops or is full, and for transactions worth repeating.
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.TransactionRollbackError,
+    ConnectionError,
+    OSError,
+    TimeoutError,
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns asyncpg's passing errors into `PostgresUnavailable`; a wrong statement stays what it is."""
+    try:
+        yield
+    except _PASSING as error:
+        raise PostgresUnavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
+
+
+def _options(name: str) -> dict[str, Any]:
+    return {
+        "command_timeout": 60,
+        "server_settings": {
+            "application_name": f"penstock {name}",
+            "search_path": SCHEMA,
+            # Our statements are short and repeated: compiling them costs more than it saves.
+            "jit": "off",
+        },
+    }
+
+
+async def connect(dsn: str, name: str) -> asyncpg.Connection[asyncpg.Record]:
+    """One connection of its own, for locks and notifications.
+
+    Args:
+        dsn: connection URL.
+        name: shown in `pg_stat_activity`.
+
+    Raises:
+        PostgresUnavailable: no server, or none that takes us.
+    """
+    with translated():
+        return await asyncpg.connect(dsn, **_options(name))
+
+
+@asynccontextmanager
+async def open_pool(dsn: str, name: str, *, size: int = 4) -> AsyncIterator[asyncpg.Pool[asyncpg.Record]]:
+    """A pool of at most `size` connections, closed at the end of the block.
+
+    Raises:
+        PostgresUnavailable: no server, or none that takes us.
+    """
+    with translated():
+        pool = await asyncpg.create_pool(dsn, min_size=1, max_size=size, **_options(name))
+    try:
+        yield pool
+    finally:
+        # A peer that has gone away must not keep us from stopping.
+        try:
+            await asyncio.wait_for(pool.close(), 5)
+        except TimeoutError:
+            pool.terminate()

@@ -1,0 +1,158 @@
+"""Submitting, reading and cancelling tasks, a batch a statement."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import orjson
+
+from penstock.contracts.context import ContentType, Context, ObjectRef
+from penstock.contracts.submission import Submission
+from penstock.errors import NotFound
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The task a submission became.
+
+    Attributes:
+        id: task id.
+        created: False when an earlier submission with the same idempotency key had created it.
+    """
+
+    id: int
+    created: bool
+
+
+async def submit(executor: Any, submissions: Sequence[Submission]) -> list[Submitted]:
+    """Inserts tasks, all or none; returns them in the order given.
+
+    Args:
+        executor: a pool, or a connection whose transaction this joins.
+        submissions: with types that exist and contexts already checked in above the inline limit.
+
+    Raises:
+        PostgresUnavailable: nothing was inserted.
+    """
+    with translated():
+        rows = await executor.fetch(query("tasks.submit"), *_columns(submissions))
+        keyed = {(row["type"], row["idempotency_key"]): row["id"] for row in rows if row["idempotency_key"]}
+        missing = [s for s in submissions if s.idempotency_key and (s.type, s.idempotency_key) not in keyed]
+        earlier: dict[tuple[str, str], int] = {}
+        if missing:
+            found = await executor.fetch(
+                query("tasks.by_idempotency_keys"),
+                [s.type for s in missing],
+                [s.idempotency_key for s in missing],
+            )
+            earlier = {(row["type"], row["idempotency_key"]): row["id"] for row in found}
+    # Ids are given out in the order of the batch, so the n-th without a key is the n-th row without one.
+    keyless = deque(row["id"] for row in rows if not row["idempotency_key"])
+    result = []
+    for submission in submissions:
+        if submission.idempotency_key is None:
+            result.append(Submitted(keyless.popleft(), created=True))
+            continue
+        key = (submission.type, submission.idempotency_key)
+        new = keyed.pop(key, None)
+        if new is not None:
+            earlier[key] = new
+        result.append(Submitted(earlier[key], created=new is not None))
+    return result
+
+
+def _columns(submissions: Sequence[Submission]) -> list[list[Any]]:
+    return [
+        [s.type for s in submissions],
+        [s.stage for s in submissions],
+        [int(s.priority) for s in submissions],
+        [s.context.content_type.value for s in submissions],
+        [s.context.data for s in submissions],
+        [encode_ref(s.context.ref) for s in submissions],
+        [s.idempotency_key for s in submissions],
+        [s.run_at for s in submissions],
+        [orjson.dumps(s.callbacks).decode() if s.callbacks else None for s in submissions],
+        [s.events for s in submissions],
+        [orjson.dumps(s.labels).decode() if s.labels else None for s in submissions],
+    ]
+
+
+def encode_ref(ref: ObjectRef | None) -> str | None:
+    """A reference as its column holds it."""
+    return orjson.dumps(ref.to_wire()).decode() if ref else None
+
+
+def context_of(row: Mapping[str, Any], prefix: str = "context") -> Context | None:
+    """The context (or, with prefix `result`, the result) in the columns of a row."""
+    content_type = row["content_type" if prefix == "context" else f"{prefix}_type"]
+    if content_type is None:
+        return None
+    ref = row[f"{prefix}_ref"]
+    return Context(
+        ContentType(content_type),
+        data=row[prefix],
+        ref=ObjectRef.from_wire(orjson.loads(ref)) if ref else None,
+    )
+
+
+async def get(executor: Any, task_id: int) -> dict[str, Any]:
+    """One task with its attempts and callbacks, as rows.
+
+    Raises:
+        NotFound: no task has this id.
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        row = await executor.fetchrow(query("tasks.get"), task_id)
+        if row is None:
+            raise NotFound(f"there is no task {task_id}")
+        attempts = await executor.fetch(query("tasks.attempts"), task_id)
+        callbacks = await executor.fetch(query("tasks.callbacks_of_task"), task_id)
+    return {**row, "attempts": [dict(a) for a in attempts], "callbacks_owed": [dict(c) for c in callbacks]}
+
+
+async def find(
+    executor: Any,
+    *,
+    type_name: str | None = None,
+    states: Sequence[str] | None = None,
+    stage: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    idempotency_key: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> list[asyncpg.Record]:
+    """Tasks, newest first; give the last id of a page as `before` to get the next one.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        found: list[asyncpg.Record] = await executor.fetch(
+            query("tasks.list"),
+            type_name,
+            list(states) if states else None,
+            stage,
+            orjson.dumps(labels).decode() if labels else None,
+            idempotency_key,
+            before,
+            limit,
+        )
+    return found
+
+
+async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
+    """How many of these tasks are in which state.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(query("tasks.states_of"), list(ids))
+    return {row["state"]: row["tasks"] for row in rows}

@@ -1,0 +1,105 @@
+"""Running one service as one process.
+
+Guarantees: SIGTERM or SIGINT asks the service to drain and stop; a second one, or a drain that outlasts its
+grace, ends the process at once (status 70). An exception that leaves the service ends the process with
+status 1 and its message, so that a supervisor restarts it. In doubt this harness stops: a process that
+cannot go on must not look alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from penstock.errors import PenstockError
+
+EXIT_FAILED = 1
+EXIT_FORCED = 70
+
+# Told once the service serves; the second line of a supervisor's "started".
+Ready = Callable[[], None]
+# A service: runs until `stopping` is set and everything in hand is settled, or raises.
+Service = Callable[[asyncio.Event, Ready], Awaitable[None]]
+
+log = logging.getLogger("penstock.process")
+
+
+def run(name: str, service: Service, *, grace_s: float = 40.0) -> int:
+    """Runs `service` to its end and returns the exit status.
+
+    Args:
+        name: for the log.
+        service: see `Service`.
+        grace_s: seconds a drain may take before the process ends by force.
+    """
+    configure_logging()
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        return runner.run(_supervise(name, service, grace_s))
+
+
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Uvloop's event loop where it is installed (it ships with the services' extra), else asyncio's own."""
+    try:
+        import uvloop  # noqa: PLC0415 (optional dependency)
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+def configure_logging() -> None:
+    """Logs to standard error, one line an entry; PENSTOCK_LOG_LEVEL chooses the level (default INFO)."""
+    logging.basicConfig(
+        level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    # The client libraries narrate every rebalance at INFO; what matters of it we say ourselves.
+    for chatty in ("aiokafka", "faust", "mode"):
+        logging.getLogger(chatty).setLevel(os.environ.get("PENSTOCK_LIBRARY_LOG_LEVEL", "ERROR").upper())
+
+
+async def _supervise(name: str, service: Service, grace_s: float) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if stopping.is_set():
+            log.warning("%s: stopped by force on a second signal", name)
+            os._exit(EXIT_FORCED)
+        log.info("%s: stopping", name)
+        stopping.set()
+        # A thread, so that it fires even when the loop is stuck.
+        watchdog = threading.Timer(grace_s, _force, args=(name, grace_s))
+        watchdog.daemon = True
+        watchdog.start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await service(stopping, lambda: _say_ready(name))
+    except PenstockError as error:
+        log.error("%s: %s: %s", name, type(error).__name__, error)  # noqa: TRY400 (the message says it all)
+        return EXIT_FAILED
+    except Exception:
+        log.exception("%s: failed", name)
+        return EXIT_FAILED
+    log.info("%s: stopped", name)
+    return 0
+
+
+def _say_ready(name: str) -> None:
+    log.info("%s: ready", name)
+    # Whoever started this process may wait for the mark; unlike the log it is there at every log level.
+    if mark := os.environ.get("PENSTOCK_READY_FILE"):
+        Path(mark).touch()
+
+
+def _force(name: str, grace_s: float) -> None:
+    log.error("%s: did not stop within %.0f s: ending the process", name, grace_s)
+    os._exit(EXIT_FORCED)

@@ -1,0 +1,111 @@
+"""Settings: frozen dataclasses read from the environment, refused when they make no sense.
+
+A service declares its own dataclass and inherits `Platform`. Every field `foo_bar` is read from
+`PENSTOCK_FOO_BAR`; a keyword given to `load` wins over the environment, and the default stands last.
+`validate` is called once, at start-up, and names every field at fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, get_type_hints
+
+from penstock.errors import SettingsError
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def option(default: Any, doc: str) -> Any:
+    """A field with its explanation; the settings page of the docs is tested against these."""
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of all settings: how to read them and how to refuse them."""
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, /, **given: Any) -> Self:
+        """Reads `PENSTOCK_*` from `environ` (the process's own by default), then applies `given`.
+
+        Raises:
+            SettingsError: a value does not parse, or `validate` refused the whole.
+        """
+        environ = os.environ if environ is None else environ
+        hints = get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for item in dataclasses.fields(cls):
+            variable = ENVIRONMENT_PREFIX + item.name.upper()
+            if given.get(item.name) is not None:
+                values[item.name] = given[item.name]
+            elif environ.get(variable, "") != "":
+                values[item.name] = _parse(environ[variable], hints[item.name], variable)
+        settings = cls(**values)
+        problems = settings.validate()
+        if problems:
+            raise SettingsError("; ".join(problems))
+        return settings
+
+    def validate(self) -> list[str]:
+        """Problems across fields, one sentence each; empty when all is well."""
+        return []
+
+
+def _parse(text: str, kind: Any, variable: str) -> Any:
+    try:
+        if kind is bool:
+            return _BOOLEANS[text.strip().lower()]
+        if kind in (int, float):
+            return kind(text)
+        if kind == tuple[str, ...]:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+    except (KeyError, ValueError) as error:
+        raise SettingsError(f"{variable}={text!r} is not of type {kind.__name__}") from error
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kafka(Settings):
+    """What it takes to reach the cluster; all that a worker needs besides the object store."""
+
+    kafka: str = option("127.0.0.1:9092", "Bootstrap servers, comma-separated host:port.")
+    prefix: str = option("penstock.", "Put before the name of every topic and consumer group.")
+    objects: str = option(
+        "file:///var/lib/penstock/objects",
+        "Object store for large contexts: a file:// or s3:// URL that every service and worker can reach.",
+    )
+    session_timeout_s: float = option(
+        10.0, "Seconds after which Kafka gives a silent member's partitions away."
+    )
+
+    def validate(self) -> list[str]:
+        """A session must be long enough for three heartbeats and the broker's own bounds (6 s to 30 min)."""
+        problems = super().validate()
+        if not 6 <= self.session_timeout_s <= 1800:
+            problems.append(
+                f"session_timeout_s={self.session_timeout_s} must be from 6 to 1800, the broker's bounds"
+            )
+        if not self.kafka:
+            problems.append("kafka is empty: give host:port, for instance 127.0.0.1:9092")
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform(Kafka):
+    """Kafka and PostgreSQL: what every service of the platform shares."""
+
+    postgres: str = option("postgresql://postgres@127.0.0.1:5432/postgres", "PostgreSQL connection URL.")

@@ -9,9 +9,11 @@
     ├── Unavailable               a server does not answer: worth trying again
     │   ├── KafkaUnavailable
     │   ├── PostgresUnavailable
-    │   └── ObjectsUnavailable
+    │   ├── ObjectsUnavailable
+    │   └── GatewayUnavailable
     ├── Invalid                   somebody's input is wrong: never worth trying again
     │   ├── InvalidRecord         a record or body breaks its contract
+    │   │   └── Malformed         it cannot even be read: not UTF-8, not JSON
     │   ├── UnknownType           no task type of that name
     │   ├── TooLarge              beyond a limit that a setting states
     │   └── CorruptObject         an object is not what its reference says
@@ -65,6 +67,10 @@ class ObjectsUnavailable(Unavailable):
     """The object store did not answer."""
 
 
+class GatewayUnavailable(Unavailable):
+    """No gateway answers at the address, or it could not reach what is behind it."""
+
+
 class Invalid(PenstockError):
     """Input that will be wrong however often it is tried.
 
@@ -81,6 +87,10 @@ class Invalid(PenstockError):
 
 class InvalidRecord(Invalid):
     """A record or request body breaks its contract."""
+
+
+class Malformed(InvalidRecord):
+    """Not UTF-8, not JSON, or not in the encoding it claims: nothing in it can be pointed at."""
 
 
 class UnknownType(Invalid):

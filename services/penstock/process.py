@@ -64,6 +64,43 @@ def configure_logging() -> None:
         logging.getLogger(chatty).setLevel(os.environ.get("PENSTOCK_LIBRARY_LOG_LEVEL", "ERROR").upper())
 
 
+async def together(*parts: Awaitable[None]) -> None:
+    """Runs the parts of a service side by side until all end; when one fails the others are cancelled.
+
+    Raises:
+        Exception: the first failure, as it was raised.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def leading(main: Awaitable[None], *attendants: Awaitable[None]) -> None:
+    """Runs `main` to its end with endless attendants beside it, which are cancelled then.
+
+    Raises:
+        Exception: the first failure of any, as it was raised; the others are cancelled.
+    """
+    leader = asyncio.ensure_future(main)
+    tasks = [leader, *(asyncio.ensure_future(attendant) for attendant in attendants)]
+    try:
+        while not leader.done():
+            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            tasks = [task for task in tasks if not task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _supervise(name: str, service: Service, grace_s: float) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

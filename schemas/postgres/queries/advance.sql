@@ -1,8 +1,8 @@
 -- The fence: the only statements that end an attempt.
 
 -- name: tallies
--- Vain tries and policy of tasks about to fail or to expire; `locked` rows cannot change before we write.
-SELECT t.id, t.step, t.attempt, t.worker, t.failures, t.losses,
+-- Vain tries and policy of tasks about to fail or to expire.
+SELECT t.id, t.stage, t.failures, t.losses,
        y.max_attempts, y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
@@ -53,8 +53,8 @@ WITH input AS (
     SELECT id, from_step, from_attempt, from_stage, outcome, by_worker, why, started_at, ended_at FROM moved
     ON CONFLICT DO NOTHING
 ), woken AS (
-    SELECT pg_notify('penstock_ready', type)
-    FROM (SELECT DISTINCT type FROM moved WHERE state IN ('ready', 'scheduled')) AS types
+    SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
+    FROM (SELECT DISTINCT type, state FROM moved WHERE state IN ('ready', 'scheduled')) AS types
 )
 SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at,
        outcome, from_step, from_attempt

@@ -8,8 +8,11 @@ SELECT pg_try_advisory_lock(hashtextextended('penstock.release.' || $1, 0)) AS o
 SELECT pg_advisory_unlock(hashtextextended('penstock.release.' || $1, 0)) AS released;
 
 -- name: release
--- Opens the gate for the first `limit` ready tasks of a type and notes them as on their way to Kafka.
-WITH chosen AS (
+-- Opens the gate for the first `limit` ready tasks of a type and notes them as on their way to Kafka;
+-- forgets the notes of earlier batches that have arrived.
+WITH forgotten AS (
+    DELETE FROM release WHERE id = ANY ($3::bigint[])
+), chosen AS (
     SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2 FOR UPDATE
 ), opened AS (
     UPDATE task t SET state = 'queued', due_at = NULL

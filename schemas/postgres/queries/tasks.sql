@@ -22,9 +22,10 @@ WITH input AS (
     FROM input i JOIN task_type t ON t.name = i.type
     ORDER BY i.ordinal
     ON CONFLICT (type, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-    RETURNING id, type, idempotency_key
+    RETURNING id, type, idempotency_key, state
 ), woken AS (
-    SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM inserted) AS types
+    SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
+    FROM (SELECT DISTINCT type, state FROM inserted) AS types
 )
 SELECT id, type, idempotency_key FROM inserted, (SELECT count(*) FROM woken) AS w ORDER BY id;
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,3 +70,20 @@ class Callback:
                 "body": self.body.decode(),
             }
         )
+
+
+@dataclass(slots=True)
+class Owed:
+    """What a transaction owes to Kafka.
+
+    Attributes:
+        outbox_id: the row to remove once the events are on Kafka; None when there are none.
+        keys: of the event records.
+        events: their values.
+        callbacks: their records.
+    """
+
+    outbox_id: int | None = None
+    keys: list[bytes] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)
+    callbacks: list[Callback] = field(default_factory=list)

@@ -26,8 +26,9 @@ def decode_heartbeat(data: bytes) -> Heartbeat:
     """
     raw = parse(data)
     conform(raw, "heartbeat")
-    tasks = [(task, step, attempt) for task, step, attempt in raw["tasks"]]
-    return Heartbeat(Kind(raw["kind"]), raw["worker"], raw["lease_ms"], tasks)
+    # JSON Schema counts 81.0 among the integers.
+    tasks = [(int(task), int(step), int(attempt)) for task, step, attempt in raw["tasks"]]
+    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks)
 
 
 def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Invalid]]:
@@ -59,18 +60,19 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     """
     error = raw.get("error")
     return StageResult(
-        fence=Fence(raw["id"], raw["step"], raw["stage"], raw["attempt"]),
+        # JSON Schema counts 81.0 among the integers.
+        fence=Fence(int(raw["id"]), int(raw["step"]), raw["stage"], int(raw["attempt"])),
         outcome=Outcome(raw["outcome"]),
         next_stage=raw.get("next_stage"),
         context=Context.from_wire(raw, pointer=pointer),
-        delay_ms=raw.get("delay_ms", 0),
+        delay_ms=int(raw.get("delay_ms", 0)),
         permanent=raw.get("permanent", False),
-        max_attempts=raw.get("max_attempts"),
+        max_attempts=int(raw["max_attempts"]) if "max_attempts" in raw else None,
         error=Failure(kind=error["kind"], message=error["message"], traceback=error.get("traceback"))
         if error
         else None,
-        started_ms=raw.get("started_ms", 0),
-        finished_ms=raw.get("finished_ms", 0),
+        started_ms=int(raw.get("started_ms", 0)),
+        finished_ms=int(raw.get("finished_ms", 0)),
     )
 
 

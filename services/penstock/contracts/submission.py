@@ -93,8 +93,12 @@ class Submission:
 
 
 def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        # The schema's date-time lets through what Python's calendar has not, such as leap seconds.
+        raise InvalidRecord(f"not a moment we can keep: {error}", pointer="/run_at") from error
 
 
 def _check_url(url: str, pointer: str) -> None:

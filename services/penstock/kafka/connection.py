@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -79,6 +80,24 @@ def make_consumer(
     )
 
 
+Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
+
+
+@asynccontextmanager
+async def running(client: Client) -> AsyncIterator[Client]:
+    """Starts a producer or consumer and stops it at the end of the block.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    with translated():
+        await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
 @asynccontextmanager
 async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
     """An admin client for the time of a `with` block.
@@ -111,6 +130,8 @@ async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication
                 name=name,
                 num_partitions=topic.partitions,
                 replication_factor=replication,
+                # The client takes -1 only beside an assignment of replicas; the broker, only without one.
+                replica_assignments={} if replication == -1 else None,
                 topic_configs={"retention.ms": str(topic.retention_ms)},
             )
             for name, topic in wanted.items()

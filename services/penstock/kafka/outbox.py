@@ -7,14 +7,21 @@ sweepers publish again. Consumers tell repeats by the event's id, the callbacks 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from aiokafka import AIOKafkaProducer
 
-from penstock.contracts.event import Callback
+from penstock.contracts.event import Callback, Owed
+from penstock.errors import Unavailable
 from penstock.kafka.connection import translated
 from penstock.kafka.topics import CALLBACKS, EVENTS
 from penstock.settings import Kafka
+
+log = logging.getLogger(__name__)
+
+# Debts paid within this many seconds are struck out by one statement.
+STRIKE_OUT_EVERY_S = 0.1
 
 
 async def send_all(
@@ -48,3 +55,67 @@ async def publish(
     await send_all(
         producer, settings.prefix + CALLBACKS.name, ((c.target.encode(), c.encode()) for c in callbacks)
     )
+
+
+class Publisher:
+    """Publishes what transactions owe, in the background, and strikes out what is paid.
+
+    In doubt it leaves the debt standing: the sweeper publishes it again.
+
+    Args:
+        producer: acks=all.
+        settings: for the topics' prefix.
+        paid: strikes out outbox rows by id.
+    """
+
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        settings: Kafka,
+        paid: Callable[[Sequence[int]], Awaitable[None]],
+    ) -> None:
+        self._producer = producer
+        self._settings = settings
+        self._strike_out = paid
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._paid: list[int] = []
+        self._some_paid = asyncio.Event()
+
+    def owe(self, owed: Owed) -> None:
+        """Takes over a committed transaction's debt."""
+        if owed.events:
+            task = asyncio.create_task(self._pay(owed))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    async def run(self) -> None:
+        """Strikes out paid debts until cancelled."""
+        while True:
+            await self._some_paid.wait()
+            await asyncio.sleep(STRIKE_OUT_EVERY_S)
+            await self._strike_out_paid()
+
+    async def drain(self) -> None:
+        """Waits until everything taken over is published, and strikes it out."""
+        if self._under_way:
+            await asyncio.gather(*self._under_way)
+        await self._strike_out_paid()
+
+    async def _pay(self, owed: Owed) -> None:
+        try:
+            await publish(self._producer, self._settings, owed.keys, owed.events, owed.callbacks)
+        except Unavailable as error:
+            log.warning("left to the sweeper: %d events, %s", len(owed.events), error)
+            return
+        if owed.outbox_id is not None:
+            self._paid.append(owed.outbox_id)
+            self._some_paid.set()
+
+    async def _strike_out_paid(self) -> None:
+        self._some_paid.clear()
+        ids, self._paid = self._paid, []
+        try:
+            await self._strike_out(ids)
+        except Unavailable as error:
+            # They are swept, and published twice at worst.
+            log.warning("could not strike out %d paid batches: %s", len(ids), error)

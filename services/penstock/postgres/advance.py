@@ -8,7 +8,7 @@ verdict speaks of; its history, its event and its callbacks are in the same tran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ import asyncpg
 import orjson
 
 from penstock.contracts.context import Context
-from penstock.contracts.event import Callback, Event
+from penstock.contracts.event import Callback, Event, Owed
 from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, Tally, Verdict
 from penstock.core.retry import RetryPolicy
@@ -62,24 +62,16 @@ class Ending:
     finished_ms: int = 0
 
 
-@dataclass(slots=True)
-class Owed:
-    """What a transaction owes to Kafka.
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The stage a task is in, its vain tries so far, and how often its type lets it try."""
 
-    Attributes:
-        outbox_id: the row to remove once the events are on Kafka; None when there are none.
-        keys: of the event records.
-        events: their values.
-        callbacks: their records.
-    """
-
-    outbox_id: int | None = None
-    keys: list[bytes] = field(default_factory=list)
-    events: list[bytes] = field(default_factory=list)
-    callbacks: list[Callback] = field(default_factory=list)
+    stage: str
+    tally: Tally
+    policy: RetryPolicy
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Advanced:
     """What took effect: (task id, step, attempt) of each ending that still found its attempt, and what it owes."""
 
@@ -87,17 +79,19 @@ class Advanced:
     owed: Owed
 
 
-async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, tuple[Tally, RetryPolicy]]:
-    """Vain tries so far and the type's policy, for tasks about to fail or expire.
+async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, Trial]:
+    """What is known of the stages that tasks are in, for those about to fail or expire; final ones are left out.
 
-    Safe to read before the fenced write: while the attempt is the same, so are its tallies.
+    Safe to read before the fenced write: while the attempt is the same, so are stage and tally.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
         rows = await executor.fetch(query("advance.tallies"), list(ids))
-    return {row["id"]: (Tally(row["failures"], row["losses"]), policy_of(row)) for row in rows}
+    return {
+        row["id"]: Trial(row["stage"], Tally(row["failures"], row["losses"]), policy_of(row)) for row in rows
+    }
 
 
 async def advance(pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending], now: datetime) -> Advanced:

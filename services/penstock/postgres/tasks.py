@@ -88,7 +88,7 @@ def encode_ref(ref: ObjectRef | None) -> str | None:
     return orjson.dumps(ref.to_wire()).decode() if ref else None
 
 
-def context_of(row: Mapping[str, Any], prefix: str = "context") -> Context | None:
+def context_of(row: Mapping[str, Any] | asyncpg.Record, prefix: str = "context") -> Context | None:
     """The context (or, with prefix `result`, the result) in the columns of a row."""
     content_type = row["content_type" if prefix == "context" else f"{prefix}_type"]
     if content_type is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.errors import Conflict, InvalidRecord
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
+# Notified with a type's name when it is registered or changed.
 CHANNEL = "penstock_types"
 
 
@@ -105,3 +107,54 @@ async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:
 
 def _from_row(row: asyncpg.Record) -> TaskType:
     return TaskType(**{name: row[name] for name in TaskType.__slots__})
+
+
+class KnownTypes:
+    """A copy of all types: fresh by notification, and reloaded on a miss.
+
+    A flood of unknown names must not become a flood of queries, so misses reload at most once a second.
+
+    Args:
+        pool: where to read them.
+    """
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self._pool = pool
+        self._types: dict[str, TaskType] = {}
+        self._outdated = True
+        self._loaded_s = float("-inf")
+        self._loading = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[TaskType]:
+        return iter(list(self._types.values()))
+
+    def get(self, name: str) -> TaskType | None:
+        """The type as last read."""
+        return self._types.get(name)
+
+    def outdated(self) -> None:
+        """A notification came: the next look-up reads again."""
+        self._outdated = True
+
+    async def require(self, names: Iterable[str]) -> None:
+        """Sees to it that the copy is fresh and, as far as they exist, holds all of `names`.
+
+        Raises:
+            PostgresUnavailable: no server.
+        """
+        missing = not all(name in self._types for name in names)
+        recent = asyncio.get_running_loop().time() - self._loaded_s < 1.0
+        if self._outdated or (missing and not recent):
+            await self.load()
+
+    async def load(self) -> None:
+        """Reads all types.
+
+        Raises:
+            PostgresUnavailable: no server.
+        """
+        async with self._loading:
+            # Before the query: a notification that comes while it runs must be followed by another.
+            self._outdated = False
+            self._types = await all_types(self._pool)
+            self._loaded_s = asyncio.get_running_loop().time()

@@ -1,0 +1,36 @@
+"""What could not be read, kept with its reason (`rejected.schema.json`), on `<topic>.rejected`."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+
+import orjson
+
+from penstock.errors import Invalid
+
+
+def encode_rejection(
+    invalid: Invalid, *, topic: str, partition: int, offset: int, original: bytes, at: datetime
+) -> bytes:
+    """The value of a rejection.
+
+    Args:
+        invalid: what is wrong, and where.
+        topic: full name of the topic it was read from.
+        partition: its partition.
+        offset: its offset.
+        original: the record's value, to the byte.
+        at: when it was rejected.
+    """
+    return orjson.dumps(
+        {
+            "reason": invalid.reason,
+            "pointer": invalid.pointer,
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "original": base64.b64encode(original).decode("ascii"),
+            "rejected_at": at,
+        }
+    )

@@ -1,0 +1,214 @@
+"""Claims, beats and releases in; leases written, expired and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import asyncpg
+
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.inbound import decode_heartbeat
+from penstock.contracts.result import Failure
+from penstock.core.completion import Fence, Outcome, conclude
+from penstock.core.leases import Key, Lease, LeaseWheel
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.outbox import Publisher
+from penstock.kafka.processor import Delivery
+from penstock.postgres import leases
+from penstock.postgres.advance import Ending, advance, tallies
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Held:
+    """A claim record that is not acknowledged yet, with how many of its attempts are still only in memory."""
+
+    delivery: Delivery
+    remaining: int
+
+    def resolve(self) -> None:
+        """One of its attempts was released or written."""
+        self.remaining -= 1
+        if self.remaining == 0:
+            self.delivery.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that has not lived long enough to be written."""
+
+    lease: Lease
+    held: Held
+
+
+class Watch:
+    """All leases of this process.
+
+    Args:
+        settings: of the service.
+        pool: of the database.
+        publisher: of the events that an expiry owes.
+        clock: seconds that only grow (`loop.time`).
+        chance: random numbers from 0 to 1, for jitter.
+    """
+
+    def __init__(
+        self,
+        settings: HeartbeatsSettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        publisher: Publisher,
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._publisher = publisher
+        self._clock = clock
+        self._wheel = LeaseWheel(settings.tick_s)
+        # In order of arrival, so the oldest are at the front.
+        self._young: dict[Key, Claim] = {}
+        self._chance = chance
+
+    async def take(self, delivery: Delivery) -> None:
+        """Takes one record in.
+
+        Raises:
+            InvalidRecord: it breaks its contract.
+        """
+        heartbeat = decode_heartbeat(delivery.value)
+        if heartbeat.kind is Kind.CLAIM:
+            self._claim(heartbeat.tasks, heartbeat, delivery)
+            return
+        if heartbeat.kind is Kind.BEAT:
+            # A beat for an attempt we know nothing of is as good as a claim: its claim went to another
+            # partition's owner, or was lost with one.
+            unknown = [key for key in heartbeat.tasks if not self._beat(key, heartbeat.worker)]
+            self._claim(unknown, heartbeat, delivery)
+            return
+        for key in heartbeat.tasks:
+            self._release(key, heartbeat.worker)
+        delivery.settle()
+
+    def _claim(self, keys: Sequence[Key], heartbeat: Heartbeat, delivery: Delivery) -> None:
+        if not keys:
+            delivery.settle()
+            return
+        held = Held(delivery, len(keys))
+        now_s = self._clock()
+        for key in keys:
+            earlier = self._young.pop(key, None)
+            if earlier is not None:
+                earlier.held.resolve()
+            lease = Lease(key, heartbeat.worker, heartbeat.lease_ms / 1000, now_s, delivery.partition)
+            self._young[key] = Claim(lease, held)
+
+    def _beat(self, key: Key, worker: str) -> bool:
+        claim = self._young.get(key)
+        if claim is not None and claim.lease.worker == worker:
+            return True  # too young for a beat to matter
+        return self._wheel.beat(key, worker, self._clock())
+
+    def _release(self, key: Key, worker: str) -> None:
+        claim = self._young.get(key)
+        if claim is not None and claim.lease.worker == worker:
+            del self._young[key]
+            claim.held.resolve()
+        else:
+            self._wheel.release(key, worker)
+
+    async def assigned(self, partitions: frozenset[int]) -> None:
+        """Restores the leases of partitions that are this process's now.
+
+        Raises:
+            PostgresUnavailable: no server.
+        """
+        restored = await leases.held(self._pool, partitions, self._clock())
+        for lease in restored:
+            self._wheel.grant(lease)
+        if restored:
+            log.info("restored %d leases of partitions %s", len(restored), sorted(partitions))
+
+    def revoked(self, partitions: frozenset[int]) -> None:
+        """Forgets the leases of partitions that are another's now."""
+        self._wheel.forget(partitions)
+        for key in [key for key, claim in self._young.items() if claim.lease.partition in partitions]:
+            del self._young[key]
+
+    async def run(self) -> None:
+        """Writes and expires leases until cancelled.
+
+        Raises:
+            PostgresUnavailable: claims not written are not acknowledged; another process reads them again.
+        """
+        interval_s = min(self._settings.settle_s / 2, self._settings.tick_s)
+        last_s = self._clock()
+        next_tick_s = last_s + self._settings.tick_s
+        while True:
+            await asyncio.sleep(interval_s)
+            now_s = self._clock()
+            # Time in which this process stood still is nobody's silence.
+            stood_still_s = now_s - last_s - interval_s
+            if stood_still_s > 1.0:
+                log.warning("stood still for %.1f s; leases are extended by as much", stood_still_s)
+                for lease in self._wheel:
+                    lease.seen_s += stood_still_s
+            await self._write_settled(now_s)
+            if now_s >= next_tick_s:
+                next_tick_s = now_s + self._settings.tick_s
+                await self._expire(now_s)
+            # Waiting for PostgreSQL is not standing still: beats are read meanwhile.
+            last_s = self._clock()
+
+    async def _write_settled(self, now_s: float) -> None:
+        settled = []
+        for claim in self._young.values():
+            if claim.lease.seen_s + self._settings.settle_s > now_s:
+                break
+            settled.append(claim)
+        if not settled:
+            return
+        alive = await leases.claimed(self._pool, [claim.lease for claim in settled])
+        for claim in settled:
+            key = claim.lease.key
+            if self._young.get(key) is not claim:
+                continue  # released, claimed again or revoked while the statement ran
+            del self._young[key]
+            if key in alive:
+                self._wheel.grant(claim.lease)
+            claim.held.resolve()
+
+    async def _expire(self, now_s: float) -> None:
+        expired = self._wheel.expired(now_s)
+        if not expired:
+            return
+        trials = await tallies(self._pool, [lease.key[0] for lease in expired])
+        now = datetime.now(UTC)
+        endings = []
+        for lease in expired:
+            task_id, step, attempt = lease.key
+            trial = trials.get(task_id)
+            if trial is None:
+                continue  # ended or cancelled since
+            fence = Fence(task_id, step, trial.stage, attempt)
+            verdict = conclude(
+                fence, Outcome.EXPIRED, tally=trial.tally, policy=trial.policy, chance=self._chance()
+            )
+            error = Failure(
+                kind="LeaseExpired",
+                message=f"no sign of life from worker {lease.worker} for {lease.timeout_s:g} s",
+            )
+            endings.append(
+                Ending(
+                    fence=fence, outcome=Outcome.EXPIRED, verdict=verdict, worker=lease.worker, error=error
+                )
+            )
+        if endings:
+            advanced = await advance(self._pool, endings, now)
+            self._publisher.owe(advanced.owed)
+            for task_id, step, attempt in sorted(advanced.applied):
+                log.warning("lease expired: task %d, step %d, attempt %d", task_id, step, attempt)

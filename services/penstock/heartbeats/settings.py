@@ -1,0 +1,29 @@
+"""Settings of the heartbeat processor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.kafka.processor import ProcessorSettings
+from penstock.settings import Platform, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatsSettings(ProcessorSettings, Platform):
+    """See `Platform` and `ProcessorSettings` for what it shares with others."""
+
+    settle_s: float = option(0.5, "Seconds a claim may live in memory only before it is written as running.")
+    tick_s: float = option(
+        1.0, "Seconds between looks for expired leases: an expiry is late by at most this."
+    )
+
+    def validate(self) -> list[str]:
+        """A claim is held back, unacknowledged, while it settles: that must stay far below a stall."""
+        problems = super().validate()
+        if not 0 < self.settle_s < self.stall_timeout_s / 3:
+            problems.append(
+                f"settle_s={self.settle_s} must be above 0 and below a third of stall_timeout_s={self.stall_timeout_s}"
+            )
+        if self.tick_s <= 0:
+            problems.append(f"tick_s={self.tick_s} must be above 0")
+        return problems

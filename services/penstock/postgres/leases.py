@@ -1,0 +1,49 @@
+"""Leases as PostgreSQL knows them: who runs what, and over which partition of heartbeats it is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import asyncpg
+
+from penstock.core.leases import Key, Lease
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+
+
+async def claimed(pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease]) -> set[Key]:
+    """Writes claims as `running`; returns those whose attempt is still to be run.
+
+    Raises:
+        PostgresUnavailable: nothing was written.
+    """
+    with translated():
+        rows = await pool.fetch(
+            query("leases.claimed"),
+            [lease.key[0] for lease in leases],
+            [lease.key[1] for lease in leases],
+            [lease.key[2] for lease in leases],
+            [lease.worker for lease in leases],
+            [lease.partition for lease in leases],
+        )
+    return {(row["id"], row["step"], row["attempt"]) for row in rows}
+
+
+async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], now_s: float) -> list[Lease]:
+    """The leases to restore for partitions, each with its whole timeout from `now_s` on.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await pool.fetch(query("leases.held"), list(partitions))
+    return [
+        Lease(
+            key=(row["id"], row["step"], row["attempt"]),
+            worker=row["worker"],
+            timeout_s=row["lease_ms"] / 1000,
+            seen_s=now_s,
+            partition=row["lease_partition"],
+        )
+        for row in rows
+    ]

@@ -1,0 +1,96 @@
+"""Release: from `ready` to `queued`, through the session that owns the type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence
+from penstock.errors import InvalidRecord
+from penstock.postgres.session import Session
+from penstock.postgres.tasks import context_of
+from penstock.postgres.types import TaskType
+
+# Notified with a type's name when a task of it becomes ready, or is scheduled.
+READY_CHANNEL = "penstock_ready"
+DUE_CHANNEL = "penstock_due"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tasks on their way to a ready topic.
+
+    Attributes:
+        release_id: note to forget once Kafka has them all.
+        tasks: in order of release; empty when all of them have moved on since.
+    """
+
+    release_id: int
+    tasks: list[ReadyTask]
+
+
+async def own(session: Session, type_name: str) -> bool:
+    """Takes the right to release a type for as long as the session lives; False when another process has it."""
+    return bool(await session.fetchval("release.own", type_name))
+
+
+async def disown(session: Session, type_name: str) -> None:
+    """Gives the right back, for another process to take."""
+    await session.fetchval("release.disown", type_name)
+
+
+async def release(
+    session: Session, task_type: TaskType, limit: int, confirmed: Sequence[int]
+) -> Batch | None:
+    """Opens the gate for the first `limit` ready tasks; None when there are none.
+
+    Args:
+        session: the one that owns the type.
+        task_type: whose tasks.
+        limit: most tasks to release.
+        confirmed: earlier batches that Kafka has, to be forgotten in the same statement.
+    """
+    rows = await session.fetch("release.release", task_type.name, limit, list(confirmed))
+    return Batch(rows[0]["release_id"], [_ready(task_type, row) for row in rows]) if rows else None
+
+
+async def forget(session: Session, confirmed: Sequence[int]) -> None:
+    """Removes the notes of batches that Kafka has."""
+    await session.fetch("release.forget", list(confirmed))
+
+
+async def unconfirmed(session: Session, task_type: TaskType) -> list[Batch]:
+    """Batches an earlier owner may not have brought to Kafka, with what is still queued of each."""
+    batches: dict[int, Batch] = {}
+    for row in await session.fetch("release.unconfirmed", task_type.name):
+        batch = batches.setdefault(row["release_id"], Batch(row["release_id"], []))
+        if row["id"] is not None:
+            batch.tasks.append(_ready(task_type, row))
+    return list(batches.values())
+
+
+async def promote(session: Session) -> list[str]:
+    """Makes ready what has fallen due; returns the types concerned."""
+    return [row["type"] for row in await session.fetch("release.promote")]
+
+
+async def next_due_s(session: Session) -> float | None:
+    """Seconds until something falls due, negative when it already has; None when nothing will."""
+    wait_s: float | None = await session.fetchval("release.next_due")
+    return wait_s
+
+
+def _ready(task_type: TaskType, row: asyncpg.Record) -> ReadyTask:
+    context = context_of(row)
+    if context is None:
+        raise InvalidRecord(f"task {row['id']} has no context")  # the schema's CHECK does not allow it
+    return ReadyTask(
+        fence=Fence(row["id"], row["step"], row["stage"], row["attempt"]),
+        type=task_type.name,
+        context=context,
+        lease_ms=task_type.lease_ms,
+        tries=row["tries"],
+    )

@@ -1,0 +1,55 @@
+"""Wiring of the stage processor."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from functools import partial
+
+from penstock import process
+from penstock.kafka.connection import make_producer, running
+from penstock.kafka.outbox import Publisher
+from penstock.kafka.processor import Delivery, Processor
+from penstock.kafka.topics import STAGE_RESULTS
+from penstock.postgres import outbox
+from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
+from penstock.stages.handlers import Committer
+from penstock.stages.settings import StagesSettings
+from penstock.stages.sweeper import sweep
+
+NAME = "stages"
+
+
+def create_app(settings: StagesSettings) -> process.Service:
+    """The service: one processor, one committer, one publisher and a sweeper; none goes on without the others."""
+
+    async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
+            session = await stack.enter_async_context(open_session(settings.postgres, f"{NAME} sweeper"))
+            producer = await stack.enter_async_context(running(make_producer(settings)))
+            publisher = Publisher(producer, settings, partial(outbox.paid, pool))
+
+            async def take(delivery: Delivery) -> None:
+                await committer.take(delivery)
+
+            processor = Processor(settings, NAME, {STAGE_RESULTS: take})
+            committer = Committer(
+                settings, pool, publisher, partial(processor.reject, settle=False), random.random
+            )
+            await process.leading(
+                processor.run(stopping, ready),
+                committer.run(),
+                publisher.run(),
+                sweep(settings, session, producer),
+            )
+            await publisher.drain()
+
+    return service
+
+
+def main() -> int:
+    """Runs the service with settings from the environment."""
+    return process.run(NAME, create_app(StagesSettings.load()))

@@ -1,0 +1,158 @@
+"""Results in, commits out: what arrives while one commit runs goes into the next, so batches grow with the load."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import asyncpg
+
+from penstock.contracts.event import Owed
+from penstock.contracts.inbound import decode_results
+from penstock.contracts.result import StageResult
+from penstock.core.completion import Outcome, conclude
+from penstock.core.retry import RetryPolicy
+from penstock.errors import Invalid, PostgresUnavailable
+from penstock.kafka.outbox import Publisher
+from penstock.kafka.processor import Delivery
+from penstock.postgres.advance import Ending, advance, tallies
+from penstock.stages.settings import StagesSettings
+
+log = logging.getLogger(__name__)
+
+# While PostgreSQL is away: patient, and quick once it is back.
+WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=2.0, jitter=0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A record in hand whose results are not committed yet."""
+
+    delivery: Delivery
+    worker: str
+    results: Sequence[StageResult]
+
+
+class Committer:
+    """Commits results in batches and publishes what that owes.
+
+    Args:
+        settings: of the service.
+        pool: of the database.
+        publisher: of events and callbacks.
+        park: writes one entry's fault to the rejected topic, without settling its record.
+        chance: random numbers from 0 to 1, for jitter.
+    """
+
+    def __init__(
+        self,
+        settings: StagesSettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        publisher: Publisher,
+        park: Callable[[Delivery, Invalid], Awaitable[None]],
+        chance: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._publisher = publisher
+        self._park = park
+        self._pending: deque[Pending] = deque()
+        self._arrived = asyncio.Event()
+        self._chance = chance
+
+    async def take(self, delivery: Delivery) -> None:
+        """Takes a record in; it is settled once its results are committed.
+
+        Raises:
+            InvalidRecord: the record as a whole cannot be read.
+        """
+        worker, results, faults = decode_results(delivery.value)
+        for fault in faults:
+            await self._park(delivery, fault)
+        self._pending.append(Pending(delivery, worker, results))
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Commits what arrives, one batch after the other, until cancelled."""
+        while True:
+            await self._arrived.wait()
+            batch = self._next_batch()
+            owed = await self._commit(batch)
+            for pending in batch:
+                pending.delivery.settle()
+            self._publisher.owe(owed)
+
+    def _next_batch(self) -> list[Pending]:
+        batch: list[Pending] = []
+        size = 0
+        while self._pending and (
+            not batch or size + len(self._pending[0].results) <= self._settings.commit_batch
+        ):
+            batch.append(self._pending.popleft())
+            size += len(batch[-1].results)
+        if not self._pending:
+            self._arrived.clear()
+        return batch
+
+    async def _commit(self, batch: Sequence[Pending]) -> Owed:
+        tries = 0
+        while True:
+            try:
+                endings = await self._conclude(batch)
+                if not endings:
+                    return Owed()
+                advanced = await advance(self._pool, endings, datetime.now(UTC))
+                if len(advanced.applied) < len(endings):
+                    log.info(
+                        "%d late or repeated results changed nothing", len(endings) - len(advanced.applied)
+                    )
+                return advanced.owed
+            except PostgresUnavailable as error:
+                # Nothing took effect; the watchdog ends the process if this lasts.
+                tries += 1
+                log.warning("holding %d results back: %s", sum(len(p.results) for p in batch), error)
+                await asyncio.sleep(WHILE_AWAY.delay_s(tries, self._chance()))
+
+    async def _conclude(self, batch: Sequence[Pending]) -> list[Ending]:
+        # A record delivered twice within one batch: the first of an attempt's results stands.
+        results: dict[tuple[int, int, int], tuple[str, StageResult]] = {}
+        for pending in batch:
+            for result in pending.results:
+                fence = result.fence
+                results.setdefault((fence.id, fence.step, fence.attempt), (pending.worker, result))
+        failing = [r.fence.id for _, r in results.values() if r.outcome is Outcome.FAIL]
+        trials = await tallies(self._pool, failing) if failing else {}
+        endings = []
+        for worker, result in results.values():
+            trial = trials.get(result.fence.id)
+            policy = trial.policy if trial else None
+            if policy is not None and result.max_attempts is not None:
+                policy = dataclasses.replace(policy, max_attempts=result.max_attempts)
+            verdict = conclude(
+                result.fence,
+                result.outcome,
+                next_stage=result.next_stage,
+                delay_s=result.delay_ms / 1000,
+                permanent=result.permanent,
+                tally=trial.tally if trial else None,
+                policy=policy,
+                chance=self._chance() if policy else 0.0,
+            )
+            endings.append(
+                Ending(
+                    fence=result.fence,
+                    outcome=result.outcome,
+                    verdict=verdict,
+                    worker=worker,
+                    context=result.context,
+                    error=result.error,
+                    started_ms=result.started_ms,
+                    finished_ms=result.finished_ms,
+                )
+            )
+        return endings

@@ -1,0 +1,16 @@
+"""Task-sync: the gate between the reservoir (PostgreSQL) and the workers (Kafka).
+
+Ingest takes submissions from the topic `submitted` into PostgreSQL; release moves ready tasks of each type to
+its topic `ready.<type>`, in order and no more than the window allows.
+
+Guarantees
+- A submitted record becomes a task exactly once: its offset is written in the transaction that inserts it.
+- A record that breaks its contract lands on `submitted.rejected` with reason, position and original bytes,
+  and what is behind it goes on.
+- A ready task gets a record on its ready topic at least once. The batch is noted in the statement that opens
+  the gate and forgotten when Kafka has it; a new owner sends again what is still noted. A record that is there
+  twice is harmless: the fence lets one result take effect.
+- A type is released by one process at a time: the lock lives in the session through which the release goes.
+
+In doubt it stops: when the session, the lock or Kafka is gone the process ends, and another takes over.
+"""

@@ -1,0 +1,47 @@
+"""Wiring of task-sync."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from penstock import process
+from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
+from penstock.objects import ObjectStore
+from penstock.postgres.connection import open_pool
+from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL
+from penstock.postgres.session import open_session
+from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
+from penstock.postgres.types import KnownTypes
+from penstock.task_sync.ingest import Ingest
+from penstock.task_sync.release import Release
+from penstock.task_sync.settings import TaskSyncSettings
+
+NAME = "task-sync"
+
+
+def create_app(settings: TaskSyncSettings) -> process.Service:
+    """The service: ingest and release side by side; when one cannot go on, neither does."""
+
+    async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
+            session = await stack.enter_async_context(open_session(settings.postgres, f"{NAME} gate"))
+            producer = await stack.enter_async_context(running(make_producer(settings)))
+            offsets = await stack.enter_async_context(running(make_consumer(settings, None)))
+            admin = await stack.enter_async_context(admin_client(settings))
+            types = KnownTypes(pool)
+            gate = Release(settings, session, producer, types, admin, offsets)
+            ingest = Ingest(settings, pool, producer, types, ObjectStore(settings.objects))
+            await session.listen(READY_CHANNEL, gate.heard_ready)
+            await session.listen(TYPES_CHANNEL, gate.heard_types)
+            await session.listen(DUE_CHANNEL, gate.heard_due)
+            ready()
+            await process.together(gate.run(stopping), ingest.run(stopping))
+
+    return service
+
+
+def main() -> int:
+    """Runs the service with settings from the environment."""
+    return process.run(NAME, create_app(TaskSyncSettings.load()))

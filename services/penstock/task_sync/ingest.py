@@ -1,0 +1,149 @@
+"""Ingest: from the topic `submitted` into PostgreSQL, exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+
+from penstock.contracts.rejected import encode_rejection
+from penstock.contracts.submission import Submission
+from penstock.contracts.validation import parse
+from penstock.errors import Invalid, SessionLost, UnknownType
+from penstock.kafka.connection import make_consumer, translated
+from penstock.kafka.outbox import send_all
+from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
+from penstock.objects import ObjectStore
+from penstock.postgres import ingested
+from penstock.postgres.types import KnownTypes
+from penstock.task_sync.settings import TaskSyncSettings
+
+log = logging.getLogger(__name__)
+
+
+class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
+    """Reads submissions and inserts them, a partition's batch a transaction.
+
+    Args:
+        settings: of the service.
+        pool: of the database.
+        producer: for rejections.
+        types: what is registered.
+        objects: where large contexts go.
+    """
+
+    def __init__(
+        self,
+        settings: TaskSyncSettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        producer: AIOKafkaProducer,
+        types: KnownTypes,
+        objects: ObjectStore,
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._producer = producer
+        self._types = types
+        self._objects = objects
+        self._topic = settings.prefix + SUBMITTED.name
+        self._next: dict[int, int] = {}
+        self._consumer: AIOKafkaConsumer = make_consumer(
+            settings, service_group(settings.prefix, "task-sync")
+        )
+
+    async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        """What was read of them and not yet inserted is another's to read; the offset's fence sees to it."""
+        for tp in revoked:
+            self._next.pop(tp.partition, None)
+
+    async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+        """Goes on where PostgreSQL says, whatever Kafka remembers."""
+        if not assigned:
+            return
+        begin = await self._consumer.beginning_offsets(assigned)
+        found = await ingested.positions(
+            self._pool, self._topic, {tp.partition: offset for tp, offset in begin.items()}
+        )
+        for tp in assigned:
+            # Retention may have removed what is before the log's beginning.
+            self._next[tp.partition] = found[tp.partition]
+            self._consumer.seek(tp, max(found[tp.partition], begin[tp]))
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Takes in submissions until `stopping` is set.
+
+        Raises:
+            PostgresUnavailable: the batch in hand was not inserted and will be read again.
+            KafkaUnavailable: as above.
+        """
+        self._consumer.subscribe([self._topic], listener=self)
+        with translated():
+            await self._consumer.start()
+        try:
+            while not stopping.is_set():
+                with translated():
+                    fetched = await self._consumer.getmany(
+                        timeout_ms=500, max_records=self._settings.ingest_batch
+                    )
+                for tp, records in fetched.items():
+                    await self._take_in(tp, records)
+        finally:
+            await self._consumer.stop()
+
+    async def _take_in(self, tp: TopicPartition, records: Sequence[Any]) -> None:
+        first = self._next.get(tp.partition)
+        if first is None:
+            return  # revoked between fetch and now
+        submissions: list[Submission] = []
+        rejected: list[tuple[bytes | None, bytes]] = []
+        for record in records:
+            if record.offset < first:
+                continue  # fetched before the seek
+            try:
+                submissions.append(await self._read(record.value or b""))
+            except Invalid as invalid:
+                log.info("rejected %s/%d@%d: %s", self._topic, tp.partition, record.offset, invalid)
+                value = encode_rejection(
+                    invalid,
+                    topic=self._topic,
+                    partition=tp.partition,
+                    offset=record.offset,
+                    original=record.value or b"",
+                    at=datetime.now(UTC),
+                )
+                rejected.append((record.key, value))
+        following = records[-1].offset + 1
+        if following <= first:
+            return
+        # Before the offset moves: a rejection may be there twice, never not at all.
+        await send_all(self._producer, self._settings.prefix + SUBMITTED_REJECTED.name, rejected)
+        try:
+            await ingested.take_in(
+                self._pool,
+                submissions,
+                topic=self._topic,
+                partition=tp.partition,
+                first=first,
+                following=following,
+            )
+        except SessionLost as lost:
+            log.info("%s: reading on from where it left off", lost)
+            await self.on_partitions_assigned([t for t in self._consumer.assignment() if t == tp])
+            return
+        self._next[tp.partition] = following
+
+    async def _read(self, value: bytes) -> Submission:
+        submission = Submission.from_wire(parse(value))
+        await self._types.require([submission.type])
+        if self._types.get(submission.type) is None:
+            raise UnknownType(f"no task type {submission.type!r} is registered", pointer="/type")
+        checked = await self._objects.check_in(submission.context)
+        return (
+            submission if checked is submission.context else dataclasses.replace(submission, context=checked)
+        )

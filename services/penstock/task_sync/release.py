@@ -1,0 +1,263 @@
+"""Release: opens the gate for each type it owns, as far as the window allows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from penstock.kafka.connection import create_topics, translated
+from penstock.kafka.topics import ready, workers_group
+from penstock.postgres import release
+from penstock.postgres.session import Session
+from penstock.postgres.types import KnownTypes, TaskType
+from penstock.task_sync.settings import TaskSyncSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Gate:
+    """What is known of one owned type.
+
+    Attributes:
+        type: its configuration.
+        topic: full name of its ready topic.
+        written: records the topic holds in all, all partitions added up.
+        taken: of these, how many the workers have taken.
+        dirty: something may be ready.
+        next_partition: where the next slice goes.
+        looked_s: when `taken` was last read, on the loop's clock.
+        patience_s: how long to wait before reading it again.
+    """
+
+    type: TaskType
+    topic: str
+    written: int = 0
+    taken: int = 0
+    dirty: bool = True
+    next_partition: int = 0
+    looked_s: float = float("-inf")
+    patience_s: float = 0.0
+
+    @property
+    def lag(self) -> int:
+        """Records that no worker has taken."""
+        return max(0, self.written - self.taken)
+
+
+class Release:
+    """The loop that owns types and opens their gates.
+
+    Args:
+        settings: of the service.
+        session: whose locks are the ownership, and through which every release goes.
+        producer: acks=all.
+        types: what is registered.
+        admin: reads the workers' offsets.
+        offsets: reads where the ready topics end.
+    """
+
+    def __init__(
+        self,
+        settings: TaskSyncSettings,
+        session: Session,
+        producer: AIOKafkaProducer,
+        types: KnownTypes,
+        admin: AIOKafkaAdminClient,
+        offsets: AIOKafkaConsumer,
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._producer = producer
+        self._types = types
+        self._admin = admin
+        self._offsets = offsets
+        self._gates: dict[str, Gate] = {}
+        self._wake = asyncio.Event()
+        self._types_changed = True
+        self._due_unknown = True
+        self._confirmed: list[int] = []
+        self._confirming: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+
+    def heard_ready(self, type_name: str) -> None:
+        """A notification: something of this type became ready."""
+        gate = self._gates.get(type_name)
+        if gate is not None:
+            gate.dirty = True
+        self._wake.set()
+
+    def heard_due(self, _type_name: str) -> None:
+        """A notification: something of this type was scheduled, perhaps for earlier than all else."""
+        self._due_unknown = True
+        self._wake.set()
+
+    def heard_types(self, _name: str) -> None:
+        """A notification: a type was registered or changed."""
+        self._types.outdated()
+        self._types_changed = True
+        self._wake.set()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Releases until `stopping` is set; then waits until Kafka has what was released.
+
+        Raises:
+            SessionLost: the locks are gone; another process may be releasing by now.
+            PostgresUnavailable, KafkaUnavailable: what was released and not confirmed is sent by the next owner.
+        """
+        loop = asyncio.get_running_loop()
+        own_at_s = due_at_s = loop.time()
+        while not stopping.is_set():
+            self._wake.clear()
+            self._session.ensure()
+            if self._failure is not None:
+                raise self._failure
+            now_s = loop.time()
+            if self._types_changed or now_s >= own_at_s:
+                everything_owned = await self._own()
+                # With nothing left to own there is no reason to ask again before a type is registered.
+                own_at_s = float("inf") if everything_owned else now_s + self._settings.own_retry_s
+            if self._due_unknown or now_s >= due_at_s:
+                due_at_s = await self._promote()
+            look_again_s = await self._pump()
+            if self._confirmed and not any(gate.dirty for gate in self._gates.values()):
+                await release.forget(self._session, self._take_confirmed())
+            if any(gate.dirty and gate.lag < self._settings.window for gate in self._gates.values()):
+                continue
+            await self._sleep(stopping, min(own_at_s, due_at_s, look_again_s))
+        if self._confirming:
+            await asyncio.gather(*self._confirming)
+        if self._confirmed:
+            await release.forget(self._session, self._take_confirmed())
+
+    async def _sleep(self, stopping: asyncio.Event, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        timer = None if until_s == float("inf") else loop.call_at(until_s, self._wake.set)
+        waiters = [
+            asyncio.ensure_future(event.wait()) for event in (self._wake, stopping, self._session.lost)
+        ]
+        try:
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+            if timer is not None:
+                timer.cancel()
+
+    async def _own(self) -> bool:
+        """Tries to own every type that it does not own yet; True when none is left."""
+        self._types_changed = False
+        await self._types.load()
+        missing = False
+        for task_type in self._types:
+            gate = self._gates.get(task_type.name)
+            if gate is not None:
+                gate.type = task_type
+            elif await release.own(self._session, task_type.name):
+                await self._begin(task_type)
+            else:
+                missing = True
+        return not missing
+
+    async def _begin(self, task_type: TaskType) -> None:
+        topic = ready(task_type.name, task_type.partitions)
+        await create_topics(self._settings, [topic])
+        gate = Gate(task_type, self._settings.prefix + topic.name)
+        with translated():
+            ends = await self._offsets.end_offsets(
+                [TopicPartition(gate.topic, number) for number in range(task_type.partitions)]
+            )
+        gate.written = sum(ends.values())
+        await self._look(gate)
+        self._gates[task_type.name] = gate
+        for batch in await release.unconfirmed(self._session, task_type):
+            log.info("%s: sending %d released tasks again", task_type.name, len(batch.tasks))
+            await self._send(gate, batch)
+        log.info("%s: owned, %d records waiting for workers", task_type.name, gate.lag)
+
+    async def _promote(self) -> float:
+        """Makes ready what is due; returns when something will be, on the loop's clock."""
+        self._due_unknown = False
+        for type_name in await release.promote(self._session):
+            gate = self._gates.get(type_name)
+            if gate is not None:
+                gate.dirty = True
+        wait_s = await release.next_due_s(self._session)
+        return float("inf") if wait_s is None else asyncio.get_running_loop().time() + max(wait_s, 0.001)
+
+    async def _pump(self) -> float:
+        """Releases one batch of each type that wants it; returns when to look at a full window again."""
+        look_at_s = float("inf")
+        settings = self._settings
+        for gate in self._gates.values():
+            if not gate.dirty:
+                continue
+            now_s = asyncio.get_running_loop().time()
+            if gate.lag * 2 > settings.window and now_s - gate.looked_s >= gate.patience_s:
+                await self._look(gate)
+            room = settings.window - gate.lag
+            if room <= 0:
+                look_at_s = min(look_at_s, gate.looked_s + gate.patience_s)
+                continue
+            limit = min(room, settings.release_batch)
+            # Before the statement: what becomes ready while it runs must be seen by the next one.
+            gate.dirty = False
+            batch = await release.release(self._session, gate.type, limit, self._take_confirmed())
+            if batch is not None:
+                gate.dirty = gate.dirty or len(batch.tasks) == limit
+                await self._send(gate, batch)
+        return look_at_s
+
+    async def _look(self, gate: Gate) -> None:
+        """Reads how much of the topic the workers have taken."""
+        group = workers_group(self._settings.prefix, gate.type.name)
+        with translated():
+            committed = await self._admin.list_consumer_group_offsets(group)
+        taken = sum(
+            meta.offset for tp, meta in committed.items() if tp.topic == gate.topic and meta.offset > 0
+        )
+        # Where nobody takes anything there is no hurry to look again.
+        unmoved = taken == gate.taken
+        gate.patience_s = min(1.0, gate.patience_s * 2) if unmoved else self._settings.lag_poll_s
+        gate.patience_s = max(gate.patience_s, self._settings.lag_poll_s)
+        gate.taken = taken
+        gate.looked_s = asyncio.get_running_loop().time()
+
+    async def _send(self, gate: Gate, batch: release.Batch) -> None:
+        """Writes a batch's records, each partition a slice of the order, and confirms in the background."""
+        tasks = batch.tasks
+        count = gate.type.partitions
+        size = -(-len(tasks) // count)
+        pending = []
+        with translated():
+            for begin in range(0, len(tasks), max(size, 1)):
+                for task in tasks[begin : begin + size]:
+                    pending.append(
+                        await self._producer.send(
+                            gate.topic, task.encode(), partition=gate.next_partition % count
+                        )
+                    )
+                gate.next_partition += 1
+        gate.written += len(tasks)
+        confirming = asyncio.create_task(self._confirm(batch.release_id, pending))
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._confirming.discard)
+
+    async def _confirm(self, release_id: int, pending: Sequence[asyncio.Future[object]]) -> None:
+        try:
+            with translated():
+                await asyncio.gather(*pending)
+        except Exception as error:  # noqa: BLE001 (kept for the loop, which ends with it)
+            self._failure = error
+        else:
+            self._confirmed.append(release_id)
+        self._wake.set()
+
+    def _take_confirmed(self) -> list[int]:
+        taken, self._confirmed = self._confirmed, []
+        return taken

@@ -1,0 +1,35 @@
+"""Settings of task-sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.settings import Platform, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSyncSettings(Platform):
+    """See `Platform` for what all services share."""
+
+    window: int = option(
+        5_000, "Most unclaimed records kept on one ready topic; the rest waits in PostgreSQL."
+    )
+    release_batch: int = option(1_000, "Most tasks released by one statement.")
+    ingest_batch: int = option(1_000, "Most submitted records taken in by one transaction.")
+    own_retry_s: float = option(2.0, "Seconds between tries to own types that another replica owns.")
+    lag_poll_s: float = option(
+        0.05, "Seconds between looks at the workers' lag while a window is over half full."
+    )
+
+    def validate(self) -> list[str]:
+        """A batch larger than the window would overshoot it."""
+        problems = super().validate()
+        if not 0 < self.release_batch <= self.window:
+            problems.append(f"release_batch={self.release_batch} must be from 1 to window={self.window}")
+        if self.ingest_batch < 1:
+            problems.append(f"ingest_batch={self.ingest_batch} must be at least 1")
+        if self.own_retry_s <= 0 or self.lag_poll_s <= 0:
+            problems.append(
+                f"own_retry_s={self.own_retry_s} and lag_poll_s={self.lag_poll_s} must be above 0"
+            )
+        return problems

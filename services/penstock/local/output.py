@@ -1,0 +1,84 @@
+"""The merged log: one line of any program at a time, its name before it, a colour for each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import IO
+
+from penstock.local.supervisor import OnLine
+
+# ANSI colours that are legible on dark and light terminals alike; red is left to errors.
+_COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
+_NAME_WIDTH = 12
+
+
+class MergedLog:
+    """Writes lines to a stream, from any thread.
+
+    Args:
+        stream: where to.
+        colour: whether names are coloured; see `wants_colour`.
+    """
+
+    def __init__(self, stream: IO[str], *, colour: bool) -> None:
+        self._stream = stream
+        self._colour = colour
+        self._colours: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str, line: str) -> None:
+        """Writes one line of program `name`."""
+        if is_chatter(name, line):
+            return
+        padded = f"{name:<{_NAME_WIDTH}}"
+        with self._lock:
+            if self._colour:
+                colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+                padded = f"\x1b[{colour}m{padded}\x1b[0m"
+            self._stream.write(f"{padded} {line}\n")
+            self._stream.flush()
+
+
+class FileLog:
+    """Appends every line to a file, chatter included; the previous run's is kept as `.1`."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            path.replace(path.with_name(path.name + ".1"))
+        self._file = path.open("w")
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str, line: str) -> None:
+        """Appends one line of program `name`; after `close` it is dropped."""
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(f"{name:<{_NAME_WIDTH}} {line}\n")
+                self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            self._file.close()
+
+
+def both(first: OnLine, second: OnLine) -> OnLine:
+    """Gives every line to both."""
+
+    def give(name: str, line: str) -> None:
+        first(name, line)
+        second(name, line)
+
+    return give
+
+
+def is_chatter(name: str, line: str) -> bool:
+    """Whether a line says only that all is as it should be: PostgreSQL tells every start and stop at level LOG."""
+    return name == "postgres" and line.startswith("LOG:")
+
+
+def wants_colour(stream: IO[str]) -> bool:
+    """Whether to colour: not into a file or pipe, and not where NO_COLOR is set to anything."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,126 @@
+"""Who owns a data directory, and where the deployment in it can be reached.
+
+The lock lives as long as its owner's process, however that ends. The addresses are in `state.json`, for
+`penstock submit` and the like; without a held lock the file is only what a killed owner left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import CannotStart
+
+DEFAULT_DATA_DIR = Path(".penstock")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """Where a running deployment's parts are.
+
+    Attributes:
+        pid: the process that owns it.
+        gateway: base URL.
+        kafka: bootstrap servers.
+        postgres: connection URL.
+        prefix: of topics and groups.
+        objects: URL of the object store.
+    """
+
+    pid: int
+    gateway: str
+    kafka: str
+    postgres: str
+    prefix: str
+    objects: str
+
+    def environment(self) -> dict[str, str]:
+        """The settings under which a service, worker or client finds this deployment."""
+        return {
+            "PENSTOCK_KAFKA": self.kafka,
+            "PENSTOCK_POSTGRES": self.postgres,
+            "PENSTOCK_PREFIX": self.prefix,
+            "PENSTOCK_OBJECTS": self.objects,
+            "PENSTOCK_GATEWAY": self.gateway,
+        }
+
+
+def running(data_dir: Path = DEFAULT_DATA_DIR) -> Addresses | None:
+    """The deployment that runs in `data_dir` now, or None."""
+    try:
+        addresses = Addresses(**json.loads((data_dir / "state.json").read_text()))
+        owner = (data_dir / "lock").read_text()
+    except FileNotFoundError:
+        return None
+    return addresses if owner == str(addresses.pid) and _is_held(data_dir / "lock") else None
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+class DataDir:
+    """A data directory that this process owns.
+
+    Raises:
+        CannotStart: it cannot be written, or another deployment runs in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # It is no part of whatever repository it stands in.
+            (self.path / ".gitignore").write_text("*\n")
+            self._lock = (self.path / "lock").open("a+")
+        except OSError as error:
+            raise CannotStart(
+                f"{self.path} cannot be written ({error.strerror}): choose another --data-dir"
+            ) from error
+        if not self._acquire():
+            self._lock.seek(0)
+            owner = self._lock.read().strip()
+            self._lock.close()
+            raise CannotStart(
+                f"another `penstock up` (process {owner or 'unknown'}) runs in {self.path}: "
+                "stop it, or choose another --data-dir"
+            )
+        # What a killed owner published is over.
+        (self.path / "state.json").unlink(missing_ok=True)
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def _acquire(self) -> bool:
+        # Not at the first refusal: `running` holds the lock for a moment when it looks.
+        for _ in range(10):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                return True
+        return False
+
+    def publish(self, addresses: Addresses) -> None:
+        """Lets others find the deployment; the file is for this user alone, since it holds a password."""
+        unfinished = self.path / "state.json.unfinished"
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch(mode=0o600)
+        unfinished.write_text(json.dumps(dataclasses.asdict(addresses), indent=2) + "\n")
+        unfinished.replace(self.path / "state.json")
+
+    def close(self) -> None:
+        """Withdraws the addresses and gives the directory up."""
+        (self.path / "state.json").unlink(missing_ok=True)
+        self._lock.close()

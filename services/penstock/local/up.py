@@ -1,0 +1,124 @@
+"""`penstock up`: a deployment in a terminal, with progress, a merged log, and an end by Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from penstock.errors import PenstockError
+from penstock.local.deployment import Deployment, Options, Reporter
+from penstock.local.output import MergedLog, wants_colour
+
+EXIT_FAILED = 1
+
+
+async def up(
+    options: Options, console: Console | None = None, *, on_ready: Callable[[Deployment], None] | None = None
+) -> int:
+    """Starts everything, says where it is, and runs until SIGINT, SIGTERM or SIGHUP.
+
+    A second signal kills what has not stopped yet.
+
+    Args:
+        options: what to start.
+        console: where progress, summary and log go; standard output by default.
+        on_ready: called once all services serve.
+
+    Returns:
+        The exit status: 0 after an orderly stop, 1 when something is missing; the console has been told what.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    stopping = asyncio.Event()
+    with _progress(console) as fetching:
+        log = MergedLog(console.file, colour=wants_colour(console.file))
+
+        def step(text: str) -> None:
+            log("penstock", text)
+
+        deployment = Deployment(options, Reporter(step=step, fetching=fetching, line=log))
+        with _signals(stopping, deployment):
+            running = asyncio.create_task(_run(deployment, console, stopping, on_ready))
+            stop = asyncio.create_task(stopping.wait())
+            await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            if not running.done():
+                step("stopping (once more to kill)")
+                running.cancel()
+            try:
+                await running
+            except asyncio.CancelledError:
+                step("stopped")
+            except PenstockError as error:
+                console.print(f"penstock up: {error}", style="bold red", markup=False)
+                return EXIT_FAILED
+    return 0
+
+
+async def _run(
+    deployment: Deployment,
+    console: Console,
+    stopping: asyncio.Event,
+    on_ready: Callable[[Deployment], None] | None,
+) -> None:
+    async with deployment:
+        console.print(_summary(deployment), markup=False)
+        if on_ready:
+            on_ready(deployment)
+        await stopping.wait()
+
+
+def _summary(deployment: Deployment) -> str:
+    postgres = deployment.embedded_postgres
+    rows = {
+        "Gateway": deployment.gateway_url,
+        "Kafka": deployment.kafka,
+        "PostgreSQL": postgres.tcp_dsn() if postgres else deployment.postgres,
+        "Data": str(deployment.data_dir),
+        "Log": str(deployment.log_file),
+    }
+    lines = [f"  {name:<11} {value}" for name, value in rows.items()]
+    return "\n".join(["", "Penstock is up. Ctrl-C stops everything.", "", *lines, ""])
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar while jars are fetched, gone when they are there; nothing when they are in the cache."""
+    columns = (TextColumn("fetching Kafka"), BarColumn(), MofNCompleteColumn(), TextColumn("jars"))
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task("", total=None, visible=False)
+
+    def fetching(done: int, total: int) -> None:
+        if done == 1:
+            bar.start()
+        bar.update(task, completed=done, total=total, visible=True)
+        if done == total:
+            bar.stop()
+
+    try:
+        yield fetching
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def _signals(stopping: asyncio.Event, deployment: Deployment) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if stopping.is_set():
+            deployment.hurry()
+        stopping.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,231 @@
+"""`penstock up` as a user meets it: a process that is started, signalled and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+from tests.waiting import wait_until
+
+from penstock.errors import CannotStart, SettingsError
+from penstock.kafka.connection import admin_client
+from penstock.local.deployment import Deployment, Options, Service
+from penstock.local.state import running
+from penstock.settings import Kafka
+
+# Stands for a service: says where it was told to go, puts its mark, and ends when asked.
+FAKE = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (print("bye", flush=True), os._exit(0)))
+print("told", os.environ["PENSTOCK_KAFKA"], os.environ["PENSTOCK_PREFIX"], flush=True)
+pathlib.Path(os.environ["PENSTOCK_READY_FILE"]).touch()
+while True: time.sleep(60)
+"""
+FAKES = {
+    name: Service(argv=(sys.executable, "-c", FAKE), order=order)
+    for name, order in (("gateway", 0), ("task-sync", 0), ("heartbeats", 1), ("stages", 2), ("callbacks", 3))
+}
+
+
+@pytest.fixture
+def data_dir():
+    """A short path: sockets have little room."""
+    path = Path(tempfile.mkdtemp(prefix="penstock-"))
+    yield path / "data"
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start_up(data_dir):
+    """Starts `up` in a process of its own, with services that are fakes."""
+    started = []
+
+    def start(**options) -> subprocess.Popen[str]:
+        script = textwrap.dedent(f"""
+            import asyncio, sys
+            from pathlib import Path
+            from penstock.local.deployment import Options, Service
+            from penstock.local.up import up
+            fakes = {{name: Service(argv=argv, order=order) for name, argv, order in
+                {[(name, fake.argv, fake.order) for name, fake in FAKES.items()]!r}}}
+            options = Options(data_dir=Path({str(data_dir)!r}), services=fakes, **{options!r})
+            sys.exit(asyncio.run(up(options)))
+        """)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+async def test_up_says_where_it_is_and_stops_in_order_when_asked(start_up, data_dir):
+    """SIGTERM: what lets work in stops first, the status is 0, nothing is left, and the summary held what was promised.
+
+    On the way: ports that are taken are passed over and it is said; a second `up` on the same directory is refused.
+    """
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = start_up(gateway_port=port)
+        addresses = await wait_until(lambda: running(data_dir), timeout=90)
+    servers = psutil.Process(process.pid).children()
+
+    second = start_up()
+    message, _ = await asyncio.to_thread(second.communicate)
+    assert second.returncode == 1
+    assert f"another `penstock up` (process {process.pid}) runs in {data_dir}" in message
+
+    process.send_signal(signal.SIGTERM)
+    output, _ = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0, output
+    assert f"port {port} is taken: the gateway listens on " in output
+    for promised in (addresses.gateway, addresses.kafka, str(data_dir), "Ctrl-C stops everything"):
+        assert promised in output
+    assert f"stages       told {addresses.kafka} penstock." in output
+    goodbyes = [line.split()[0] for line in output.splitlines() if line.endswith(" bye")]
+    assert sorted(goodbyes[:2]) == ["gateway", "task-sync"]
+    assert goodbyes[2:] == ["heartbeats", "stages", "callbacks"]
+    assert "\x1b[" not in output
+    assert running(data_dir) is None
+    assert not (data_dir / "state.json").exists()
+    assert not [server for server in servers if server.is_running()]
+
+
+@pytest.mark.slow
+async def test_a_killed_up_leaves_nothing_and_the_next_one_starts(start_up, data_dir):
+    """O1: kill -9 of `up`: services and servers end by themselves; the next run needs no repair."""
+    process = start_up()
+    await wait_until(lambda: running(data_dir), timeout=90)
+    children = psutil.Process(process.pid).children()
+    assert len(children) == len(FAKES) + 3  # Kafka, PostgreSQL and the reaper
+    process.kill()
+    await asyncio.to_thread(process.communicate)
+    assert running(data_dir) is None
+    await wait_until(lambda: not any(_runs(child) for child in children), timeout=60)
+
+    again = start_up()
+    addresses = await wait_until(lambda: running(data_dir), timeout=90)
+    assert addresses.pid == again.pid
+    again.send_signal(signal.SIGINT)
+    await asyncio.to_thread(again.communicate)
+    assert again.returncode == 0
+
+
+@pytest.mark.slow
+async def test_data_is_kept_unless_fresh(data_dir):
+    """Rows and topics survive a stop; `fresh` drops them. Topics and tables are there before any service starts."""
+    options = {
+        "data_dir": data_dir,
+        "services": FAKES,
+        "gateway_port": 0,
+        "kafka_port": 0,
+        "postgres_port": 0,
+    }
+    async with Deployment(Options(**options)) as deployment:
+        await _execute(deployment.postgres, "CREATE TABLE public.kept ()")
+        assert "penstock.stage-results" in await _topics(deployment.kafka)
+        assert set(deployment.processes) == {*FAKES, "kafka", "postgres"}
+    async with Deployment(Options(**options)) as deployment:
+        await _execute(deployment.postgres, "SELECT FROM public.kept")
+        killed = deployment.kill("stages")
+        await wait_until(lambda: deployment.exits("stages") == 1)
+        await deployment.wait_ready(["stages"])
+        assert deployment.processes["stages"] != killed
+    async with Deployment(Options(**options, fresh=True)) as deployment:
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await _execute(deployment.postgres, "SELECT FROM public.kept")
+
+
+async def test_servers_that_exist_are_used(data_dir, kafka_servers, prefix, empty_database):
+    """With `kafka` and `postgres` given, nothing but the services is started, as many of each as asked for."""
+    options = Options(
+        data_dir=data_dir,
+        services=FAKES,
+        kafka=kafka_servers,
+        postgres=empty_database,
+        prefix=prefix,
+        replicas={"gateway": 1, "stages": 2},
+    )
+    async with Deployment(options) as deployment:
+        assert set(deployment.processes) == {"gateway", "stages", "stages-2"}
+        assert deployment.environment["PENSTOCK_POSTGRES"] == empty_database
+        assert f"{prefix}events" in await _topics(kafka_servers)
+        state = json.loads((data_dir / "state.json").read_text())
+        assert state["gateway"] == deployment.gateway_url
+        assert (data_dir / "state.json").stat().st_mode & 0o077 == 0
+
+
+async def test_a_service_that_cannot_start_ends_the_start(data_dir, kafka_servers, prefix, empty_database):
+    """A service that keeps dying: its own last words, and nothing is left running."""
+    broken = {"stages": Service(argv=(sys.executable, "-c", "raise SystemExit('no such table')"), order=0)}
+    options = Options(
+        data_dir=data_dir, services=broken, kafka=kafka_servers, postgres=empty_database, prefix=prefix
+    )
+    deployment = Deployment(options)
+    with pytest.raises(CannotStart, match=r"stages does not come up; its last lines:\nno such table"):
+        async with deployment:
+            pass
+    assert deployment.processes == {}
+    assert running(data_dir) is None
+
+
+async def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    """The message names the directory and the option."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotStart, match=r"file/data cannot be written .* choose another --data-dir"):
+        async with Deployment(Options(data_dir=tmp_path / "file" / "data")):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"replicas": {"stagse": 1}}, ["stagse", "services"]),
+        ({"replicas": {"gateway": 2}}, ["replicas=gateway:2", "gateway_port"]),
+        ({"fresh": True, "kafka": "k:1", "postgres": "postgresql://p"}, ["fresh", "kafka", "postgres"]),
+    ],
+)
+def test_contradicting_options_are_refused(options, names):
+    """Settings refuse nonsense before anything starts, naming both fields."""
+    with pytest.raises(SettingsError) as refused:
+        Deployment(Options(**options))
+    for name in names:
+        assert name in str(refused.value)
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def _topics(servers: str) -> list[str]:
+    async with admin_client(Kafka(kafka=servers)) as client:
+        return await client.list_topics()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

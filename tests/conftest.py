@@ -1,0 +1,129 @@
+"""The servers all tests share, started when the first test asks for one.
+
+One real Kafka and one real PostgreSQL serve the whole session; each test has topics of its own prefix and a
+database of its own, cloned from a template that was migrated once. PENSTOCK_TEST_KAFKA and PENSTOCK_TEST_POSTGRES
+name servers to use instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from penstock.kafka.connection import admin_client
+from penstock.local.broker import EmbeddedKafka
+from penstock.local.database import EmbeddedPostgres
+from penstock.local.supervisor import Supervisor
+from penstock.postgres.migrations import migrate
+from penstock.settings import Kafka
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine for a session fixture: in a thread, so that no test's event loop is touched."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def _unique() -> str:
+    return uuid.uuid4().hex[:10]
+
+
+def database_dsn(server: str, name: str) -> str:
+    """The URL of database `name` on the server of another URL."""
+    return urlsplit(server)._replace(path=f"/{name}").geturl()
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+def _servers() -> Iterator[tuple[Supervisor, Path]]:
+    """A supervisor for the session's servers; whatever becomes of the session, its reaper stops them."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
+    supervisor = Supervisor(lambda name, line: sys.stderr.write(f"{name} {line}\n"), run_dir=folder / "run")
+    try:
+        yield supervisor, folder
+    finally:
+        supervisor.close()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def kafka_servers(request: pytest.FixtureRequest) -> str:
+    """Bootstrap servers of the session's broker."""
+    if given := os.environ.get("PENSTOCK_TEST_KAFKA"):
+        return given
+    supervisor, folder = request.getfixturevalue("_servers")
+    broker = EmbeddedKafka(supervisor, folder / "kafka")
+    _run(broker.start())
+    return broker.servers
+
+
+@pytest.fixture(scope="session")
+def postgres_server(request: pytest.FixtureRequest) -> str:
+    """URL of the session's PostgreSQL server (its database `postgres`)."""
+    if given := os.environ.get("PENSTOCK_TEST_POSTGRES"):
+        return given
+    supervisor, folder = request.getfixturevalue("_servers")
+    server = EmbeddedPostgres(supervisor, folder / "postgres")
+    _run(server.start())
+    return server.dsn()
+
+
+@pytest.fixture(scope="session")
+def _template(postgres_server: str) -> Iterator[str]:
+    """The name of a database with all migrations applied, of which each test gets a copy."""
+    name = f"template_{_unique()}"
+    _run(_execute(postgres_server, f"CREATE DATABASE {name}"))
+    _run(migrate(database_dsn(postgres_server, name)))
+    yield name
+    _run(_execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+async def database(postgres_server: str, _template: str) -> AsyncIterator[str]:
+    """URL of a migrated, empty database that is this test's own."""
+    name = f"t_{_unique()}"
+    await _execute(postgres_server, f"CREATE DATABASE {name} TEMPLATE {_template}")
+    yield database_dsn(postgres_server, name)
+    # By force: what a failed test left connected must not fail the next one.
+    await _execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def empty_database(postgres_server: str) -> AsyncIterator[str]:
+    """URL of a database without any table that is this test's own, for the migrations themselves."""
+    name = f"t_{_unique()}"
+    await _execute(postgres_server, f"CREATE DATABASE {name}")
+    yield database_dsn(postgres_server, name)
+    await _execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def prefix(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A prefix for topics and groups that is this test's own; its topics are deleted afterwards."""
+    name = f"t-{_unique()}."
+    yield name
+    if "kafka_servers" in request.fixturenames:
+        # Thousands of abandoned partitions would slow the broker down for everyone.
+        async with admin_client(Kafka(kafka=request.getfixturevalue("kafka_servers"))) as client:
+            topics = [topic for topic in await client.list_topics() if topic.startswith(name)]
+            if topics:
+                await client.delete_topics(topics)

@@ -96,7 +96,7 @@ def decode_callback(data: bytes) -> Callback:
 def _sound_entries(raw: Any) -> tuple[list[tuple[int, Any]], list[Invalid]]:
     envelope = {**raw, "results": []} if isinstance(raw, dict) else raw
     conform(envelope, "stage-results")
-    listed = raw["results"]
+    listed = raw.get("results")
     if not isinstance(listed, list):
         raise InvalidRecord("must be an array", pointer="/results")
     sound: list[tuple[int, Any]] = []

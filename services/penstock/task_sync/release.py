@@ -236,12 +236,11 @@ class Release:
         pending = []
         with translated():
             for begin in range(0, len(tasks), max(size, 1)):
-                for task in tasks[begin : begin + size]:
-                    pending.append(
-                        await self._producer.send(
-                            gate.topic, task.encode(), partition=gate.next_partition % count
-                        )
-                    )
+                partition = gate.next_partition % count
+                pending += [
+                    await self._producer.send(gate.topic, task.encode(), partition=partition)
+                    for task in tasks[begin : begin + size]
+                ]
                 gate.next_partition += 1
         gate.written += len(tasks)
         confirming = asyncio.create_task(self._confirm(batch.release_id, pending))

@@ -1,0 +1,67 @@
+"""Latency at low load: 30 tasks/s of three no-op stages, Penstock against the bare loop in the same run.
+
+    python -m benchmarks.latency [--rate 30] [--seconds 30]
+
+Measured from just before the submission is sent: to the first stage's handler, and to the commit of the last
+stage. Penstock's submissions go over the topic and are taken in by task-sync; the bare loop inserts its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.figures import percentile, report
+from benchmarks.loops import Loop, bare, everything, finish, servers_only, whole
+from penstock.local.deployment import Deployment
+
+WARM_UP = 30
+
+
+async def measure(loop: Loop, rate: float, seconds: float) -> dict[str, float]:
+    """Submits one task at a time at a steady rate; returns milliseconds."""
+    count = int(rate * seconds)
+    begin = time.perf_counter()
+    for number in range(WARM_UP + count):
+        await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+        await loop.submit([{"at": time.time(), "pad": "x" * 160}])
+    await finish(loop, WARM_UP + count)
+    # The first second finds topics and prepares statements.
+    starts, ends = loop.starts[WARM_UP:], (await loop.whole())[WARM_UP:]
+    return {
+        "first stage p50": round(percentile(starts, 0.5) * 1000, 1),
+        "first stage p99": round(percentile(starts, 0.99) * 1000, 1),
+        "whole p50": round(percentile(ends, 0.5) * 1000, 1),
+        "whole p99": round(percentile(ends, 0.99) * 1000, 1),
+    }
+
+
+async def run(rate: float, seconds: float) -> int:
+    """Runs both loops in turn and reports."""
+    figures = {}
+    for name, options, start in (("bare loop", servers_only, bare), ("Penstock", everything, whole)):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            async with Deployment(options(Path(folder))) as deployment, start(deployment) as loop:
+                figures[name] = await measure(loop, rate, seconds)
+    ratio = figures["Penstock"]["whole p50"] / figures["bare loop"]["whole p50"]
+    first = figures["Penstock"]["first stage p50"] / figures["bare loop"]["first stage p50"]
+    return report(
+        "latency",
+        {name: {f"{key} (ms)": value for key, value in row.items()} for name, row in figures.items()},
+        {
+            "three stages, median: at most 1.5 times the bare loop": (f"{ratio:.2f}", ratio <= 1.5),
+            "first stage, median, against the bare loop (for the record)": (f"{first:.2f}", True),
+        },
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, default=30)
+    parser.add_argument("--seconds", type=float, default=30)
+    given = parser.parse_args()
+    sys.exit(asyncio.run(run(given.rate, given.seconds)))

@@ -1,0 +1,176 @@
+"""The two loops that are compared, with one shape: start, submit, count what is finished, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import asyncpg
+import orjson
+from aiokafka import AIOKafkaProducer
+
+from benchmarks import bare_loop
+from penstock.client import Client
+from penstock.kafka.connection import create_topics
+from penstock.kafka.topics import Topic
+from penstock.local.deployment import Deployment, Options
+from penstock.settings import Kafka
+
+
+class Loop(Protocol):
+    """Three no-op stages from submission to the end."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Every process that works for it, servers included."""
+
+    @property
+    def starts(self) -> list[float]:
+        """Seconds from submission to the first stage, a task each."""
+
+    async def submit(self, contexts: Sequence[dict[str, object]]) -> None:
+        """Submits a batch of tasks."""
+
+    async def finished(self) -> int:
+        """How many tasks have ended well."""
+
+    async def whole(self) -> list[float]:
+        """Seconds from submission to the end, a task each."""
+
+
+@dataclass
+class Bare:
+    """The bare loop's three processes on the deployment's broker and database."""
+
+    connection: asyncpg.Connection
+    processes: list[subprocess.Popen]
+    servers: list[int]
+    log: Path
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [*self.servers, *(process.pid for process in self.processes)]
+
+    @property
+    def starts(self) -> list[float]:
+        return [float(line) for line in self.log.read_text().split()]
+
+    async def submit(self, contexts: Sequence[dict[str, object]]) -> None:
+        await self.connection.fetch(bare_loop.queries()["submit"], [orjson.dumps(c) for c in contexts])
+
+    async def finished(self) -> int:
+        return await self.connection.fetchval(bare_loop.queries()["finished"])
+
+    async def whole(self) -> list[float]:
+        return [row[0] for row in await self.connection.fetch(bare_loop.queries()["whole"])]
+
+
+@asynccontextmanager
+async def bare(deployment: Deployment) -> AsyncIterator[Bare]:
+    """Starts the bare loop on a deployment whose own services are not running."""
+    connection = await asyncpg.connect(deployment.postgres)
+    await connection.execute(bare_loop.queries()["create"])
+    settings = Kafka(kafka=deployment.kafka, prefix="bare.")
+    await create_topics(
+        settings, [Topic("ready", 8, -1, ""), Topic("results", 8, -1, ""), Topic("claims", 8, -1, "")]
+    )
+    log = Path(tempfile.mkdtemp()) / "starts"
+    command = [sys.executable, "-m", "benchmarks.bare_loop"]
+    where = ["--kafka", deployment.kafka, "--postgres", deployment.postgres, "--prefix", "bare."]
+    processes = [
+        subprocess.Popen([*command, role, *where, *extra])
+        for role, extra in (("sync", ()), ("worker", ("--log", str(log))), ("stages", ()))
+    ]
+    running = deployment.processes
+    try:
+        yield Bare(connection, processes, [running["kafka"], running["postgres"]], log)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+        await connection.close()
+
+
+@dataclass
+class Whole:
+    """Penstock: every service, and one worker process."""
+
+    deployment: Deployment
+    connection: asyncpg.Connection
+    producer: AIOKafkaProducer
+    client: Client
+    worker: subprocess.Popen
+    log: Path
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [*self.deployment.processes.values(), self.worker.pid]
+
+    @property
+    def starts(self) -> list[float]:
+        return [float(line) for line in self.log.read_text().split()]
+
+    async def submit(self, contexts: Sequence[dict[str, object]]) -> None:
+        topic = self.deployment.environment["PENSTOCK_PREFIX"] + "submitted"
+        sent = [
+            await self.producer.send(topic, orjson.dumps({"type": "noop", "context": context}))
+            for context in contexts
+        ]
+        await asyncio.gather(*sent)
+
+    async def finished(self) -> int:
+        return await self.connection.fetchval("SELECT count(*) FROM penstock.task WHERE state = 'succeeded'")
+
+    async def whole(self) -> list[float]:
+        rows = await self.connection.fetch(
+            "SELECT extract(epoch FROM finished_at)::float8"
+            " - (convert_from(result, 'UTF8')::jsonb ->> 'at')::float8 FROM penstock.task"
+        )
+        return [row[0] for row in rows]
+
+
+@asynccontextmanager
+async def whole(deployment: Deployment) -> AsyncIterator[Whole]:
+    """Starts a worker beside a deployment whose services are running."""
+    log = Path(tempfile.mkdtemp()) / "starts"
+    environment = {**os.environ, **deployment.environment}
+    connection = await asyncpg.connect(deployment.postgres)
+    producer = AIOKafkaProducer(bootstrap_servers=deployment.kafka, acks="all", max_batch_size=256 * 1024)
+    await producer.start()
+    async with Client(deployment.gateway_url) as client:
+        await client.register_type("noop", first_stage="one")
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.noop_worker", "--log", str(log)], env=environment
+        )
+        try:
+            yield Whole(deployment, connection, producer, client, worker, log)
+        finally:
+            worker.terminate()
+            worker.wait()
+            await producer.stop()
+            await connection.close()
+
+
+def servers_only(data_dir: Path) -> Options:
+    """A deployment of broker and database alone."""
+    return Options(data_dir=data_dir, services={}, kafka_port=0, postgres_port=0)
+
+
+def everything(data_dir: Path) -> Options:
+    """A deployment with every service."""
+    return Options(data_dir=data_dir, kafka_port=0, postgres_port=0, gateway_port=0)
+
+
+async def finish(loop: Loop, count: int) -> None:
+    """Waits until `count` tasks have ended well."""
+    while await loop.finished() < count:
+        await asyncio.sleep(0.1)

@@ -1,0 +1,208 @@
+"""schemas/messages and penstock.contracts say the same: every example is valid and survives a round trip."""
+
+import base64
+import json
+from datetime import UTC, datetime
+
+import jsonschema
+import orjson
+import pytest
+
+from penstock.contracts import inbound
+from penstock.contracts.context import ContentType, Context
+from penstock.contracts.event import Callback, Event
+from penstock.contracts.files import schemas_folder
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.rejected import encode_rejection
+from penstock.contracts.result import Failure, StageResult, encode_results
+from penstock.contracts.submission import Submission
+from penstock.contracts.validation import conform, parse, problems
+from penstock.core.completion import Fence, Outcome
+from penstock.errors import InvalidRecord
+from penstock.postgres.types import TaskType
+
+MESSAGES = schemas_folder() / "messages"
+SCHEMAS = sorted(path.name.removesuffix(".schema.json") for path in MESSAGES.glob("*.schema.json"))
+EXAMPLES = sorted(path.name for path in MESSAGES.glob("*.example.json"))
+
+
+def schema_of(example: str) -> str:
+    return example.split(".", 1)[0]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_schema_is_one_and_has_an_example(name):
+    """Contracts: a JSON Schema and an example for every record."""
+    schema = json.loads((MESSAGES / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert any(schema_of(example) == name for example in EXAMPLES), f"no example of {name}"
+    assert schema["description"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_conforms(example):
+    """By our validator and by an independent one."""
+    document = json.loads((MESSAGES / example).read_text())
+    conform(document, schema_of(example))
+    schema = json.loads((MESSAGES / f"{schema_of(example)}.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+
+
+def through_submission(data):
+    return orjson.dumps(Submission.from_wire(parse(data)).to_wire())
+
+
+def through_results(data):
+    worker, results, faults = inbound.decode_results(data)
+    assert faults == []
+    return encode_results(worker, results)
+
+
+def through_event(data):
+    raw = parse(data)
+    at = datetime.fromisoformat(raw["at"])
+    detail = {key: value for key, value in raw.items() if key not in ("id", "event", "at", "task")}
+    return Event(id=raw["id"], name=raw["event"], at=at, task=raw["task"], detail=detail).encode()
+
+
+def through_rejected(data):
+    raw = parse(data)
+    return encode_rejection(
+        InvalidRecord(raw["reason"], pointer=raw["pointer"]),
+        topic=raw["topic"],
+        partition=raw["partition"],
+        offset=raw["offset"],
+        original=base64.b64decode(raw["original"]),
+        at=datetime.fromisoformat(raw["rejected_at"]).astimezone(UTC),
+    )
+
+
+ROUND_TRIPS = {
+    "submitted": through_submission,
+    "ready": lambda data: ReadyTask.decode(data).encode(),
+    "heartbeat": lambda data: inbound.decode_heartbeat(data).encode(),
+    "stage-results": through_results,
+    "event": through_event,
+    "callback": lambda data: inbound.decode_callback(data).encode(),
+    "rejected": through_rejected,
+    "task-type": lambda data: orjson.dumps(TaskType.from_wire(parse(data)).to_wire()),
+}
+
+
+def comparable(document):
+    """The document without what may be written in more than one way: moments."""
+    if isinstance(document, dict):
+        return {key: comparable(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [comparable(value) for value in document]
+    if isinstance(document, str) and document[:2] == "20" and "T" in document:
+        return datetime.fromisoformat(document)
+    return document
+
+
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if schema_of(name) in ROUND_TRIPS])
+def test_every_example_survives_the_dataclass(example):
+    """Contracts: the examples round-trip through `contracts`."""
+    document = json.loads((MESSAGES / example).read_text())
+    again = json.loads(ROUND_TRIPS[schema_of(example)](orjson.dumps(document)))
+    # What a producer may leave out is written out by us.
+    left_out = {"content_type": "json"} if schema_of(example) == "submitted" else {}
+    assert comparable(again) == comparable({**left_out, **document})
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "words"),
+    [
+        ({}, "", "type"),
+        ({"type": "a b"}, "/type", "a b"),
+        ({"type": "t", "priority": "URGENT"}, "/priority", "URGENT"),
+        ({"type": "t", "run_at": "soon"}, "/run_at", "date-time"),
+        ({"type": "t", "content_type": "text", "context": 5}, "/context", "string"),
+        ({"type": "t", "content_type": "bytes", "context": "?"}, "/context", "base64"),
+        ({"type": "t", "content_type": "url", "context": "nowhere"}, "/context", "URL"),
+        ({"type": "t", "callbacks": ["ftp://x"]}, "/callbacks/0", "http"),
+        ({"type": "t", "callbacks": ["http://ok.example", "http://a:b@c"]}, "/callbacks/1", "password"),
+        ({"type": "t", "callbacks": ["http://[::1"]}, "/callbacks/0", "URL"),
+        ({"type": "t", "labels": {"a": 1}}, "/labels/a", "string"),
+        ({"type": "t", "labels": {"a": "\0"}}, "/labels/a", "match"),
+        ({"type": "t", "stage": "a\0b"}, "/stage", "match"),
+        ({"type": "t", "unknown": 1}, "", "unknown"),
+        ({"type": "t", "context": "x" * 900_001}, "/context", "900,000"),
+        (["type"], "", "object"),
+        (None, "", "object"),
+    ],
+)
+def test_a_bad_submission_is_told_where_and_why(document, pointer, words):
+    """T5: what is malformed gets a precise error."""
+    with pytest.raises(InvalidRecord if words != "900,000" else Exception) as caught:
+        Submission.from_wire(document)
+    assert caught.value.pointer == pointer
+    assert words in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"{", "not JSON"), (b"\xff\xfe", "not UTF-8: byte 0"), (b"", "not JSON"), (b"NaN", "not JSON")],
+)
+def test_bytes_that_are_not_json_are_told_so(data, words):
+    """T5: malformed JSON and wrong encodings are told apart."""
+    with pytest.raises(InvalidRecord, match=words):
+        parse(data)
+
+
+def test_one_bad_entry_does_not_cost_its_neighbours():
+    """Bad input never blocks what is behind it: a batch is read entry by entry."""
+    good = StageResult(
+        fence=Fence(1, 0, "a", 0), outcome=Outcome.DONE, context=Context.encode({"x": 1})
+    ).to_wire()
+    bad = {**good, "outcome": "maybe"}
+    worse = {**good, "content_type": "bytes", "context": "?"}
+    worker, results, faults = inbound.decode_results(
+        orjson.dumps(
+            {"worker": "w", "results": [good, bad, worse, good]},
+            option=orjson.OPT_PASSTHROUGH_SUBCLASS,
+            default=str,
+        )
+    )
+    assert worker == "w"
+    assert [result.fence.id for result in results] == [1, 1]
+    assert [fault.pointer for fault in faults] == ["/results/1/outcome", "/results/2/context"]
+
+
+def test_a_record_that_is_no_batch_at_all_is_refused_whole():
+    """Without a worker and a list there is nothing to save."""
+    for document in (b"[]", b'{"worker":"w"}', b'{"worker":"w","results":5}', b'{"results":[]}'):
+        with pytest.raises(InvalidRecord):
+            inbound.decode_results(document)
+
+
+def test_large_integers_are_refused_before_they_reach_the_database():
+    """An id PostgreSQL could not hold is the sender's error, not a crash."""
+    for task in (0, -1, 2**63, 1.5):
+        document = {"kind": "beat", "worker": "w", "lease_ms": 1000, "tasks": [[task, 0, 0]]}
+        assert problems(document, "heartbeat"), task
+
+
+def test_results_carry_errors_and_bytes():
+    """Failures keep their traceback; bytes travel as base64."""
+    result = StageResult(
+        fence=Fence(3, 1, "b", 2),
+        outcome=Outcome.FAIL,
+        error=Failure(kind="ValueError", message="no", traceback="Traceback…"),
+        max_attempts=4,
+    )
+    handed_on = StageResult(
+        fence=Fence(4, 0, "a", 0),
+        outcome=Outcome.NEXT,
+        next_stage="b",
+        context=Context(ContentType.BYTES, b"\x00\xff"),
+    )
+    _worker, results, faults = inbound.decode_results(encode_results("w", [result, handed_on]))
+    assert (results, faults) == ([result, handed_on], [])
+
+
+def test_a_callback_body_survives_to_the_byte():
+    """C7: the signature is over the bytes, so they must not be written anew."""
+    body = '{"id":"1","event":"task.succeeded","note":"zwölf € ☃"}'.encode()
+    callback = Callback(id="msg_1", target="http://x", task_id=1, attempt=0, body=body)
+    assert inbound.decode_callback(callback.encode()).body == body

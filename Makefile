@@ -1,0 +1,63 @@
+# `make` lists what there is. Everything installs what it needs first: Python 3.11 or later and make are enough.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test test-fast lint format types walls chaos load containers lock clean install bench-%
+
+help: ## this list
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+demo: $(INSTALLED) ## the main job, end to end: real video files through three stages on a real broker and database
+	@$(BIN)/python -m examples.media.demo
+
+test: $(INSTALLED) ## everything CI runs but lint: unit, contract, integration, acceptance and a short chaos run
+	@$(BIN)/python -m pytest tests
+
+test-fast: $(INSTALLED) ## the tests that need no server: seconds
+	@$(BIN)/python -m pytest tests/unit tests/contract
+
+lint: $(INSTALLED) ## ruff, mypy --strict, import walls
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(INSTALLED) ## formats and fixes what can be fixed
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+chaos: $(INSTALLED) ## kills every service in turn in the middle of 10,000 tasks (tests/chaos in full)
+	@PENSTOCK_CHAOS_TASKS=10000 $(BIN)/python -m pytest tests/chaos -v
+
+load: $(INSTALLED) ## both benchmarks, in full
+	@$(BIN)/python -m benchmarks.throughput
+	@$(BIN)/python -m benchmarks.latency
+
+bench-%: $(INSTALLED) ## one benchmark by name: bench-throughput, bench-latency; writes benchmarks/results/NAME.json
+	@$(BIN)/python -m benchmarks.$*
+
+containers: ## builds the image and brings the whole platform up with docker compose
+	docker build -f infra/Dockerfile -t penstock:local .
+	docker compose up --wait
+
+lock: $(INSTALLED) ## renews constraints.txt from pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
+
+clean: ## removes the environment and the demo's data
+	rm -rf $(VENV) .penstock
+
+install: $(INSTALLED) ## the environment alone (.venv), from the hashed constraints file
+
+$(INSTALLED): constraints.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Python is missing: install Python 3.11 or later"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or later; choose one with: make PYTHON=python3.13 …"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: install it (Debian: apt install python3-venv)"; exit 1; }
+	@echo "installing into $(VENV) (a minute the first time) …"
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r <($(BIN)/python infra/pinned.py uv)
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --require-hashes constraints.txt
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

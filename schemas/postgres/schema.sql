@@ -1,0 +1,189 @@
+CREATE SCHEMA penstock;
+
+CREATE TABLE penstock.attempt (
+    task_id bigint NOT NULL,
+    step integer NOT NULL,
+    attempt integer NOT NULL,
+    stage text NOT NULL,
+    outcome text NOT NULL,
+    worker text,
+    error text,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE penstock.callback (
+    id text NOT NULL,
+    target text NOT NULL,
+    task_id bigint NOT NULL,
+    state text DEFAULT 'pending'::text NOT NULL,
+    attempt integer DEFAULT 0 NOT NULL,
+    body bytea NOT NULL,
+    error text,
+    due_at timestamp with time zone NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    finished_at timestamp with time zone,
+    CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'delivered'::text, 'dead'::text])))
+)
+WITH (fillfactor='80');
+
+COMMENT ON COLUMN penstock.callback.due_at IS 'while pending: when its record is written (again) unless its fate is known by then';
+
+CREATE TABLE penstock.ingested (
+    topic text NOT NULL,
+    partition integer NOT NULL,
+    next_offset bigint NOT NULL
+);
+
+CREATE TABLE penstock.migration (
+    name text NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+CREATE TABLE penstock.outbox (
+    id bigint NOT NULL,
+    keys bytea[] NOT NULL,
+    records bytea[] NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE penstock.outbox ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.outbox_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE penstock.release (
+    id bigint NOT NULL,
+    type text NOT NULL,
+    task_ids bigint[] NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
+ALTER TABLE penstock.release ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.release_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE penstock.task (
+    id bigint NOT NULL,
+    type text NOT NULL,
+    state text NOT NULL,
+    stage text NOT NULL,
+    step integer DEFAULT 0 NOT NULL,
+    attempt integer DEFAULT 0 NOT NULL,
+    failures integer DEFAULT 0 NOT NULL,
+    losses integer DEFAULT 0 NOT NULL,
+    priority smallint DEFAULT 2 NOT NULL,
+    content_type text NOT NULL,
+    context bytea,
+    context_ref text,
+    result_type text,
+    result bytea,
+    result_ref text,
+    error text,
+    idempotency_key text,
+    events text DEFAULT 'final'::text NOT NULL,
+    callbacks text[],
+    labels jsonb,
+    worker text,
+    lease_partition integer,
+    due_at timestamp with time zone,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    finished_at timestamp with time zone,
+    CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
+    CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
+    CONSTRAINT task_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
+    CONSTRAINT task_priority_check CHECK (((priority >= 0) AND (priority <= 4))),
+    CONSTRAINT task_state_check CHECK ((state = ANY (ARRAY['scheduled'::text, 'ready'::text, 'queued'::text, 'running'::text, 'waiting'::text, 'paused'::text, 'succeeded'::text, 'failed'::text, 'cancelled'::text, 'quarantined'::text])))
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.1');
+
+COMMENT ON COLUMN penstock.task.step IS 'stages entered so far: with id and attempt it is the fence, also when a stage is visited twice';
+
+COMMENT ON COLUMN penstock.task.failures IS 'attempts of the current stage whose handler failed';
+
+COMMENT ON COLUMN penstock.task.losses IS 'attempts of the current stage whose worker was lost';
+
+COMMENT ON COLUMN penstock.task.context_ref IS 'JSON: key, sha256 and size of an object above the inline limit';
+
+COMMENT ON COLUMN penstock.task.lease_partition IS 'while running: the heartbeats partition over which its worker reports';
+
+ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.task_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE penstock.task_type (
+    name text NOT NULL,
+    first_stage text DEFAULT 'start'::text NOT NULL,
+    partitions integer DEFAULT 8 NOT NULL,
+    lease_ms integer DEFAULT 300000 NOT NULL,
+    max_attempts integer DEFAULT 3 NOT NULL,
+    retry_base_ms integer DEFAULT 1000 NOT NULL,
+    retry_factor double precision DEFAULT 2 NOT NULL,
+    retry_max_ms integer DEFAULT 300000 NOT NULL,
+    retry_jitter double precision DEFAULT 0.5 NOT NULL,
+    events text DEFAULT 'final'::text NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT task_type_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
+    CONSTRAINT task_type_lease_ms_check CHECK ((lease_ms > 0)),
+    CONSTRAINT task_type_max_attempts_check CHECK ((max_attempts > 0)),
+    CONSTRAINT task_type_partitions_check CHECK ((partitions > 0))
+);
+
+ALTER TABLE ONLY penstock.attempt
+    ADD CONSTRAINT attempt_pkey PRIMARY KEY (task_id, step, attempt);
+
+ALTER TABLE ONLY penstock.callback
+    ADD CONSTRAINT callback_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.ingested
+    ADD CONSTRAINT ingested_pkey PRIMARY KEY (topic, partition);
+
+ALTER TABLE ONLY penstock.migration
+    ADD CONSTRAINT migration_pkey PRIMARY KEY (name);
+
+ALTER TABLE ONLY penstock.outbox
+    ADD CONSTRAINT outbox_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.release
+    ADD CONSTRAINT release_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.task
+    ADD CONSTRAINT task_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.task_type
+    ADD CONSTRAINT task_type_pkey PRIMARY KEY (name);
+
+CREATE INDEX callback_due ON penstock.callback USING btree (due_at) WHERE (state = 'pending'::text);
+
+CREATE INDEX callback_task ON penstock.callback USING btree (task_id);
+
+CREATE INDEX task_failed ON penstock.task USING btree (type, id) WHERE (state = ANY (ARRAY['failed'::text, 'quarantined'::text]));
+
+CREATE UNIQUE INDEX task_idempotency ON penstock.task USING btree (type, idempotency_key) WHERE (idempotency_key IS NOT NULL);
+
+CREATE INDEX task_labels ON penstock.task USING gin (labels jsonb_path_ops) WHERE (labels IS NOT NULL);
+
+CREATE INDEX task_ready ON penstock.task USING btree (type, priority, id) WHERE (state = 'ready'::text);
+
+CREATE INDEX task_running ON penstock.task USING btree (lease_partition) WHERE (state = 'running'::text);
+
+CREATE INDEX task_scheduled ON penstock.task USING btree (due_at) WHERE (state = 'scheduled'::text);
+
+ALTER TABLE ONLY penstock.task
+    ADD CONSTRAINT task_type_fkey FOREIGN KEY (type) REFERENCES penstock.task_type(name);

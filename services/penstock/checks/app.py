@@ -194,7 +194,7 @@ async def _unread(
                 consumer.seek(tp, begin)
             else:
                 consumer.pause(tp)
-        found = defaultdict(list)
+        found: defaultdict[TopicPartition, list[dict[str, Any]]] = defaultdict(list)
         while remaining:
             for tp, records in (await consumer.getmany(*remaining, timeout_ms=500)).items():
                 found[tp] += [orjson.loads(record.value) for record in records if record.offset < ends[tp]]

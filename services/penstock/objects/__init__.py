@@ -1,0 +1,74 @@
+"""The claim check (T4): contexts above the inline limit live in an object store, by obstore.
+
+Objects are named after their content, so storing one twice is storing it once and a retry is harmless.
+In doubt it refuses: bytes that do not match their reference are never handed to a handler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import from_url
+
+from penstock.contracts.context import INLINE_LIMIT_BYTES, Context, ObjectRef
+from penstock.errors import CorruptObject, ObjectsUnavailable, SettingsError
+
+
+class ObjectStore:
+    """One store, named by URL.
+
+    Args:
+        url: `file:///folder` (made when missing), `s3://bucket/prefix` (credentials as the AWS tools take them)
+            or `memory:///`.
+
+    Raises:
+        SettingsError: no such kind of store.
+    """
+
+    def __init__(self, url: str) -> None:
+        options: dict[str, Any] = {"mkdir": True} if urlsplit(url).scheme == "file" else {}
+        try:
+            self._store = from_url(url, **options)
+        except (BaseError, ValueError) as error:
+            raise SettingsError(f"objects={url!r} is not an object store: {error}") from error
+
+    async def check_in(self, context: Context) -> Context:
+        """Stores a context above the inline limit and returns one that refers to it; a small one as it is.
+
+        Raises:
+            ObjectsUnavailable: it is not stored.
+        """
+        if context.data is None or len(context.data) <= INLINE_LIMIT_BYTES:
+            return context
+        digest = hashlib.sha256(context.data).hexdigest()
+        key = f"contexts/{digest[:2]}/{digest}"
+        try:
+            await obstore.put_async(self._store, key, context.data)
+        except BaseError as error:
+            raise ObjectsUnavailable(f"could not store {len(context.data):,} bytes: {error}") from error
+        return Context(context.content_type, ref=ObjectRef(key, digest, len(context.data)))
+
+    async def check_out(self, context: Context) -> Context:
+        """Fetches what a context refers to; an inline one as it is.
+
+        Raises:
+            CorruptObject: the object is gone, or its bytes are not those that were checked in.
+            ObjectsUnavailable: the store does not answer.
+        """
+        ref = context.ref
+        if ref is None:
+            return context
+        try:
+            got = await obstore.get_async(self._store, ref.key)
+            data = bytes(await got.bytes_async())
+        except FileNotFoundError as error:
+            raise CorruptObject(f"object {ref.key} is not in the store") from error
+        except BaseError as error:
+            raise ObjectsUnavailable(f"could not fetch {ref.key}: {error}") from error
+        if hashlib.sha256(data).hexdigest() != ref.sha256:
+            raise CorruptObject(f"object {ref.key} has {len(data):,} bytes that are not those checked in")
+        return Context(context.content_type, data=data)

@@ -1,0 +1,192 @@
+"""The worker: registration, and the parts that make it run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from penstock import process
+from penstock.contracts.ready import ReadyTask
+from penstock.errors import SettingsError
+from penstock.kafka.connection import make_producer, running
+from penstock.objects import ObjectStore
+from penstock.worker.execution import Execution, Stage, handed_back
+from penstock.worker.hand import Hand, beat
+from penstock.worker.link import Link, Reports
+from penstock.worker.pull import Puller
+from penstock.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
+
+
+class Worker:
+    """Runs stages of tasks.
+
+    Args:
+        settings: all of them; left out, they are read from the environment (`PENSTOCK_KAFKA` and so on).
+        given: single settings that win over the environment, such as `kafka="broker:9092"`.
+
+    Raises:
+        SettingsError: they make no sense.
+    """
+
+    def __init__(self, settings: WorkerSettings | None = None, **given: Any) -> None:
+        self.settings = settings or WorkerSettings.load(**given)
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._stages: dict[tuple[str, str], Stage] = {}
+
+    def stage(
+        self, name: str, *, timeout_s: float | None = None, max_attempts: int | None = None
+    ) -> Callable[[AnyHandler], AnyHandler]:
+        """Registers the handler of a stage.
+
+        Args:
+            name: `type.stage`, split at the first dot.
+            timeout_s: seconds it may take; None is the worker's setting.
+            max_attempts: tries, the first included; None is the type's setting.
+
+        Raises:
+            SettingsError: no such name is possible, or the stage has a handler already.
+        """
+        type_name, dot, stage_name = name.partition(".")
+        if not (type_name and dot and stage_name):
+            raise SettingsError(f"stage({name!r}): give type and stage, as in 'media.probe'")
+        if (type_name, stage_name) in self._stages:
+            raise SettingsError(f"stage({name!r}) has a handler already")
+        if max_attempts is not None and max_attempts < 1:
+            raise SettingsError(f"stage({name!r}): max_attempts={max_attempts} must be at least 1")
+        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        if limit_s <= 0:
+            raise SettingsError(f"stage({name!r}): timeout_s={limit_s} must be above 0")
+
+        def register(handler: AnyHandler) -> AnyHandler:
+            self._stages[type_name, stage_name] = Stage(handler, limit_s, max_attempts)
+            return handler
+
+        return register
+
+    def run(self) -> None:
+        """Works until SIGTERM or SIGINT, then drains; ends the process with the service's status.
+
+        Raises:
+            SystemExit: always.
+        """
+        # The drain, and then some for the last records.
+        raise SystemExit(process.run("worker", self.serve, grace_s=self.settings.drain_timeout_s + 15))
+
+    async def serve(self, stopping: asyncio.Event, ready: process.Ready = lambda: None) -> None:
+        """Works until `stopping` is set, then drains.
+
+        Raises:
+            SettingsError: there is no stage.
+            KafkaUnavailable: no broker answered at the start.
+        """
+        if not self._stages:
+            raise SettingsError("the worker has no stage: register handlers with @worker.stage('type.stage')")
+        settings = self.settings
+        async with running(make_producer(settings)) as producer:
+            hand = Hand(settings.pool + settings.backlog)
+            link = Link(producer, settings, self.id)
+            reports = Reports(link, self.id, hand.let_go)
+            pool = Pool(
+                Execution(self._stages, ObjectStore(settings.objects), settings.threads),
+                reports,
+                settings.pool,
+            )
+            pulling = process.together(
+                *(
+                    Puller(settings, type_name, link, hand, self.id, pool.start).run()
+                    for type_name in sorted({type_name for type_name, _stage in self._stages})
+                )
+            )
+
+            async def work() -> None:
+                await _until(stopping, pulling)
+                await pool.drain(settings.drain_timeout_s)
+                await reports.wait_sent()
+
+            ready()
+            await process.leading(work(), reports.run(), beat(hand, link, self.id))
+
+
+class Pool:
+    """Runs so many attempts at once; the others wait in order.
+
+    Args:
+        execution: runs one.
+        reports: where results go.
+        size: how many at once.
+    """
+
+    def __init__(self, execution: Execution, reports: Reports, size: int) -> None:
+        self._execution = execution
+        self._reports = reports
+        self._size = size
+        self._running: dict[asyncio.Task[None], ReadyTask] = {}
+        self._backlog: deque[ReadyTask] = deque()
+        self._closed = False
+
+    def start(self, ready: ReadyTask) -> None:
+        """Runs an attempt now or, when all places are taken, as soon as one is free."""
+        if self._closed:
+            self._reports.add(handed_back(ready, "the worker is stopping"))
+        elif len(self._running) < self._size:
+            task = asyncio.create_task(self._run(ready))
+            self._running[task] = ready
+            task.add_done_callback(self._ended)
+        else:
+            self._backlog.append(ready)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Hands back what waits, gives what runs `timeout_s` seconds, then cancels it and hands it back."""
+        self._closed = True
+        while self._backlog:
+            self._reports.add(handed_back(self._backlog.popleft(), "the worker is stopping"))
+        if self._running:
+            log.info("draining: %d handlers are still running", len(self._running))
+            await asyncio.wait(set(self._running), timeout=timeout_s)
+        late = dict(self._running)
+        for task in late:
+            task.cancel()
+        if late:
+            # A handler that swallows its cancellation must not keep the worker either.
+            await asyncio.wait(set(late), timeout=1.0)
+        for ready in late.values():
+            self._reports.add(
+                handed_back(ready, f"the worker stopped after waiting {timeout_s:g} s for the handler")
+            )
+
+    async def _run(self, ready: ReadyTask) -> None:
+        self._reports.add(await self._execution.run(ready))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Our own mistake, not the handler's: its lease runs out, and the attempt is run again.
+            log.error("an attempt ended without a result", exc_info=error)
+        if self._backlog and not self._closed:
+            self.start(self._backlog.popleft())
+
+
+async def _until(stopping: asyncio.Event, work: Any) -> None:
+    """Runs `work` until `stopping` is set, then cancels it.
+
+    Raises:
+        Exception: what `work` raised before.
+    """
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, waiting):
+        task.cancel()
+    await asyncio.wait({working, waiting})
+    if not working.cancelled() and (error := working.exception()) is not None:
+        raise error

@@ -1,0 +1,127 @@
+"""The worker's way to Kafka: claims, beats, results and releases, each a batch in one record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from aiokafka import AIOKafkaProducer
+
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results
+from penstock.core.leases import Key
+from penstock.core.retry import RetryPolicy
+from penstock.errors import KafkaUnavailable
+from penstock.kafka.connection import MAX_RECORD_BYTES, translated
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.settings import Kafka
+
+log = logging.getLogger(__name__)
+
+# How long results are collected before a record is written, unless it is full before.
+COLLECT_S = 0.003
+WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=5.0, jitter=0)
+# What one entry takes beside its context and error, roughly: only to keep records below the broker's limit.
+ENTRY_BYTES = 400
+
+
+class Link:
+    """Writes what a worker has to say, in the order in which it says it.
+
+    Args:
+        producer: started, acks=all.
+        settings: for the prefix of the topics.
+        worker_id: the key of every record, so that the order holds.
+    """
+
+    def __init__(self, producer: AIOKafkaProducer, settings: Kafka, worker_id: str) -> None:
+        self._producer = producer
+        self._heartbeats = settings.prefix + HEARTBEATS.name
+        self._results = settings.prefix + STAGE_RESULTS.name
+        self._worker_id = worker_id
+        self._key = worker_id.encode()
+
+    async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Returns once Kafka has it, however long that takes."""
+        await self._send(self._heartbeats, heartbeat.encode())
+
+    async def send_results(self, results: Sequence[StageResult]) -> None:
+        """Returns once Kafka has them, however long that takes."""
+        await self._send(self._results, encode_results(self._worker_id, results))
+
+    async def _send(self, topic: str, value: bytes) -> None:
+        tries = 0
+        while True:
+            try:
+                with translated():
+                    await self._producer.send_and_wait(topic, value, key=self._key)
+            except KafkaUnavailable as error:
+                tries += 1
+                log.warning("cannot write to %s yet: %s", topic, error)
+                await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
+            else:
+                return
+
+
+class Reports:
+    """Collects results for a few milliseconds and sends them as one record, then releases their leases.
+
+    Args:
+        link: the way to Kafka.
+        worker_id: whose leases they are.
+        let_go: told of the attempts whose results are on Kafka.
+    """
+
+    def __init__(self, link: Link, worker_id: str, let_go: Callable[[list[Key]], None]) -> None:
+        self._link = link
+        self._worker_id = worker_id
+        self._let_go = let_go
+        self._waiting: list[StageResult] = []
+        self._some = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, result: StageResult) -> None:
+        """A result to be sent with the next record."""
+        self._waiting.append(result)
+        self._idle.clear()
+        self._some.set()
+
+    async def run(self) -> None:
+        """Sends until cancelled."""
+        while True:
+            await self._some.wait()
+            if len(self._waiting) < RESULTS_PER_RECORD:
+                await asyncio.sleep(COLLECT_S)
+            self._some.clear()
+            while self._waiting:
+                batch = self._take()
+                await self._link.send_results(batch)
+                keys: list[Key] = [(r.fence.id, r.fence.step, r.fence.attempt) for r in batch]
+                await self._link.send_heartbeat(Heartbeat(Kind.RELEASE, self._worker_id, 0, keys))
+                self._let_go(keys)
+            self._idle.set()
+
+    async def wait_sent(self) -> None:
+        """Waits until everything added is on Kafka."""
+        await self._idle.wait()
+
+    def _take(self) -> list[StageResult]:
+        size = count = 0
+        for result in self._waiting[:RESULTS_PER_RECORD]:
+            size += _bytes(result)
+            if count and size > MAX_RECORD_BYTES // 2:
+                break
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
+
+
+def _bytes(result: StageResult) -> int:
+    size = ENTRY_BYTES
+    if result.context is not None and result.context.data is not None:
+        size += len(result.context.data) * 2
+    if result.error is not None:
+        size += (len(result.error.message) + len(result.error.traceback or "")) * 2
+    return size

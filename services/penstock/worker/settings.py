@@ -1,0 +1,31 @@
+"""Settings of a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.settings import Kafka, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(Kafka):
+    """See `Kafka` for what it shares with the services."""
+
+    pool: int = option(2_000, "Most handlers that run at once.")
+    backlog: int = option(1_000, "Most claimed tasks that wait for a handler.")
+    threads: int = option(64, "Most synchronous handlers that run at once, each on a thread of its own.")
+    timeout_s: float = option(600.0, "Seconds a handler may take unless its stage says otherwise.")
+    drain_timeout_s: float = option(30.0, "Seconds running handlers are given to end when the worker stops.")
+
+    def validate(self) -> list[str]:
+        """There must be room for something."""
+        problems = super().validate()
+        if self.pool < 1 or self.backlog < 0 or self.threads < 1:
+            problems.append(
+                f"pool={self.pool} and threads={self.threads} must be at least 1, backlog={self.backlog} not negative"
+            )
+        if self.timeout_s <= 0 or self.drain_timeout_s < 0:
+            problems.append(
+                f"timeout_s={self.timeout_s} must be above 0, drain_timeout_s={self.drain_timeout_s} not negative"
+            )
+        return problems

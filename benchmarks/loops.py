@@ -18,10 +18,11 @@ import orjson
 from aiokafka import AIOKafkaProducer
 
 from benchmarks import bare_loop
-from penstock.client import Client
 from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import Topic
 from penstock.local.deployment import Deployment, Options
+from penstock.postgres import types
+from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
 
 
@@ -107,7 +108,6 @@ class Whole:
     deployment: Deployment
     connection: asyncpg.Connection
     producer: AIOKafkaProducer
-    client: Client
     worker: subprocess.Popen
     log: Path
 
@@ -146,18 +146,18 @@ async def whole(deployment: Deployment) -> AsyncIterator[Whole]:
     connection = await asyncpg.connect(deployment.postgres)
     producer = AIOKafkaProducer(bootstrap_servers=deployment.kafka, acks="all", max_batch_size=256 * 1024)
     await producer.start()
-    async with Client(deployment.gateway_url) as client:
-        await client.register_type("noop", first_stage="one")
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.noop_worker", "--log", str(log)], env=environment
-        )
-        try:
-            yield Whole(deployment, connection, producer, client, worker, log)
-        finally:
-            worker.terminate()
-            worker.wait()
-            await producer.stop()
-            await connection.close()
+    async with open_pool(deployment.postgres, "benchmark", size=1) as pool:
+        await types.register(pool, types.TaskType(name="noop", first_stage="one"))
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.noop_worker", "--log", str(log)], env=environment
+    )
+    try:
+        yield Whole(deployment, connection, producer, worker, log)
+    finally:
+        worker.terminate()
+        worker.wait()
+        await producer.stop()
+        await connection.close()
 
 
 def servers_only(data_dir: Path) -> Options:

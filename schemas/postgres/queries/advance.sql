@@ -41,7 +41,9 @@ WITH input AS (
         updated_at = now(),
         finished_at = CASE WHEN i.to_state IN ('succeeded', 'failed', 'quarantined') THEN now() END
     FROM input i
-    WHERE t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt = i.attempt
+    -- By key first: the statistics of a queue are always stale, and a plan that trusts them is quadratic.
+    WHERE t.id = ANY ($1::bigint[])
+      AND t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt = i.attempt
       AND t.state IN ('queued', 'running')
       -- A lease that moved to another worker is not this worker's to lose.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)

@@ -5,7 +5,7 @@
 UPDATE callback c
 SET attempt = c.attempt + 1, due_at = now() + make_interval(secs => $3)
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
-WHERE c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
 RETURNING c.id, c.attempt;
 
 -- name: settle
@@ -17,16 +17,15 @@ SET state = i.state,
     finished_at = CASE WHEN i.state <> 'pending' THEN now() END
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[])
      AS i (id, attempt, state, error, due_in)
-WHERE c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
 RETURNING c.id;
 
 -- name: due
 -- Pending callbacks whose time has come: their records are written (again), and not before `horizon` after that.
 UPDATE callback c
 SET due_at = now() + make_interval(secs => $2)
-FROM (SELECT id FROM callback WHERE state = 'pending' AND due_at <= now()
-      ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED) AS d
-WHERE c.id = d.id
+WHERE c.id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'pending' AND due_at <= now()
+                        ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
 RETURNING c.id, c.target, c.task_id, c.attempt, c.body;
 
 -- name: next_due

@@ -6,7 +6,8 @@ UPDATE task t
 SET state = 'running', worker = i.worker, lease_partition = i.partition, updated_at = now()
 FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::integer[])
      AS i (id, step, attempt, worker, partition)
-WHERE t.id = i.id AND t.step = i.step AND t.attempt = i.attempt AND t.state IN ('queued', 'running')
+WHERE t.id = ANY ($1::bigint[])
+  AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt AND t.state IN ('queued', 'running')
 RETURNING t.id, t.step, t.attempt;
 
 -- name: held

@@ -15,8 +15,8 @@ WITH forgotten AS (
 ), chosen AS (
     SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2 FOR UPDATE
 ), opened AS (
-    UPDATE task t SET state = 'queued', due_at = NULL
-    FROM chosen c WHERE t.id = c.id AND t.state = 'ready'
+    -- Locked above, so still ready; found by key, whatever the statistics say.
+    UPDATE task t SET state = 'queued', due_at = NULL WHERE t.id = ANY (ARRAY(SELECT id FROM chosen))
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
               t.content_type, t.context, t.context_ref
 ), noted AS (

@@ -44,17 +44,21 @@ def conform(document: Any, name: str) -> None:
     checked = validator(name)
     if checked.is_valid(document):
         return
-    faults = problems(document, name)
-    raise faults[0]
+    raise problems(document, name)[0]
 
 
 def problems(document: Any, name: str) -> list[InvalidRecord]:
     """Everything at fault in a document, each with a JSON Pointer; empty when it conforms."""
+    return faults(validator(name), document)
+
+
+def faults(checked: jsonschema_rs.Draft202012Validator, document: Any) -> list[InvalidRecord]:
+    """Everything that `checked` finds at fault in a document, each with a JSON Pointer."""
     return [
         InvalidRecord(
             _shorten(error.message), pointer="".join(f"/{_escape(part)}" for part in error.instance_path)
         )
-        for error in validator(name).iter_errors(document)
+        for error in checked.iter_errors(document)
     ]
 
 

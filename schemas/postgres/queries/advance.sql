@@ -15,11 +15,11 @@ WITH input AS (
     FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
                 $5::text[], $6::text[], $7::integer[], $8::integer[], $9::integer[], $10::integer[],
                 $11::timestamptz[], $12::text[], $13::bytea[], $14::text[], $15::text[],
-                $16::text[], $17::text[], $18::timestamptz[], $19::timestamptz[])
+                $16::text[], $17::text[], $18::bigint[], $19::bigint[])
          AS i (id, step, stage, attempt,
                to_state, to_stage, to_step, to_attempt, failures, losses,
                due_at, content_type, context, context_ref, error,
-               outcome, worker, started_at, finished_at)
+               outcome, worker, started_ms, finished_ms)
 ), moved AS (
     UPDATE task t
     SET state = i.to_state,
@@ -49,11 +49,12 @@ WITH input AS (
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
               t.updated_at, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,
-              i.worker AS by_worker, i.error AS why, i.started_at, i.finished_at AS ended_at
+              i.worker AS by_worker, i.error AS why, i.started_ms, i.finished_ms
 ), history AS (
     INSERT INTO attempt (task_id, step, attempt, stage, outcome, worker, error, started_at, finished_at)
-    SELECT id, from_step, from_attempt, from_stage, outcome, by_worker, why, started_at, ended_at FROM moved
-    ON CONFLICT DO NOTHING
+    SELECT id, from_step, from_attempt, from_stage, outcome, by_worker, why,
+           to_timestamp(started_ms / 1000.0), coalesce(to_timestamp(finished_ms / 1000.0), now())
+    FROM moved
 ), woken AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
     FROM (SELECT DISTINCT type, state FROM moved WHERE state IN ('ready', 'scheduled')) AS types

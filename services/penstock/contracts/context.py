@@ -31,6 +31,9 @@ class ContentType(StrEnum):
     BYTES = "bytes"
 
 
+_CONTENT_TYPES = {member.value: member for member in ContentType}
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
     """Where a large context is kept.
@@ -55,13 +58,52 @@ class ObjectRef:
         return cls(raw["key"], raw["sha256"], raw["size"])
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Encoded bytes with their type, or a reference to them. Exactly one of `data` and `ref` is set."""
+_UNREAD: Any = object()
 
-    content_type: ContentType
-    data: bytes | None = None
-    ref: ObjectRef | None = None
+
+class Context:
+    """Encoded bytes with their type, or a reference to them.
+
+    A JSON value that has just been read from a record is encoded only when its bytes are asked for, and bytes
+    are decoded only when the value is: at the rate of stages most contexts need one of the two.
+
+    Attributes:
+        content_type: what kind of value it is.
+        ref: where it is kept, when it is not inline.
+    """
+
+    __slots__ = ("_data", "_value", "content_type", "ref")
+
+    def __init__(
+        self,
+        content_type: ContentType,
+        data: bytes | None = None,
+        ref: ObjectRef | None = None,
+        *,
+        value: Any = _UNREAD,
+    ) -> None:
+        self.content_type = content_type
+        self.ref = ref
+        self._data = data
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Context):
+            return NotImplemented
+        return (self.content_type, self.ref, self.data) == (other.content_type, other.ref, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.content_type, self.ref, self.data))
+
+    def __repr__(self) -> str:
+        return f"Context({self.content_type.value}, {self.ref or self.data!r})"
+
+    @property
+    def data(self) -> bytes | None:
+        """The encoded value; None with a reference."""
+        if self._data is None and self._value is not _UNREAD:
+            self._data = orjson.dumps(self._value)
+        return self._data
 
     @classmethod
     def encode(cls, value: Any) -> Context:
@@ -83,19 +125,22 @@ class Context:
 
     def decode(self) -> Any:
         """The Python value: any JSON, `str` for text and URL, `bytes` for bytes. Only for inline contexts."""
-        assert self.data is not None, "resolve the reference through penstock.objects first"
+        if self._value is not _UNREAD:
+            return self._value
+        data = self._data
+        assert data is not None, "resolve the reference through penstock.objects first"
         if self.content_type is ContentType.JSON:
-            return orjson.loads(self.data)
-        if self.content_type is ContentType.BYTES:
-            return self.data
-        return self.data.decode()
+            return orjson.loads(data)
+        return data if self.content_type is ContentType.BYTES else data.decode()
 
     def to_wire(self, name: str = "context") -> dict[str, Any]:
         """The record's fields: `content_type` with `<name>` or `<name>_ref`."""
         if self.ref is not None:
             return {"content_type": self.content_type.value, f"{name}_ref": self.ref.to_wire()}
-        assert self.data is not None
-        return {"content_type": self.content_type.value, name: self._wire_value(self.data)}
+        if self.content_type is ContentType.JSON and self._data is None:
+            return {"content_type": "json", name: self._value}
+        assert self._data is not None
+        return {"content_type": self.content_type.value, name: self._wire_value(self._data)}
 
     def _wire_value(self, data: bytes) -> Any:
         if self.content_type is ContentType.JSON:
@@ -111,7 +156,7 @@ class Context:
         Raises:
             InvalidRecord: value and content type contradict each other.
         """
-        content_type = ContentType(raw.get("content_type") or ContentType.JSON)
+        content_type = _CONTENT_TYPES[raw.get("content_type", "json")]
         reference = raw.get(f"{name}_ref")
         if reference is not None:
             return cls(content_type, ref=ObjectRef.from_wire(reference))
@@ -119,7 +164,7 @@ class Context:
             return None
         value = raw[name]
         if content_type is ContentType.JSON:
-            return cls(content_type, orjson.dumps(value))
+            return cls(content_type, value=value)
         if not isinstance(value, str):
             raise InvalidRecord(
                 f"with content_type {content_type.value} this must be a string", pointer=f"{pointer}/{name}"
@@ -138,5 +183,6 @@ class Context:
         """Length of the encoded value in bytes."""
         if self.ref is not None:
             return self.ref.size
-        assert self.data is not None
-        return len(self.data)
+        data = self.data
+        assert data is not None
+        return len(data)

@@ -17,6 +17,8 @@ from penstock.contracts.validation import conform, parse, problems, validator
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import Invalid, InvalidRecord
 
+_OUTCOMES = {member.value: member for member in Outcome}
+
 
 def decode_heartbeat(data: bytes) -> Heartbeat:
     """Reads a record of the heartbeats topic.
@@ -62,7 +64,7 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     return StageResult(
         # JSON Schema counts 81.0 among the integers.
         fence=Fence(int(raw["id"]), int(raw["step"]), raw["stage"], int(raw["attempt"])),
-        outcome=Outcome(raw["outcome"]),
+        outcome=_OUTCOMES[raw["outcome"]],
         next_stage=raw.get("next_stage"),
         context=Context.from_wire(raw, pointer=pointer),
         delay_ms=int(raw.get("delay_ms", 0)),

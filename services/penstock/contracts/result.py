@@ -38,7 +38,8 @@ class Failure:
         return wire if self.traceback is None else {**wire, "traceback": self.traceback}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: at the rate of stages the guard costs more than it guards.
+@dataclass(slots=True, kw_only=True)
 class StageResult:
     """One ended attempt.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import Happening, State, after
@@ -19,8 +19,7 @@ class Outcome(StrEnum):
     EXPIRED = "expired"
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(NamedTuple):
     """Names one attempt of one stage of one task: what a commit must still find in order to take effect.
 
     `step` counts the stages a task has entered, so that a stage visited twice is not the same attempt twice.
@@ -32,8 +31,7 @@ class Fence:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """Vain tries of the current stage so far.
 
     Attributes:
@@ -45,8 +43,11 @@ class Tally:
     losses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+# A stage just entered.
+UNTRIED = Tally()
+
+
+class Verdict(NamedTuple):
     """Where a task goes when an attempt ends.
 
     Attributes:
@@ -89,12 +90,12 @@ def conclude(
         policy: with FAIL and EXPIRED, how often to try.
         chance: with FAIL and EXPIRED, a random number from 0 to 1 for the jitter.
     """
-    tally = tally or Tally()
     if outcome is Outcome.NEXT:
         assert next_stage is not None
         return Verdict(
-            after(State.RUNNING, Happening.ADVANCED), next_stage, fence.step + 1, 0, delay_s, Tally()
+            after(State.RUNNING, Happening.ADVANCED), next_stage, fence.step + 1, 0, delay_s, UNTRIED
         )
+    tally = tally or UNTRIED
     if outcome is Outcome.DONE:
         return Verdict(
             after(State.RUNNING, Happening.SUCCEEDED), fence.stage, fence.step, fence.attempt, 0.0, tally

@@ -100,10 +100,10 @@ def after(state: State, happening: Happening) -> State:
     Raises:
         Conflict: that cannot happen to a task in this state.
     """
-    try:
-        return TRANSITIONS[state, happening]
-    except KeyError:
-        raise Conflict(f"a task that is {state} cannot be {happening}") from None
+    target = TRANSITIONS.get((state, happening))
+    if target is None:
+        raise Conflict(f"a task that is {state} cannot be {happening}")
+    return target
 
 
 def sources(happening: Happening) -> frozenset[State]:

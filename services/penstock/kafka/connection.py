@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -112,6 +112,31 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
             yield client
         finally:
             await client.close()
+
+
+async def send_in_batches(
+    producer: AIOKafkaProducer, topic: str, partition: int, values: Iterable[bytes]
+) -> list[asyncio.Future[Any]]:
+    """Writes records without keys to one partition, in order, many at a time; far cheaper than one by one.
+
+    Returns futures that are done when Kafka has the records.
+
+    Raises:
+        KafkaUnavailable: not all could be queued.
+    """
+    pending: list[asyncio.Future[Any]] = []
+    with translated():
+        batch = producer.create_batch()
+        for value in values:
+            if batch.append(key=None, value=value, timestamp=None) is None:
+                pending.append(await producer.send_batch(batch, topic, partition=partition))
+                batch = producer.create_batch()
+                if batch.append(key=None, value=value, timestamp=None) is None:
+                    # Larger than a batch may be: on its own, as large as the broker lets it.
+                    pending.append(await producer.send(topic, value, partition=partition))
+        if batch.record_count():
+            pending.append(await producer.send_batch(batch, topic, partition=partition))
+    return pending
 
 
 async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication: int = -1) -> None:

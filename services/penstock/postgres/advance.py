@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -37,7 +37,8 @@ _WORD = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: at the rate of stages the guard costs more than it guards.
+@dataclass(slots=True, kw_only=True)
 class Ending:
     """An attempt that ended and what is to become of its task.
 
@@ -199,34 +200,34 @@ def _transition(
 
 def _columns(endings: Sequence[Ending], now: datetime) -> list[list[Any]]:
     verdicts = [e.verdict for e in endings]
+    states = [_state(v) for v in verdicts]
     contexts = [e.context for e in endings]
     return [
         [e.fence.id for e in endings],
         [e.fence.step for e in endings],
         [e.fence.stage for e in endings],
         [e.fence.attempt for e in endings],
-        [_state(v).value for v in verdicts],
+        [state.value for state in states],
         [v.stage for v in verdicts],
         [v.step for v in verdicts],
         [v.attempt for v in verdicts],
         [v.tally.failures for v in verdicts],
         [v.tally.losses for v in verdicts],
-        [now + timedelta(seconds=v.delay_s) if _state(v) is State.SCHEDULED else None for v in verdicts],
+        [
+            now + timedelta(seconds=verdict.delay_s) if state is State.SCHEDULED else None
+            for verdict, state in zip(verdicts, states, strict=True)
+        ],
         [c.content_type.value if c else None for c in contexts],
         [c.data if c else None for c in contexts],
         [encode_ref(c.ref) if c else None for c in contexts],
         [orjson.dumps(e.error.to_wire()).decode() if e.error else None for e in endings],
         [e.outcome.value for e in endings],
         [e.worker for e in endings],
-        [_moment(e.started_ms) for e in endings],
-        [_moment(e.finished_ms) or now for e in endings],
+        [e.started_ms or None for e in endings],
+        [e.finished_ms or None for e in endings],
     ]
 
 
 def _state(verdict: Verdict) -> State:
     # A next stage that is not to begin yet waits like any other delayed task.
     return State.SCHEDULED if verdict.state is State.READY and verdict.delay_s > 0 else verdict.state
-
-
-def _moment(milliseconds: int) -> datetime | None:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.kafka.connection import create_topics, translated
+from penstock.kafka.connection import create_topics, send_in_batches, translated
 from penstock.kafka.topics import ready, workers_group
 from penstock.postgres import release
 from penstock.postgres.session import Session
@@ -234,14 +234,11 @@ class Release:
         count = gate.type.partitions
         size = -(-len(tasks) // count)
         pending = []
-        with translated():
-            for begin in range(0, len(tasks), max(size, 1)):
-                partition = gate.next_partition % count
-                pending += [
-                    await self._producer.send(gate.topic, task.encode(), partition=partition)
-                    for task in tasks[begin : begin + size]
-                ]
-                gate.next_partition += 1
+        for begin in range(0, len(tasks), max(size, 1)):
+            partition = gate.next_partition % count
+            values = [task.encode() for task in tasks[begin : begin + size]]
+            pending += await send_in_batches(self._producer, gate.topic, partition, values)
+            gate.next_partition += 1
         gate.written += len(tasks)
         confirming = asyncio.create_task(self._confirm(batch.release_id, pending))
         self._confirming.add(confirming)

@@ -1,0 +1,17 @@
+"""The gateway: tasks in and out over HTTP, and work for workers that do not speak Kafka.
+
+Guarantees
+- Answered with 200 or 201 means committed in PostgreSQL. A batch is inserted whole or not at all.
+- A repeated idempotency key returns the first task, also to requests that race.
+- A task handed out by `POST /hold_task` was claimed on Kafka, and its offset committed, before the answer is
+  sent; what nobody was there to take stays in its partition. A client that goes away after the claim loses
+  its lease in time, and the task is tried again.
+- What `POST /set_task` accepts is on Kafka with acks=all; whether it takes effect is the fence's decision.
+- Every refusal is a problem document that points at the field; no internals leave the process.
+
+It takes tasks while Kafka is away (their release waits), and answers 503 with `Retry-After` to what needs a
+server that is away. In doubt it refuses: a request that may not have taken effect is never acknowledged, and
+the client's idempotency key makes repeating it safe.
+
+It listens on loopback unless told otherwise, and refuses what pages of other sites make browsers send.
+"""

@@ -1,0 +1,104 @@
+"""Wiring of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+
+from penstock import process
+from penstock.errors import CannotStart
+from penstock.gateway.broker import Broker
+from penstock.gateway.hold import Hold
+from penstock.gateway.pages import Pages
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.tasks import Tasks
+from penstock.gateway.types import Types, keep_fresh
+from penstock.http.server import problems, same_origin
+from penstock.objects import ObjectStore
+from penstock.postgres.connection import open_pool
+from penstock.postgres.health import missing_migrations
+from penstock.postgres.types import KnownTypes
+
+NAME = "gateway"
+
+log = logging.getLogger(__name__)
+
+# For answers under way when the process is asked to stop; long-polls are answered at once.
+STOP_S = 10.0
+
+
+def create_app(
+    settings: GatewaySettings, *, listening: Callable[[int], None] = lambda _port: None
+) -> process.Service:
+    """The service.
+
+    Args:
+        settings: of the gateway.
+        listening: told the port, which matters when the settings say 0.
+    """
+
+    async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
+        async with open_pool(settings.postgres, NAME, size=settings.gateway_connections) as pool:
+            missing = await missing_migrations(pool)
+            if missing:
+                raise CannotStart(
+                    f"the database lacks {', '.join(missing)}: run `penstock migrate` against it"
+                )
+            broker = Broker(settings, pool)
+            known = KnownTypes(pool)
+            objects = ObjectStore(settings.objects)
+            hold = Hold(settings, known, objects, broker)
+            app = web.Application(
+                middlewares=[problems, same_origin], client_max_size=settings.gateway_body_limit_bytes
+            )
+            app.add_routes(Tasks(settings, pool, known, objects, broker).routes())
+            app.add_routes(Types(settings, pool, known).routes())
+            app.add_routes(hold.routes())
+            app.add_routes(Pages(pool, broker).routes())
+
+            def serves(port: int) -> None:
+                listening(port)
+                ready()
+
+            await process.leading(
+                _serve(app, settings, hold, stopping, serves), broker.run(), keep_fresh(settings, known)
+            )
+
+    return service
+
+
+async def _serve(
+    app: web.Application,
+    settings: GatewaySettings,
+    hold: Hold,
+    stopping: asyncio.Event,
+    serves: Callable[[int], None],
+) -> None:
+    runner = web.AppRunner(app, shutdown_timeout=STOP_S, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.gateway_host, settings.gateway_port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise CannotStart(
+                f"cannot listen on {settings.gateway_host}:{settings.gateway_port} ({error.strerror}): "
+                "set PENSTOCK_GATEWAY_PORT to a free port"
+            ) from error
+        port = runner.addresses[0][1]
+        log.info("listening on http://%s:%d", settings.gateway_host, port)
+        serves(port)
+        await stopping.wait()
+        await site.stop()
+        # Before the server waits for its answers: long-polls end now.
+        await hold.close()
+    finally:
+        await runner.cleanup()
+
+
+def main() -> int:
+    """Runs the service with settings from the environment."""
+    return process.run(NAME, create_app(GatewaySettings.load()))

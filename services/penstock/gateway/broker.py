@@ -1,0 +1,123 @@
+"""The gateway's way to Kafka: one producer, connected as soon as a broker can be reached.
+
+The gateway serves without it: tasks are taken into PostgreSQL, and what cancelling them owes is left to the sweeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import asyncpg
+from aiokafka import AIOKafkaProducer
+
+from penstock.contracts.event import Owed
+from penstock.errors import KafkaUnavailable
+from penstock.kafka.connection import make_producer, translated
+from penstock.kafka.outbox import Publisher
+from penstock.postgres import outbox
+from penstock.settings import Kafka
+
+log = logging.getLogger(__name__)
+
+CONNECT_AGAIN_S = 1.0
+PROBE_S = 3.0
+STOP_S = 5.0
+
+
+class Broker:
+    """Sends to Kafka once connected.
+
+    Args:
+        settings: where Kafka is.
+        pool: of the database, for striking out what is published.
+    """
+
+    def __init__(self, settings: Kafka, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._producer: AIOKafkaProducer | None = None
+        self._publisher: Publisher | None = None
+        self._why_not = "not connected yet"
+
+    @property
+    def producer(self) -> AIOKafkaProducer:
+        """The producer.
+
+        Raises:
+            KafkaUnavailable: no broker has been reached yet.
+        """
+        if self._producer is None:
+            raise KafkaUnavailable(f"Kafka at {self._settings.kafka}: {self._why_not}")
+        return self._producer
+
+    def owe(self, owed: Owed) -> None:
+        """Publishes what a committed transaction owes, in the background; the sweeper does when this cannot."""
+        if self._publisher is not None:
+            self._publisher.owe(owed)
+
+    async def probe(self) -> None:
+        """Asks any broker for the topics there are.
+
+        Raises:
+            KafkaUnavailable: none answers.
+        """
+        client = self.producer.client
+        try:
+            with translated():
+                await asyncio.wait_for(client.fetch_all_metadata(), PROBE_S)
+        except TimeoutError as error:
+            raise KafkaUnavailable(
+                f"no broker at {self._settings.kafka} answers within {PROBE_S:g} s"
+            ) from error
+
+    async def run(self) -> None:
+        """Connects, then publishes until cancelled; what is under way is finished if Kafka answers."""
+        producer = await self._connect()
+        publisher = Publisher(producer, self._settings, self._strike_out)
+        self._producer, self._publisher = producer, publisher
+        try:
+            await publisher.run()
+        finally:
+            # A broker that has gone away must not keep us from stopping.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(publisher.drain(), STOP_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(producer.stop(), STOP_S)
+
+    async def _connect(self) -> AIOKafkaProducer:
+        while True:
+            producer = make_producer(self._settings)
+            try:
+                with translated():
+                    await _to_the_end(producer.start())
+            except BaseException as error:
+                await producer.stop()
+                if not isinstance(error, KafkaUnavailable):
+                    raise
+                if self._why_not != str(error):
+                    self._why_not = str(error)
+                    log.warning("%s: trying again every %g s", error, CONNECT_AGAIN_S)
+                await asyncio.sleep(CONNECT_AGAIN_S)
+            else:
+                return producer
+
+    async def _strike_out(self, ids: Sequence[int]) -> None:
+        await outbox.paid(self._pool, ids)
+
+
+async def _to_the_end(start: Coroutine[Any, Any, None]) -> None:
+    """Lets a start under way end even when cancelled: aiokafka would leave the connection it is opening behind."""
+    task = asyncio.ensure_future(start)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=STOP_S)
+        if task.done() and not task.cancelled():
+            # Read, or asyncio complains that nobody did.
+            task.exception()
+        task.cancel()
+        raise

@@ -1,0 +1,195 @@
+"""Workers that speak HTTP: `POST /hold_task` claims a batch, `POST /set_task` reports one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from penstock.contracts.context import INLINE_LIMIT_BYTES
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.inbound import read_result
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results
+from penstock.contracts.validation import problems
+from penstock.core.leases import Key
+from penstock.errors import Fatal, Invalid, InvalidRecord, TooLarge, Unavailable, UnknownType
+from penstock.gateway.broker import Broker
+from penstock.gateway.intake import Intake
+from penstock.gateway.openapi import conform, problems_in
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.tasks import json_of
+from penstock.http.server import respond
+from penstock.kafka.outbox import send_all
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.objects import ObjectStore
+from penstock.postgres.types import KnownTypes, TaskType
+
+log = logging.getLogger(__name__)
+
+# Well under the broker's limit of a megabyte a record.
+RECORD_BYTES = 700_000
+
+DEFAULT_WAIT_S = 20.0
+DEFAULT_LEASE_MS = 300_000
+
+
+class Hold:
+    """The routes of HTTP workers.
+
+    Args:
+        settings: limits and times.
+        types: which types there are.
+        objects: for contexts above the inline limit.
+        broker: for claims, beats, results and releases.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, types: KnownTypes, objects: ObjectStore, broker: Broker
+    ) -> None:
+        self._settings = settings
+        self._types = types
+        self._objects = objects
+        self._broker = broker
+        self._intakes: dict[str, Intake] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        """What this class answers."""
+        return [web.post("/hold_task", self.hold), web.post("/set_task", self.set)]
+
+    async def close(self) -> None:
+        """Answers who waits, finishes what is being claimed, and leaves all groups."""
+        for intake in self._intakes.values():
+            intake.close()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def hold(self, request: web.Request) -> web.Response:
+        """POST /hold_task: answers as soon as there is anything, or with nothing after `wait_s`."""
+        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        conform(raw, "HoldRequest")
+        # Without a query while the type is known: idle workers cost the database nothing.
+        await self._types.require([raw["type"]])
+        task_type = self._types.get(raw["type"])
+        if task_type is None:
+            raise UnknownType(f"no task type {raw['type']!r} is registered", pointer="/type")
+
+        def here() -> bool:
+            return request.transport is not None and not request.transport.is_closing()
+
+        # Before anybody joins a group: without a producer nothing could be claimed.
+        _ = self._broker.producer
+        held = await self._intake(task_type).hold(
+            raw["worker"], int(raw.get("max", 1)), float(raw.get("wait_s", DEFAULT_WAIT_S)), here
+        )
+        return respond({"tasks": [task.to_wire() for task in held]})
+
+    async def set(self, request: web.Request) -> web.Response:
+        """POST /set_task: writes what is sound, and says what is not, entry by entry."""
+        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        conform({**raw, "results": []} if isinstance(raw, dict) and "results" in raw else raw, "SetRequest")
+        entries = raw["results"]
+        if not isinstance(entries, list):
+            raise InvalidRecord("must be an array", pointer="/results")
+        limit = self._settings.gateway_batch_limit
+        if len(entries) > limit:
+            raise TooLarge(
+                f"{len(entries):,} results; {limit:,} is the limit: send several", pointer="/results"
+            )
+        worker = raw["worker"]
+        beats, results, rejected = _sort_out(entries)
+        results = [await self._checked_in(result) for result in results]
+        await self._write(worker, beats, results)
+        return respond({"accepted": len(entries) - len(rejected), "rejected": rejected})
+
+    def _intake(self, task_type: TaskType) -> Intake:
+        intake = self._intakes.get(task_type.name)
+        if intake is None or intake.closed:
+            intake = Intake(self._settings, self._broker, self._objects, task_type)
+            self._intakes[task_type.name] = intake
+            running = asyncio.create_task(self._run(task_type.name, intake))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+        return intake
+
+    async def _run(self, name: str, intake: Intake) -> None:
+        try:
+            await intake.run()
+        except (Unavailable, Fatal) as error:
+            # Its waiters have been told; the next request joins again.
+            log.warning("ready.%s: left the group: %s", name, error)
+        finally:
+            if self._intakes.get(name) is intake:
+                del self._intakes[name]
+
+    async def _checked_in(self, result: StageResult) -> StageResult:
+        if result.context is None or result.context.size <= INLINE_LIMIT_BYTES:
+            return result
+        return dataclasses.replace(result, context=await self._objects.check_in(result.context))
+
+    async def _write(self, worker: str, beats: dict[int, list[Key]], results: Sequence[StageResult]) -> None:
+        key = worker.encode()
+        signs = [Heartbeat(Kind.BEAT, worker, lease_ms, keys) for lease_ms, keys in beats.items()]
+        producer, prefix = self._broker.producer, self._settings.prefix
+        await send_all(
+            producer,
+            prefix + STAGE_RESULTS.name,
+            [(key, encode_results(worker, chunk)) for chunk in _chunks(results)],
+        )
+        if results:
+            # After the results: a lease must not end before Kafka has what it was held for.
+            ended = [(r.fence.id, r.fence.step, r.fence.attempt) for r in results]
+            signs.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
+        await send_all(producer, prefix + HEARTBEATS.name, [(key, sign.encode()) for sign in signs])
+
+
+def _sort_out(
+    entries: Sequence[Any],
+) -> tuple[dict[int, list[Key]], list[StageResult], list[dict[str, Any]]]:
+    """Beats by length of lease, results, and what is wrong with the others."""
+    beats: defaultdict[int, list[Key]] = defaultdict(list)
+    results: list[StageResult] = []
+    rejected: list[dict[str, Any]] = []
+    for index, raw in enumerate(entries):
+        try:
+            if isinstance(raw, dict) and raw.get("outcome") == "progress":
+                found = problems_in(raw, "Progress")
+                if not found:
+                    key = (int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
+                    beats[int(raw.get("lease_ms", DEFAULT_LEASE_MS))].append(key)
+            else:
+                found = _faults_of_result(raw)
+                if not found:
+                    results.append(read_result(raw))
+        except Invalid as error:
+            found = [InvalidRecord(error.reason, pointer=error.pointer)]
+        if found:
+            errors = [{"pointer": f"/results/{index}{f.pointer}", "detail": f.reason} for f in found]
+            rejected.append({"index": index, "errors": errors})
+    return beats, results, rejected
+
+
+def _faults_of_result(raw: Any) -> list[InvalidRecord]:
+    around = "/results/0"
+    found = problems({"worker": "worker", "results": [raw]}, "stage-results")
+    return [InvalidRecord(one.reason, pointer=one.pointer.removeprefix(around)) for one in found]
+
+
+def _chunks(results: Sequence[StageResult]) -> Iterator[list[StageResult]]:
+    """Batches that fit a record; tracebacks can make a few results as long as many."""
+    chunk: list[StageResult] = []
+    size = 0
+    for result in results:
+        length = len(encode_results("", [result]))
+        if chunk and (len(chunk) == RESULTS_PER_RECORD or size + length > RECORD_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(result)
+        size += length
+    if chunk:
+        yield chunk

@@ -1,0 +1,275 @@
+"""The gateway as a member of one type's group of workers, while HTTP workers ask for that type.
+
+One loop fetches records into a bounded buffer and hands them out: claim on Kafka, commit of the offsets, answer.
+Since only this loop claims, offsets are committed in order and never past a record that nobody has claimed.
+What is buffered but not handed out when the loop ends, or when its partitions move, was not committed and is
+fetched again by whoever gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+
+from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import Failure, StageResult, encode_results
+from penstock.core.completion import Outcome
+from penstock.errors import (
+    CorruptObject,
+    InvalidRecord,
+    KafkaUnavailable,
+    SessionLost,
+    Unavailable,
+)
+from penstock.gateway.broker import Broker
+from penstock.gateway.settings import GatewaySettings
+from penstock.kafka.connection import create_topics, make_consumer, translated
+from penstock.kafka.outbox import send_all
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
+from penstock.objects import ObjectStore
+from penstock.postgres.types import TaskType
+
+log = logging.getLogger(__name__)
+
+# Contexts in one answer; the first task is handed out however large it is.
+ANSWER_BYTES = 8 * 1024 * 1024
+
+# How long one look for records may take when nothing is there; a stop waits for it.
+FETCH_MS = 500
+
+
+@dataclass(slots=True)
+class _Record:
+    """A fetched record; `task` is None when it cannot be read, and then it is only committed."""
+
+    partition: TopicPartition
+    offset: int
+    task: ReadyTask | None
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A request that waits for tasks; once `served` its answer is on the way."""
+
+    worker: str
+    most: int
+    here: Callable[[], bool]
+    answer: asyncio.Future[list[ReadyTask]]
+    served: bool = False
+    records: list[_Record] = field(default_factory=list)
+
+
+class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
+    """Hands out the tasks of one type.
+
+    Args:
+        settings: limits and times.
+        broker: for claims.
+        objects: resolves large contexts, which HTTP workers cannot reach.
+        task_type: which type.
+    """
+
+    def __init__(
+        self, settings: GatewaySettings, broker: Broker, objects: ObjectStore, task_type: TaskType
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._objects = objects
+        self._type = task_type
+        self._waiters: deque[_Waiter] = deque()
+        self._buffer: deque[_Record] = deque()
+        self._asked = asyncio.Event()
+        # Held while tasks are handed out: partitions are given back only between two rounds.
+        self._round = asyncio.Lock()
+        self.closed = False
+
+    async def hold(self, worker: str, most: int, wait_s: float, here: Callable[[], bool]) -> list[ReadyTask]:
+        """Up to `most` claimed tasks as soon as there are any; none after `wait_s` seconds.
+
+        Raises:
+            Unavailable: nothing was handed out.
+        """
+        waiter = _Waiter(worker, most, here, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        self._asked.set()
+        done, _ = await asyncio.wait({waiter.answer}, timeout=wait_s)
+        if not done and not waiter.served:
+            self._waiters.remove(waiter)
+            return []
+        return await waiter.answer
+
+    def close(self) -> None:
+        """Answers who waits with nothing; `run` ends after the round under way."""
+        self.closed = True
+        self._asked.set()
+        while self._waiters:
+            _answer(self._waiters.popleft(), [])
+
+    async def run(self) -> None:
+        """Joins the group, hands out, and leaves once nobody has asked for `gateway_linger_s` seconds.
+
+        Raises:
+            Unavailable: Kafka or the object store is away; who waits has been told.
+            SessionLost: the partitions were given to others.
+        """
+        topic = ready(self._type.name, self._type.partitions)
+        consumer = make_consumer(self._settings, workers_group(self._settings.prefix, self._type.name))
+        consumer.subscribe([self._settings.prefix + topic.name], listener=self)
+        try:
+            # Task-sync creates it with the first release, which may be yet to come.
+            await create_topics(self._settings, [topic])
+            with translated():
+                await consumer.start()
+            while await self._somebody_asks():
+                await self._fetch(consumer)
+                await self._hand_out(consumer)
+        except (Unavailable, SessionLost) as error:
+            self._tell(error)
+            raise
+        finally:
+            self.close()
+            await consumer.stop()
+
+    async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
+        """What was not handed out is fetched again, by us or by others."""
+        async with self._round:
+            self._buffer.clear()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Nothing to restore: the group's offsets say where to go on."""
+
+    async def _somebody_asks(self) -> bool:
+        if not self._waiters and not self.closed:
+            self._asked.clear()
+            try:
+                await asyncio.wait_for(self._asked.wait(), self._settings.gateway_linger_s)
+            except TimeoutError:
+                # Decided without a pause: whoever asks from now on is told to find another.
+                self.closed = not self._waiters
+        return not self.closed
+
+    async def _fetch(self, consumer: AIOKafkaConsumer) -> None:
+        room = self._settings.gateway_buffer - len(self._buffer)
+        if room <= 0:
+            return
+        with translated():
+            fetched = await consumer.getmany(timeout_ms=0 if self._buffer else FETCH_MS, max_records=room)
+        for partition, records in fetched.items():
+            for record in records:
+                self._buffer.append(_Record(partition, record.offset, _read(partition, record)))
+
+    async def _hand_out(self, consumer: AIOKafkaConsumer) -> None:
+        async with self._round:
+            served = self._match()
+            if not served:
+                return
+            taken = [record for waiter in served for record in waiter.records]
+            try:
+                contexts = await asyncio.gather(*(self._resolve(r.task) for r in taken if r.task))
+                await self._claim(served)
+                with translated():
+                    await consumer.commit(_next_offsets(taken))
+            except (Unavailable, SessionLost) as error:
+                # Claimed or not, nobody was told: the next to get these records claims them again.
+                self._buffer.extendleft(reversed(taken))
+                for waiter in served:
+                    _fail(waiter, error)
+                if isinstance(error, SessionLost):
+                    raise
+                return
+            resolved = iter(contexts)
+            for waiter in served:
+                outcomes = [next(resolved) for record in waiter.records if record.task]
+                await self._report_corrupt(waiter.worker, [o for o in outcomes if isinstance(o, StageResult)])
+                _answer(waiter, [task for task in outcomes if isinstance(task, ReadyTask)])
+
+    def _match(self) -> list[_Waiter]:
+        """Gives buffered records to waiters, first come first served."""
+        served = []
+        while self._waiters and self._buffer:
+            waiter = self._waiters.popleft()
+            waiter.served = True
+            if not waiter.here():
+                _answer(waiter, [])
+                continue
+            size = count = 0
+            while self._buffer and count < waiter.most:
+                task = self._buffer[0].task
+                if task is not None:
+                    if count and size + task.context.size > ANSWER_BYTES:
+                        break
+                    size += task.context.size
+                    count += 1
+                waiter.records.append(self._buffer.popleft())
+            served.append(waiter)
+        return served
+
+    async def _resolve(self, task: ReadyTask) -> ReadyTask | StageResult:
+        if task.context.ref is None:
+            return task
+        try:
+            context: Context = await self._objects.check_out(task.context)
+        except CorruptObject as error:
+            # No worker could do anything with it; the reason belongs to the task's history.
+            failure = Failure(kind="CorruptObject", message=str(error))
+            return StageResult(fence=task.fence, outcome=Outcome.FAIL, permanent=True, error=failure)
+        return ReadyTask(task.fence, task.type, context, task.lease_ms, task.tries)
+
+    async def _claim(self, served: Iterable[_Waiter]) -> None:
+        records: list[tuple[bytes, bytes]] = []
+        for waiter in served:
+            leases: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+            for record in waiter.records:
+                if record.task is not None:
+                    fence = record.task.fence
+                    leases[record.task.lease_ms].append((fence.id, fence.step, fence.attempt))
+            records += [
+                (waiter.worker.encode(), Heartbeat(Kind.CLAIM, waiter.worker, lease_ms, keys).encode())
+                for lease_ms, keys in leases.items()
+            ]
+        await send_all(self._broker.producer, self._settings.prefix + HEARTBEATS.name, records)
+
+    async def _report_corrupt(self, worker: str, results: list[StageResult]) -> None:
+        if results:
+            record = (worker.encode(), encode_results(worker, results))
+            await send_all(self._broker.producer, self._settings.prefix + STAGE_RESULTS.name, [record])
+
+    def _tell(self, error: Exception) -> None:
+        while self._waiters:
+            _fail(self._waiters.popleft(), error)
+
+
+def _read(partition: TopicPartition, record: object) -> ReadyTask | None:
+    try:
+        return ReadyTask.decode(record.value)  # type: ignore[attr-defined] # aiokafka has no types
+    except InvalidRecord as error:
+        # Only task-sync writes here; whoever else did cannot be told, and what is behind it must go on.
+        log.error("%s/%s: skipped: %s", partition.topic, partition.partition, error)  # noqa: TRY400 (no bug of ours)
+        return None
+
+
+def _next_offsets(records: Iterable[_Record]) -> dict[TopicPartition, int]:
+    offsets: dict[TopicPartition, int] = {}
+    for record in records:
+        offsets[record.partition] = record.offset + 1
+    return offsets
+
+
+def _answer(waiter: _Waiter, tasks: list[ReadyTask]) -> None:
+    waiter.served = True
+    if not waiter.answer.done():
+        waiter.answer.set_result(tasks)
+
+
+def _fail(waiter: _Waiter, error: Exception) -> None:
+    waiter.served = True
+    if not waiter.answer.done():
+        told = error if isinstance(error, Unavailable) else KafkaUnavailable(f"{error}: ask again")
+        waiter.answer.set_exception(told)

@@ -1,0 +1,108 @@
+"""What is no business of tasks: the front page, the documentation, and the probes."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Awaitable
+
+import asyncpg
+from aiohttp import web
+
+import penstock
+from penstock.errors import PostgresUnavailable, Unavailable
+from penstock.gateway import openapi
+from penstock.gateway.broker import Broker
+from penstock.gateway.reference import STYLE, render
+from penstock.http.server import respond
+from penstock.postgres.health import missing_migrations
+
+PROBE_S = 3.0
+
+# Nothing on these pages comes from anywhere else, and nothing may.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_HOME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Penstock gateway</title><style>{style}</style></head>
+<body><main class="home">
+<h1>Penstock</h1>
+<p>This is the gateway of a Penstock deployment, version {version}: tasks go in and out here.</p>
+<ul>
+<li><a href="/docs">API reference</a> · <a href="/openapi.json">openapi.json</a></li>
+<li><a href="/tasks">Latest tasks</a> · <a href="/types">task types</a></li>
+<li><a href="/readyz">Readiness</a> · <a href="/healthz">health</a></li>
+</ul>
+<p>From a terminal:</p>
+<pre>penstock types add demo
+penstock submit demo --context '{{"hello": "world"}}' --watch</pre>
+</main></body></html>"""
+
+
+class Pages:
+    """The routes that are not about tasks.
+
+    Args:
+        pool: probed by /readyz.
+        broker: likewise.
+    """
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], broker: Broker) -> None:
+        self._pool = pool
+        self._broker = broker
+
+    def routes(self) -> list[web.RouteDef]:
+        """What this class answers."""
+        return [
+            web.get("/", self.home),
+            web.get("/docs", self.docs),
+            web.get("/openapi.json", self.openapi),
+            web.get("/healthz", self.healthz),
+            web.get("/readyz", self.readyz),
+        ]
+
+    async def home(self, _request: web.Request) -> web.Response:
+        """GET /."""
+        text = _HOME.format(style=STYLE, version=html.escape(penstock.__version__))
+        return web.Response(text=text, content_type="text/html", headers=_HEADERS)
+
+    async def docs(self, _request: web.Request) -> web.Response:
+        """GET /docs."""
+        return web.Response(text=render(), content_type="text/html", headers=_HEADERS)
+
+    async def openapi(self, _request: web.Request) -> web.Response:
+        """GET /openapi.json."""
+        return web.Response(body=openapi.encoded(), content_type="application/json")
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """GET /healthz: the process is alive; restarting it would help nobody."""
+        return respond({"status": "ok"})
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """GET /readyz: whether requests would find what they need, and if not, why."""
+        postgres, kafka = await asyncio.gather(_reason(self._postgres()), _reason(self._broker.probe()))
+        checks = {"postgres": postgres or "ok", "kafka": kafka or "ok"}
+        is_ready = postgres is None and kafka is None
+        document = {"status": "ready" if is_ready else "not ready", "checks": checks}
+        return respond(document, 200 if is_ready else 503)
+
+    async def _postgres(self) -> None:
+        try:
+            missing = await asyncio.wait_for(missing_migrations(self._pool), PROBE_S)
+        except TimeoutError as error:
+            raise PostgresUnavailable(f"the database does not answer within {PROBE_S:g} s") from error
+        if missing:
+            raise PostgresUnavailable(
+                f"migrations are missing ({', '.join(missing)}): run `penstock migrate`"
+            )
+
+
+async def _reason(probe: Awaitable[None]) -> str | None:
+    try:
+        await probe
+    except Unavailable as error:
+        return str(error)
+    return None

@@ -1,0 +1,45 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.settings import Platform, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(Platform):
+    """See `Platform` for what all services share."""
+
+    gateway_host: str = option(
+        "127.0.0.1", "Address the gateway listens on; 0.0.0.0 opens it to the network."
+    )
+    gateway_port: int = option(8420, "Port the gateway listens on; 0 takes any that is free.")
+    gateway_body_limit_bytes: int = option(8 * 1024 * 1024, "Longest request body.")
+    gateway_batch_limit: int = option(1_000, "Most tasks or results in one request.")
+    gateway_connections: int = option(6, "Most PostgreSQL connections of one gateway.")
+    gateway_buffer: int = option(1_000, "Most tasks of one type fetched ahead for HTTP workers.")
+    gateway_linger_s: float = option(
+        30.0, "Seconds without a request of an HTTP worker after which its type's partitions are given back."
+    )
+
+    def validate(self) -> list[str]:
+        """A batch must fit what one statement and one buffer take."""
+        problems = super().validate()
+        if not 0 <= self.gateway_port <= 65_535:
+            problems.append(f"gateway_port={self.gateway_port} must be from 0 to 65535")
+        if not 1 <= self.gateway_batch_limit <= 10_000:
+            problems.append(f"gateway_batch_limit={self.gateway_batch_limit} must be from 1 to 10000")
+        if self.gateway_body_limit_bytes < 1_000_000:
+            problems.append(
+                f"gateway_body_limit_bytes={self.gateway_body_limit_bytes} must be at least 1000000: "
+                "a single context may be 900000 bytes"
+            )
+        if self.gateway_connections < 2:
+            problems.append(f"gateway_connections={self.gateway_connections} must be at least 2")
+        if self.gateway_buffer < 1 or self.gateway_linger_s <= 0:
+            problems.append(
+                f"gateway_buffer={self.gateway_buffer} and gateway_linger_s={self.gateway_linger_s} "
+                "must be above 0"
+            )
+        return problems

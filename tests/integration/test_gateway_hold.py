@@ -1,0 +1,387 @@
+"""HTTP workers, health and readiness, against a real Kafka and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+from tests.gateways import Caller, Proxy, running_gateway
+from tests.waiting import wait_until
+
+from penstock.contracts.context import ContentType, Context
+from penstock.contracts.inbound import decode_heartbeat, decode_results
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence, Outcome
+from penstock.errors import CannotStart, KafkaUnavailable
+from penstock.kafka.connection import (
+    admin_client,
+    create_topics,
+    make_consumer,
+    make_producer,
+    running,
+)
+from penstock.kafka.topics import HEARTBEATS, PLATFORM, STAGE_RESULTS, ready, workers_group
+from penstock.objects import ObjectStore
+from penstock.settings import Kafka
+
+
+@pytest.fixture
+async def kafka(kafka_servers: str, prefix: str) -> Kafka:
+    settings = Kafka(kafka=kafka_servers, prefix=prefix)
+    await create_topics(settings, [*PLATFORM, ready("media", 2)])
+    return settings
+
+
+@asynccontextmanager
+async def a_gateway(kafka: Kafka, database: str, objects: Path, **more: Any) -> AsyncIterator[Caller]:
+    async with running_gateway(
+        kafka=kafka.kafka, prefix=kafka.prefix, postgres=database, objects=f"file://{objects}", **more
+    ) as caller:
+        await caller.post("/types", {"name": "media", "partitions": 2})
+        await wait_until(lambda: _is_ready(caller))
+        yield caller
+
+
+async def _is_ready(caller: Caller) -> bool:
+    return (await caller.get("/readyz")).status == 200
+
+
+def a_task(number: int, context: Context | None = None) -> ReadyTask:
+    return ReadyTask(Fence(number, 0, "probe", 0), "media", context or Context.encode({"n": number}), 60_000)
+
+
+async def release(kafka: Kafka, *tasks: ReadyTask) -> None:
+    """What task-sync does."""
+    async with running(make_producer(kafka)) as producer:
+        for task in tasks:
+            await producer.send_and_wait(
+                f"{kafka.prefix}ready.media", task.encode(), partition=task.fence.id % 2
+            )
+
+
+async def records(kafka: Kafka, topic: str, count: int) -> list[Any]:
+    found: list[Any] = []
+    async with running(make_consumer(kafka, None, kafka.prefix + topic)) as consumer, asyncio.timeout(20):
+        while len(found) < count:
+            found.append(await consumer.getone())
+    return found
+
+
+async def committed(kafka: Kafka) -> int:
+    async with admin_client(kafka) as admin:
+        offsets = await admin.list_consumer_group_offsets(workers_group(kafka.prefix, "media"))
+    return sum(meta.offset for meta in offsets.values() if meta.offset > 0)
+
+
+async def members(kafka: Kafka) -> int:
+    try:
+        async with admin_client(kafka) as admin:
+            [response] = await admin.describe_consumer_groups([workers_group(kafka.prefix, "media")])
+    except KafkaUnavailable:
+        # A new broker has no coordinator until somebody has joined any group.
+        return 0
+    [group] = response.groups
+    return len(group[5])
+
+
+HOLD = {"worker": "w-1", "type": "media", "max": 10, "wait_s": 30}
+
+
+async def test_a_waiting_worker_is_answered_as_soon_as_a_task_is_there(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T6, W3: the claim is on Kafka and the offset committed before the answer; the poll waits meanwhile."""
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        assert not waiting.done()
+        await release(kafka, a_task(1))
+        answer = await asyncio.wait_for(waiting, 5)
+        assert answer.status == 200
+        assert answer.body == {"tasks": [a_task(1).to_wire() | {"context": {"n": 1}}]}
+        assert await committed(kafka) == 1
+        [claim] = await records(kafka, HEARTBEATS.name, 1)
+        assert claim.key == b"w-1"
+        heartbeat = decode_heartbeat(claim.value)
+        assert (heartbeat.kind, heartbeat.lease_ms, heartbeat.tasks) == ("claim", 60_000, [(1, 0, 0)])
+
+
+async def test_nothing_comes_and_the_answer_is_empty_without_a_query(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T6: an idle worker gets an empty list after wait_s, and the database is not asked."""
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        short = {**HOLD, "wait_s": 0.05}
+        await gateway.post("/hold_task", short)
+        await wait_until(lambda: members(kafka))
+        watcher = await asyncpg.connect(database)
+        try:
+            before = await _queries(watcher)
+            for _ in range(20):
+                answer = await gateway.post("/hold_task", short)
+                assert (answer.status, answer.body) == (200, {"tasks": []})
+            assert await _queries(watcher) == before
+        finally:
+            await watcher.close()
+
+
+async def _queries(connection: Any) -> Any:
+    # When each of the gateway's connections last began a statement.
+    return await connection.fetch(
+        "SELECT pid, query_start FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'penstock gateway%' ORDER BY pid"
+    )
+
+
+async def test_tasks_are_shared_out_once_each(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: many workers at once never get one task twice, and `max` is kept."""
+    await release(kafka, *(a_task(n) for n in range(1, 101)))
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        seen: list[int] = []
+
+        async def work(name: str) -> None:
+            while True:
+                body = {"worker": name, "type": "media", "max": 7, "wait_s": 0.5}
+                held = (await gateway.post("/hold_task", body)).body["tasks"]
+                assert len(held) <= 7
+                seen.extend(task["id"] for task in held)
+                if len(seen) == 100:
+                    return
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(work(f"w-{n}") for n in range(5)))
+        assert sorted(seen) == list(range(1, 101))
+        assert await committed(kafka) == 100
+
+
+async def test_a_client_that_goes_away_loses_no_task(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: who disconnects while waiting is passed over; the next worker gets the task."""
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        gone = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        await release(kafka, a_task(1))
+        answer = await gateway.post("/hold_task", {**HOLD, "worker": "w-2"})
+        assert [task["id"] for task in answer.body["tasks"]] == [1]
+        [claim] = await records(kafka, HEARTBEATS.name, 1)
+        assert claim.key == b"w-2"
+
+
+async def test_the_gateway_leaves_the_group_when_nobody_asks(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T6: after `gateway_linger_s` without a request its partitions are free for other workers, and it comes back."""
+    async with a_gateway(kafka, database, tmp_path, gateway_linger_s=0.5) as gateway:
+        await gateway.post("/hold_task", {**HOLD, "wait_s": 0})
+        await wait_until(lambda: members(kafka))
+
+        async def left() -> bool:
+            return await members(kafka) == 0
+
+        await wait_until(left)
+        await release(kafka, a_task(1))
+        answer = await gateway.post("/hold_task", HOLD)
+        assert [task["id"] for task in answer.body["tasks"]] == [1]
+
+
+async def test_what_is_buffered_goes_to_others_when_partitions_move(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """W3: what the gateway fetched ahead was not committed, so another member of the group gets it."""
+    await release(kafka, *(a_task(n) for n in range(1, 21)))
+    async with a_gateway(kafka, database, tmp_path, gateway_linger_s=1.0) as gateway:
+        held = (await gateway.post("/hold_task", {**HOLD, "max": 1})).body["tasks"]
+        group = workers_group(kafka.prefix, "media")
+        seen: set[int] = {held[0]["id"]}
+        async with (
+            running(make_consumer(kafka, group, f"{kafka.prefix}ready.media")) as consumer,
+            asyncio.timeout(30),
+        ):
+            while len(seen) < 20:
+                record = await consumer.getone()
+                task = ReadyTask.decode(record.value).fence.id
+                assert task != held[0]["id"]
+                seen.add(task)
+
+
+async def test_large_contexts_are_handed_out_inline(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T4: HTTP workers cannot reach the object store; one that is gone fails its task with the reason."""
+    store = ObjectStore(f"file://{tmp_path}")
+    large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000))
+    lost = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000))
+    assert lost.ref is not None
+    (tmp_path / lost.ref.key).unlink()
+    await release(kafka, a_task(2, lost), a_task(4, large))
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        held = (await gateway.post("/hold_task", {**HOLD, "max": 2})).body["tasks"]
+        if not held:
+            held = (await gateway.post("/hold_task", HOLD)).body["tasks"]
+        assert [(task["id"], task["context"]) for task in held] == [(4, "y" * 50_000)]
+        [record] = await records(kafka, STAGE_RESULTS.name, 1)
+        _, [result], _ = decode_results(record.value)
+        assert (result.fence.id, result.outcome, result.permanent) == (2, Outcome.FAIL, True)
+        assert result.error is not None
+        assert result.error.kind == "CorruptObject"
+
+
+async def test_reports_are_written_entry_by_entry(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: good results are on Kafka with their release behind them, bad ones are told apart, progress beats."""
+
+    def entry(number: int, **more: Any) -> dict[str, Any]:
+        return {"id": number, "step": 0, "stage": "probe", "attempt": 0, **more}
+
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        answer = await gateway.post(
+            "/set_task",
+            {
+                "worker": "w-1",
+                "results": [
+                    entry(1, outcome="next", next_stage="cut", context={"a": 1}),
+                    entry(2, outcome="next"),
+                    entry(3, outcome="done", content_type="text", context="x" * 5000),
+                    entry(4, outcome="progress", lease_ms=1234),
+                    entry(5, outcome="progress", colour="red"),
+                    entry(6, outcome="done", content_type="bytes", context="%"),
+                    "nonsense",
+                ],
+            },
+        )
+        assert answer.status == 200
+        assert answer.body["accepted"] == 3
+        found = {r["index"]: r["errors"][0]["pointer"] for r in answer.body["rejected"]}
+        assert found == {1: "/results/1", 4: "/results/4", 5: "/results/5/context", 6: "/results/6"}
+        [record] = await records(kafka, STAGE_RESULTS.name, 1)
+        worker, results, faults = decode_results(record.value)
+        assert (worker, faults) == ("w-1", [])
+        assert [(r.fence.id, r.outcome) for r in results] == [(1, "next"), (3, "done")]
+        assert results[1].context is not None
+        assert results[1].context.ref is not None
+        signs = [decode_heartbeat(r.value) for r in await records(kafka, HEARTBEATS.name, 2)]
+        assert [(s.kind, s.lease_ms, s.tasks) for s in signs] == [
+            ("beat", 1234, [(4, 0, 0)]),
+            ("release", 0, [(1, 0, 0), (3, 0, 0)]),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "pointer"),
+    [
+        ("/hold_task", {"type": "media"}, 422, ""),
+        ("/hold_task", {"worker": "w", "type": "nope"}, 422, "/type"),
+        ("/hold_task", {"worker": "w", "type": "media", "max": 501}, 422, "/max"),
+        ("/hold_task", {"worker": "w", "type": "media", "wait_s": 31}, 422, "/wait_s"),
+        ("/hold_task", {"worker": "a\0", "type": "media"}, 422, "/worker"),
+        ("/set_task", {"worker": "w"}, 422, ""),
+        ("/set_task", {"worker": "", "results": []}, 422, "/worker"),
+        ("/set_task", {"worker": "w", "results": {}}, 422, "/results"),
+        ("/set_task", {"worker": "w", "results": [1] * 1001}, 413, "/results"),
+        ("/set_task", [], 422, ""),
+    ],
+)
+async def test_bad_requests_of_workers_are_refused_precisely(
+    kafka: Kafka, database: str, tmp_path: Path, path: str, body: Any, status: int, pointer: str
+) -> None:
+    """T6: status and pointer."""
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        answer = await gateway.post(path, body)
+        assert (answer.status, answer.pointers) == (status, [pointer])
+
+
+async def test_results_too_long_for_one_record_are_split(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """Tracebacks can make a few results longer than the broker takes in one record."""
+    error = {"kind": "E", "message": "m", "traceback": "t" * 90_000}
+    entries = [
+        {"id": n, "step": 0, "stage": "s", "attempt": 0, "outcome": "fail", "error": error}
+        for n in range(1, 21)
+    ]
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        data = orjson.dumps({"worker": "w", "results": entries[:10]})
+        answer = await gateway.post("/set_task", data=data, headers={"Content-Type": "application/json"})
+        assert answer.body == {"accepted": 10, "rejected": []}
+        found = [decode_results(r.value)[1] for r in await records(kafka, STAGE_RESULTS.name, 2)]
+        assert [r.fence.id for batch in found for r in batch] == list(range(1, 11))
+
+
+async def test_a_stop_answers_who_waits(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """A long-poll does not hold up a rolling restart: it is answered with nothing, at once."""
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        # Leaving the block stops the gateway; the answer must come before its connections are cut.
+        stopped = asyncio.get_running_loop().time()
+
+    assert asyncio.get_running_loop().time() - stopped < 10
+    answer = await asyncio.wait_for(waiting, 5)
+    assert answer.body == {"tasks": []}
+
+
+async def test_health_and_readiness_tell_what_is_away(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """O4: alive without PostgreSQL or Kafka, ready only with both, with the reason; requests get 503."""
+    proxy = Proxy()
+    away = await proxy.start(database)
+    async with running_gateway(
+        kafka=kafka.kafka, prefix=kafka.prefix, postgres=away, objects=f"file://{tmp_path}"
+    ) as gateway:
+        await wait_until(lambda: _is_ready(gateway))
+        await proxy.cut()
+        answer = await gateway.get("/readyz")
+        assert answer.status == 503
+        assert answer.body["checks"]["kafka"] == "ok"
+        assert answer.body["checks"]["postgres"].startswith("PostgreSQL: ")
+        assert (await gateway.get("/healthz")).status == 200
+        refused = await gateway.get("/tasks")
+        assert refused.status == 503
+        assert refused.body["type"] == "urn:penstock:problem:unavailable"
+        assert refused.headers["Retry-After"] == "1"
+
+
+async def test_tasks_are_taken_while_kafka_is_away(database: str, tmp_path: Path) -> None:
+    """O1: submission needs PostgreSQL alone; what needs Kafka answers 503, and readiness says why."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{unused.getsockname()[1]}"
+    async with running_gateway(
+        kafka=nobody, prefix="p.", postgres=database, objects=f"file://{tmp_path}"
+    ) as gateway:
+        await gateway.post("/types", {"name": "media"})
+        submitted = await gateway.post("/tasks", {"type": "media"})
+        assert submitted.status == 201
+        cancelled = await gateway.post(f"/tasks/{submitted.body['id']}/cancel")
+        assert cancelled.status == 200
+        assert (await gateway.post("/hold_task", HOLD)).status == 503
+        answer = await gateway.get("/readyz")
+        assert answer.status == 503
+        assert answer.body["checks"]["postgres"] == "ok"
+        assert nobody in answer.body["checks"]["kafka"]
+
+
+async def test_a_database_without_tables_is_refused_with_the_remedy(
+    empty_database: str, tmp_path: Path
+) -> None:
+    """It does not start half working: the message names the command."""
+    with pytest.raises(CannotStart, match="penstock migrate"):
+        async with running_gateway(postgres=empty_database, objects=f"file://{tmp_path}"):
+            pass
+
+
+async def test_pages_for_people(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """The front page and the reference come whole, with nothing from elsewhere."""
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        for path in ("/", "/docs"):
+            page = await gateway.get(path)
+            assert page.status == 200
+            assert page.headers["Content-Type"].startswith("text/html")
+            assert "<script" not in page.body
+            assert "src=" not in page.body
+            assert 'href="http' not in page.body
+        assert "/hold_task" in page.body
+        assert (await gateway.get("/openapi.json")).body["openapi"].startswith("3.1")

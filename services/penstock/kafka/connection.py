@@ -20,10 +20,10 @@ from aiokafka.errors import (
 )
 
 from penstock.errors import KafkaUnavailable, SessionLost
-from penstock.kafka.topics import Topic
+from penstock.kafka.topics import REJECTION_BYTES, Topic
 from penstock.settings import Kafka
 
-# The broker refuses larger records; producers fail early with a clear error instead.
+# What we keep our own records below; the broker refuses them a little above.
 MAX_RECORD_BYTES = 1_000_000
 
 
@@ -56,7 +56,8 @@ def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
         enable_idempotence=True,
         linger_ms=linger_ms,
         max_batch_size=256 * 1024,
-        max_request_size=MAX_RECORD_BYTES + 64 * 1024,
+        # The topic's own limit is the broker's to keep; this one must only be above the largest of them.
+        max_request_size=REJECTION_BYTES,
         compression_type=None,
     )
 
@@ -157,7 +158,10 @@ async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication
                 replication_factor=replication,
                 # The client takes -1 only beside an assignment of replicas; the broker, only without one.
                 replica_assignments={} if replication == -1 else None,
-                topic_configs={"retention.ms": str(topic.retention_ms)},
+                topic_configs={
+                    "retention.ms": str(topic.retention_ms),
+                    "max.message.bytes": str(topic.max_bytes),
+                },
             )
             for name, topic in wanted.items()
             if name not in existing

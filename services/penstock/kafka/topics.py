@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 DAY_MS = 24 * 3600 * 1000
 
+# Kafka's own default for the largest record.
+RECORD_BYTES = 1_048_588
+# A rejection carries its original in base64, and the original may be as large as a record can be.
+REJECTION_BYTES = 2 * RECORD_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Topic:
@@ -18,18 +23,21 @@ class Topic:
     partitions: int
     retention_ms: int
     doc: str
+    max_bytes: int = RECORD_BYTES
 
 
 SUBMITTED = Topic("submitted", 4, 7 * DAY_MS, "Tasks submitted by any producer.")
 SUBMITTED_REJECTED = Topic(
-    "submitted.rejected", 1, 30 * DAY_MS, "What could not be ingested, with the reason."
+    "submitted.rejected", 1, 30 * DAY_MS, "What could not be ingested, with the reason.", REJECTION_BYTES
 )
 HEARTBEATS = Topic("heartbeats", 8, DAY_MS, "Claims, beats and releases, keyed by worker.")
 HEARTBEATS_REJECTED = Topic(
-    "heartbeats.rejected", 1, 30 * DAY_MS, "Heartbeat records that broke their contract."
+    "heartbeats.rejected", 1, 30 * DAY_MS, "Heartbeat records that broke their contract.", REJECTION_BYTES
 )
 STAGE_RESULTS = Topic("stage-results", 8, 7 * DAY_MS, "Batches of stage results, keyed by worker.")
-STAGE_RESULTS_REJECTED = Topic("stage-results.rejected", 1, 30 * DAY_MS, "Results that broke their contract.")
+STAGE_RESULTS_REJECTED = Topic(
+    "stage-results.rejected", 1, 30 * DAY_MS, "Results that broke their contract.", REJECTION_BYTES
+)
 EVENTS = Topic("events", 8, 7 * DAY_MS, "What became of tasks, keyed by task; for consumers.")
 CALLBACKS = Topic("callbacks", 8, 7 * DAY_MS, "Callbacks to deliver now, keyed by target.")
 CALLBACKS_DIVERTED = Topic(
@@ -37,7 +45,7 @@ CALLBACKS_DIVERTED = Topic(
 )
 CALLBACKS_DEAD = Topic("callbacks.dead", 1, 30 * DAY_MS, "Callbacks whose schedule is exhausted.")
 CALLBACKS_REJECTED = Topic(
-    "callbacks.rejected", 1, 30 * DAY_MS, "Callback records that broke their contract."
+    "callbacks.rejected", 1, 30 * DAY_MS, "Callback records that broke their contract.", REJECTION_BYTES
 )
 
 PLATFORM = (

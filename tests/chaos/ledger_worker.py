@@ -1,0 +1,37 @@
+"""A worker for fault tests: three stages that count, each execution written to a ledger that outlives the worker.
+
+python -m tests.chaos.ledger_worker LEDGER
+"""
+
+import os
+import sys
+
+from penstock.worker import Done, Next, Task, Worker
+
+worker = Worker()
+# Appending a short line is atomic, so that any number of workers may share the file and die at any moment.
+ledger = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def note(task: Task) -> dict:
+    os.write(ledger, f"{task.id} {task.step} {task.attempt}\n".encode())
+    return {**task.context, "n": task.context["n"] + 1}
+
+
+@worker.stage("count.one")
+async def one(task: Task) -> Next:
+    return Next("two", note(task))
+
+
+@worker.stage("count.two")
+def two(task: Task) -> Next:
+    return Next("three", note(task))
+
+
+@worker.stage("count.three")
+async def three(task: Task) -> Done:
+    return Done(note(task))
+
+
+if __name__ == "__main__":
+    worker.run()

@@ -1,0 +1,345 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+import penstock
+from penstock.client.models import Draft, Submitted, Task
+from penstock.core.retry import RetryPolicy
+from penstock.core.task import FINAL, Priority
+from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError
+from penstock.http.problems import Faults, error_of
+
+DEFAULT_URL = "http://127.0.0.1:8420"
+
+# The gateway takes more; smaller requests show progress and share its statements.
+CHUNK_TASKS = 500
+CHUNK_BYTES = 4 * 1024 * 1024
+
+# The gateway's limits.
+IDS_AT_ONCE = 10_000
+LARGEST_PAGE = 500
+
+_BETWEEN_TRIES = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
+
+
+class Client:
+    """Speaks with a gateway, for the time of an `async with` block.
+
+    Args:
+        url: the gateway's address; by default PENSTOCK_GATEWAY, else `http://127.0.0.1:8420`.
+        patience_s: for how long a request that is safe to repeat is repeated, in seconds; 0 never repeats.
+        timeout_s: seconds one request may take.
+        own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
+
+    Every method raises `GatewayUnavailable` when no gateway answers, or what is behind it is away.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        patience_s: float = 10.0,
+        timeout_s: float = 60.0,
+        own_keys: bool = True,
+    ) -> None:
+        self.url = (url or os.environ.get("PENSTOCK_GATEWAY") or DEFAULT_URL).rstrip("/")
+        self._patience_s = patience_s
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._own_keys = own_keys
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            timeout=self._timeout, headers={"User-Agent": f"penstock-client/{penstock.__version__}"}
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def submit(
+        self,
+        type: str,  # noqa: A002 (the platform's word for it)
+        context: Any = None,
+        *,
+        stage: str | None = None,
+        priority: Priority | str = Priority.MEDIUM,
+        key: str | None = None,
+        run_at: datetime | None = None,
+        callbacks: Sequence[str] = (),
+        events: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Submitted:
+        """Submits one task; see `Draft` for what each argument means.
+
+        Raises:
+            Invalid: refused; `pointer` tells which field.
+        """
+        draft = Draft(
+            type=type,
+            context=context,
+            stage=stage,
+            priority=priority,
+            key=key,
+            run_at=run_at,
+            callbacks=callbacks,
+            events=events,
+            labels=labels or {},
+        )
+        wire, ours = self._keyed(draft)
+        found = await self._ask("POST", "/tasks", orjson.dumps(wire), safe="idempotency_key" in wire)
+        # Under a key of ours that no other call has, even an answer to a repetition means that we created it.
+        return Submitted(found["id"], created=ours or found["created"])
+
+    async def submit_many(
+        self,
+        drafts: Iterable[Draft | Mapping[str, Any]],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Submitted]:
+        """Submits any number of tasks, in requests of at most 500; returns them in the order given.
+
+        Each request is inserted whole or not at all. When one is refused, those before it stay submitted.
+
+        Args:
+            drafts: `Draft`s, or objects as of `submitted.schema.json`.
+            progress: told after each request how many tasks it submitted.
+
+        Raises:
+            Invalid: refused; `pointer` begins with the position in `drafts`.
+        """
+        submitted: list[Submitted] = []
+        for chunk in _chunks(self._keyed(draft) for draft in drafts):
+            body = b"[" + b",".join(data for data, _, _ in chunk) + b"]"
+            safe = all(keyed for _, keyed, _ in chunk)
+            try:
+                found = await self._ask("POST", "/tasks", body, safe=safe)
+            except Invalid as error:
+                raise _moved(error, len(submitted)) from None
+            submitted += [
+                Submitted(task["id"], created=ours or task["created"])
+                for task, (_, _, ours) in zip(found["tasks"], chunk, strict=True)
+            ]
+            if progress is not None:
+                progress(len(chunk))
+        return submitted
+
+    async def get(self, task_id: int) -> Task:
+        """One task, with context, result and attempts.
+
+        Raises:
+            NotFound: no task has this id.
+        """
+        return Task.from_wire(await self._ask("GET", f"/tasks/{task_id}"))
+
+    async def list(
+        self,
+        *,
+        type: str | None = None,  # noqa: A002 (the platform's word for it)
+        state: str | Sequence[str] = (),
+        stage: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        key: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Task]:
+        """Tasks, newest first, that match all filters; at most `limit`, by default all of them."""
+        query = [(name, value) for name, value in (("type", type), ("stage", stage)) if value is not None]
+        query += [("state", one) for one in ([state] if isinstance(state, str) else state)]
+        query += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
+        if key is not None:
+            query.append(("idempotency_key", key))
+        left = limit
+        cursor: list[tuple[str, str]] = []
+        while left is None or left > 0:
+            size = LARGEST_PAGE if left is None else min(left, LARGEST_PAGE)
+            page = await self._ask("GET", "/tasks", query=[*query, *cursor, ("limit", str(size))])
+            for raw in page["tasks"]:
+                yield Task.from_wire(raw)
+            if left is not None:
+                left -= len(page["tasks"])
+            if page["next"] is None:
+                return
+            cursor = [("cursor", page["next"])]
+
+    async def cancel(self, ids: Iterable[int]) -> Sequence[int]:
+        """Cancels those of the tasks that have not ended; returns them."""
+        cancelled: list[int] = []
+        for some in _parts([*ids]):
+            found = await self._ask("POST", "/tasks/cancel", orjson.dumps({"ids": some}))
+            cancelled += found["cancelled"]
+        return cancelled
+
+    async def states(self, ids: Iterable[int]) -> dict[str, int]:
+        """How many of the tasks are in which state; unknown ids count nowhere."""
+        counts: dict[str, int] = {}
+        for some in _parts([*ids]):
+            found = await self._ask("POST", "/tasks/states", orjson.dumps({"ids": some}))
+            for state, count in found["states"].items():
+                counts[state] = counts.get(state, 0) + count
+        return counts
+
+    async def watch(self, ids: Iterable[int], *, every_s: float = 1.0) -> AsyncIterator[dict[str, int]]:
+        """The counts by state, now and whenever they have changed, until all tasks have ended.
+
+        Args:
+            ids: which tasks.
+            every_s: longest time between two questions, in seconds; the first come faster.
+
+        Raises:
+            NotFound: some of the ids are no task's.
+        """
+        wanted = set(ids)
+        pause_s = min(0.05, every_s)
+        last: dict[str, int] | None = None
+        while wanted:
+            counts = await self.states(wanted)
+            missing = len(wanted) - sum(counts.values())
+            if missing:
+                raise NotFound(f"{missing} of the {len(wanted)} ids are no task's")
+            if counts != last:
+                yield counts
+                last = counts
+            if set(counts) <= FINAL:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(every_s, pause_s * 1.5)
+
+    async def wait(self, ids: Iterable[int], *, timeout_s: float | None = None) -> dict[str, int]:
+        """Waits until all tasks have ended; returns the counts by state.
+
+        Raises:
+            NotFound: some of the ids are no task's.
+            TimeoutError: they have not within `timeout_s` seconds.
+        """
+        counts: dict[str, int] = {}
+        async with asyncio.timeout(timeout_s):
+            async for counts in self.watch(ids):  # noqa: B007 (the last one is the answer)
+                pass
+        return counts
+
+    async def types(self) -> Sequence[Mapping[str, Any]]:
+        """All task types, as of `task-type.schema.json`."""
+        found: Sequence[Mapping[str, Any]] = (await self._ask("GET", "/types"))["types"]
+        return found
+
+    async def register_type(self, name: str, **settings: Any) -> Mapping[str, Any]:
+        """Registers a task type, or changes it; what is left out gets its default. Returns it as it is now.
+
+        Args:
+            name: letters, digits, `_` and `-`.
+            settings: fields of `task-type.schema.json`.
+
+        Raises:
+            Invalid: refused; `pointer` tells which field.
+            Conflict: the number of partitions of a type cannot be changed.
+        """
+        return await self._ask("POST", "/types", orjson.dumps({"name": name, **settings}))
+
+    def _keyed(self, draft: Draft | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """The object to send, and whether its key is ours."""
+        wire = draft.to_wire() if isinstance(draft, Draft) else dict(draft)
+        if "idempotency_key" in wire or not self._own_keys:
+            return wire, False
+        wire["idempotency_key"] = f"auto-{uuid.uuid4().hex}"
+        return wire, True
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        safe: bool = True,
+    ) -> dict[str, Any]:
+        """Sends a request until it is answered, if it is safe to repeat.
+
+        Raises:
+            PenstockError: what the answer's problem document says.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience_s
+        tries = 0
+        while True:
+            try:
+                return await self._ask_once(method, path, body, query)
+            except GatewayUnavailable as error:
+                tries += 1
+                delay_s = _BETWEEN_TRIES.delay_s(tries, random.random())  # noqa: S311 (jitter)
+                never_sent = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+                if not (safe or never_sent) or loop.time() + delay_s > deadline:
+                    raise
+            await asyncio.sleep(delay_s)
+
+    async def _ask_once(
+        self, method: str, path: str, body: bytes | None, query: Sequence[tuple[str, str]]
+    ) -> dict[str, Any]:
+        assert self._session is not None, "use the client in a `with` block"
+        try:
+            async with self._session.request(
+                method,
+                self.url + path,
+                params=list(query),
+                data=None if body is None else io.BytesIO(body),
+                headers={"Content-Type": "application/json"} if body is not None else None,
+            ) as response:
+                data = await response.read()
+                status = response.status
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise GatewayUnavailable(f"no gateway answers at {self.url} ({why})") from error
+        except aiohttp.ClientError as error:
+            raise PenstockError(f"cannot ask {self.url}: {error}") from error
+        if status >= 400:
+            raise error_of(status, data)
+        try:
+            found: dict[str, Any] = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise PenstockError(f"what answers at {self.url} is no Penstock gateway") from error
+        return found
+
+
+_Entry = tuple[bytes, bool, bool]
+
+
+def _chunks(drafts: Iterable[tuple[dict[str, Any], bool]]) -> Iterable[Sequence[_Entry]]:
+    """(encoded, has a key, the key is ours) of each task, in chunks that fit a request."""
+    chunk: list[_Entry] = []
+    size = 0
+    for wire, ours in drafts:
+        data = orjson.dumps(wire)
+        if chunk and (len(chunk) == CHUNK_TASKS or size + len(data) > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((data, "idempotency_key" in wire, ours))
+        size += len(data)
+    if chunk:
+        yield chunk
+
+
+def _parts(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
+
+
+def _moved(error: Invalid, by: int) -> Invalid:
+    """An error about a chunk as one about the whole: pointers begin with the position in all drafts."""
+    if isinstance(error, Faults):
+        return Faults([_moved(fault, by) for fault in error.faults])
+    head, _, tail = error.pointer.removeprefix("/").partition("/")
+    if not head.isdigit():
+        return error
+    return type(error)(error.reason, pointer=f"/{int(head) + by}" + (f"/{tail}" if tail else ""))

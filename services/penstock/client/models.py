@@ -1,0 +1,134 @@
+"""What the client takes and gives: plain values, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from penstock.contracts.context import Context
+from penstock.core.task import FINAL, Priority, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A task to be submitted.
+
+    Attributes:
+        type: name of a registered task type.
+        context: what the first stage is given: any JSON value, bytes, or a `Context` for text and URLs.
+        stage: where to begin; None is the type's first stage.
+        priority: which goes first within the type.
+        key: idempotency key; submitting the same type and key again returns the first task.
+        run_at: not to be released before; a naive moment is the local time.
+        callbacks: URLs to be called at each subscribed transition.
+        events: which transitions are reported, "final" or "all"; None is the type's choice.
+        labels: free names and values, for finding tasks again.
+    """
+
+    type: str
+    context: Any = None
+    stage: str | None = None
+    priority: Priority | str = Priority.MEDIUM
+    key: str | None = None
+    run_at: datetime | None = None
+    callbacks: Sequence[str] = ()
+    events: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object of `submitted.schema.json`.
+
+        Raises:
+            InvalidRecord: the context is not JSON.
+        """
+        wire: dict[str, Any] = {"type": self.type, **Context.encode(self.context).to_wire()}
+        if self.priority is not Priority.MEDIUM:
+            wire["priority"] = self.priority.name if isinstance(self.priority, Priority) else self.priority
+        if self.run_at is not None:
+            wire["run_at"] = self.run_at.astimezone().isoformat()
+        if self.callbacks:
+            wire["callbacks"] = list(self.callbacks)
+        if self.labels:
+            wire["labels"] = dict(self.labels)
+        rest = {"stage": self.stage, "idempotency_key": self.key, "events": self.events}
+        return wire | {name: value for name, value in rest.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The task a submission became.
+
+    Attributes:
+        id: task id.
+        created: False when an earlier submission with the same idempotency key had created it.
+    """
+
+    id: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task as it was when the gateway was asked.
+
+    Attributes:
+        id: task id.
+        type: task type.
+        state: where it is.
+        stage: the stage it is in, or ended in.
+        attempt: which run of that stage; 0 is the first.
+        priority: order of release within its type.
+        labels: as submitted.
+        context: what its stage is given, decoded; None in lists.
+        result: what its last stage returned, decoded; None before that and in lists.
+        error: kind, message and perhaps traceback of its failure.
+        raw: the whole document as the gateway sent it.
+    """
+
+    id: int
+    type: str
+    state: State
+    stage: str
+    attempt: int
+    priority: Priority
+    labels: Mapping[str, str]
+    context: Any
+    result: Any
+    error: Mapping[str, str] | None
+    raw: Mapping[str, Any]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it by itself."""
+        return self.state in FINAL
+
+    @property
+    def attempts(self) -> Sequence[Mapping[str, Any]]:
+        """Every attempt that ended, in order; empty in lists."""
+        return self.raw.get("attempts") or ()
+
+    @classmethod
+    def from_wire(cls, raw: Mapping[str, Any]) -> Task:
+        """Reads the gateway's document."""
+        return cls(
+            id=raw["id"],
+            type=raw["type"],
+            state=State(raw["state"]),
+            stage=raw["stage"],
+            attempt=raw["attempt"],
+            priority=Priority[raw["priority"]],
+            labels=raw["labels"],
+            context=_decoded(raw, "context", raw.get("content_type")),
+            result=_decoded(raw, "result", raw.get("result_type")),
+            error=raw["error"],
+            raw=raw,
+        )
+
+
+def _decoded(raw: Mapping[str, Any], name: str, content_type: str | None) -> Any:
+    if content_type is None or name not in raw:
+        return None
+    context = Context.from_wire({"content_type": content_type, name: raw[name]}, name)
+    return context.decode() if context else None

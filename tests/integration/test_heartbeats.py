@@ -1,0 +1,152 @@
+"""The heartbeat processor on the real Kafka and PostgreSQL: leases are granted, kept, restored and ended."""
+
+import asyncio
+
+import pytest
+from tests.running import make_topics, read, running_service, write
+from tests.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.submission import Submission
+from penstock.heartbeats.app import create_app
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.connection import admin_client
+from penstock.kafka.topics import service_group
+from penstock.postgres import release, tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix, database):
+    await make_topics(kafka_servers, prefix)
+    return HeartbeatsSettings(kafka=kafka_servers, prefix=prefix, postgres=database, tick_s=0.2, settle_s=0.3)
+
+
+@pytest.fixture
+async def pool(settings):
+    async with open_pool(settings.postgres, "test") as pool:
+        await types.register(
+            pool, types.TaskType(name="t", partitions=1, max_attempts=2, retry_base_ms=60_000)
+        )
+        yield pool
+
+
+async def queued(pool, settings, count=1):
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(count)])
+    async with open_session(settings.postgres, "test") as session:
+        batch = await release.release(session, types.TaskType(name="t"), count, [])
+        return [(ready.fence.id, ready.fence.step, ready.fence.attempt) for ready in batch.tasks]
+
+
+async def say(settings, kind, keys, worker="w", lease_ms=60_000):
+    value = Heartbeat(kind, worker, lease_ms, keys).encode()
+    await write(settings.kafka, f"{settings.prefix}heartbeats", value, key=worker.encode())
+
+
+async def state(pool, key):
+    return await pool.fetchval("SELECT state FROM task WHERE id = $1", key[0])
+
+
+async def committed(settings):
+    async with admin_client(settings) as admin:
+        offsets = await admin.list_consumer_group_offsets(service_group(settings.prefix, "heartbeats"))
+    return sum(meta.offset for meta in offsets.values() if meta.offset > 0)
+
+
+async def test_a_claim_that_lives_becomes_running_and_is_acknowledged_then(settings, pool):
+    """H8: a lease is in PostgreSQL before its claim is acknowledged, so that a crash loses none."""
+    [key] = await queued(pool, settings)
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, [key])
+        row = await wait_until(lambda: pool.fetchrow("SELECT * FROM task WHERE state = 'running'"))
+        assert (row["worker"], row["lease_partition"]) == ("w", row["lease_partition"])
+        await wait_until(lambda: committed(settings), what="the claim is acknowledged")
+
+
+async def test_a_claim_released_at_once_never_touches_the_row(settings, pool):
+    """The hot path: a stage shorter than the settling time costs no update."""
+    quick, lasting = await queued(pool, settings, 2)
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, [quick])
+        await say(settings, Kind.RELEASE, [quick])
+        await say(settings, Kind.CLAIM, [lasting])
+        await wait_until(
+            lambda: pool.fetchval("SELECT true FROM task WHERE id = $1 AND state = 'running'", lasting[0])
+        )
+    assert await state(pool, quick) == "queued"
+
+
+async def test_silence_ends_a_lease_and_signs_of_life_keep_it(settings, pool):
+    """H8, H10: the silent worker's task is scheduled again as attempt 1; the one that is beaten stays."""
+    silent, beaten = await queued(pool, settings, 2)
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, [silent], worker="a", lease_ms=2_000)
+        await say(settings, Kind.CLAIM, [beaten], worker="b", lease_ms=2_000)
+
+        async def expired():
+            await say(settings, Kind.BEAT, [beaten], worker="b", lease_ms=2_000)
+            return await state(pool, silent) == "scheduled"
+
+        await wait_until(expired, every=0.3)
+        assert await state(pool, beaten) == "running"
+    found = await tasks.get(pool, silent[0])
+    assert (found["attempt"], found["losses"], found["failures"]) == (1, 1, 0)
+    assert [(a["outcome"], a["worker"]) for a in found["attempts"]] == [("expired", "a")]
+    assert "no sign of life from worker a" in found["attempts"][0]["error"]
+
+
+async def test_the_last_try_lost_fails_the_task(settings, pool):
+    """H10: when the tries are used up, failed, with an event."""
+    [key] = await queued(pool, settings)
+    await pool.execute("UPDATE task SET losses = 1, attempt = 1 WHERE id = $1", key[0])
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, [(key[0], 0, 1)], lease_ms=1_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'failed'"))
+        [event] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}events"))
+    assert (event["event"], event["error"]["kind"]) == ("task.failed", "LeaseExpired")
+
+
+async def test_leases_are_restored_after_a_restart(settings, pool):
+    """H8: a processor that starts anew knows the leases it has never read of, and gives each its whole timeout."""
+    [key] = await queued(pool, settings)
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, [key], lease_ms=3_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+        await wait_until(lambda: committed(settings))
+    await pool.execute("UPDATE task_type SET lease_ms = 2000")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with running_service(create_app(settings)):
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'scheduled'"))
+    assert loop.time() - began >= 2.0, "expired before its timeout had passed anew"
+
+
+async def test_the_last_worker_to_claim_holds_the_lease(settings, pool):
+    """W4: a record delivered twice is claimed twice; the first worker's silence does not end the second's attempt."""
+    [key] = await queued(pool, settings)
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, [key], worker="first", lease_ms=1_500)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE worker = 'first'"))
+        await say(settings, Kind.CLAIM, [key], worker="second", lease_ms=60_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE worker = 'second'"))
+        # A third lease with the first one's timeout, granted later: when it has expired, so would the first.
+        [other] = await queued(pool, settings)
+        await say(settings, Kind.CLAIM, [other], worker="first", lease_ms=1_500)
+        await wait_until(
+            lambda: pool.fetchval("SELECT true FROM task WHERE id = $1 AND state = 'scheduled'", other[0])
+        )
+        assert await state(pool, key) == "running"
+
+
+async def test_a_malformed_heartbeat_is_parked_and_delays_nothing(settings, pool):
+    """Bad input never blocks what is behind it."""
+    [key] = await queued(pool, settings)
+    topic = f"{settings.prefix}heartbeats"
+    async with running_service(create_app(settings)):
+        await write(settings.kafka, topic, b'{"kind":"wave"}', key=b"w")
+        await say(settings, Kind.CLAIM, [key])
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+    [rejected] = await read(settings.kafka, f"{topic}.rejected")
+    assert rejected["reason"]

@@ -19,7 +19,7 @@ from penstock.client.models import Draft, Submitted, Task
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
 from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError
-from penstock.http.problems import Faults, error_of
+from penstock.http.problems import error_of, relocated
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 
@@ -129,7 +129,8 @@ class Client:
             try:
                 found = await self._ask("POST", "/tasks", body, safe=safe)
             except Invalid as error:
-                raise _moved(error, len(submitted)) from None
+                before = len(submitted)
+                raise relocated(error, lambda pointer: _moved(pointer, before)) from None  # noqa: B023 (used at once)
             submitted += [
                 Submitted(task["id"], created=ours or task["created"])
                 for task, (_, _, ours) in zip(found["tasks"], chunk, strict=True)
@@ -335,11 +336,9 @@ def _parts(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
 
 
-def _moved(error: Invalid, by: int) -> Invalid:
-    """An error about a chunk as one about the whole: pointers begin with the position in all drafts."""
-    if isinstance(error, Faults):
-        return Faults([_moved(fault, by) for fault in error.faults])
-    head, _, tail = error.pointer.removeprefix("/").partition("/")
+def _moved(pointer: str, by: int) -> str:
+    """A pointer into a chunk as one that begins with the position in all drafts."""
+    head, _, tail = pointer.removeprefix("/").partition("/")
     if not head.isdigit():
-        return error
-    return type(error)(error.reason, pointer=f"/{int(head) + by}" + (f"/{tail}" if tail else ""))
+        return pointer
+    return f"/{int(head) + by}" + (f"/{tail}" if tail else "")

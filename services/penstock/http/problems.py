@@ -7,7 +7,7 @@ each thing at fault: `detail` with a JSON Pointer into the body (`pointer`) or t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,13 @@ class Faults(Invalid):
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         super().__init__(first.reason + more, pointer=first.pointer)
         self.faults = list(faults)
+
+
+def relocated(error: Invalid, move: Callable[[str], str]) -> Invalid:
+    """The same error with its pointers, and those of all its faults, changed by `move`."""
+    if isinstance(error, Faults):
+        return Faults([relocated(fault, move) for fault in error.faults])
+    return type(error)(error.reason, pointer=move(error.pointer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,21 @@
+"""The command line: `penstock`, or `python -m penstock`.
+
+Every verb takes `--json`, which prints one JSON document a line on standard output; progress and errors go to
+standard error. Exit statuses:
+
+    0    done
+    1    done, but something is amiss: a watched task did not succeed, a check found something, a service failed
+    2    the command line itself is wrong
+    3    refused: the input is invalid, or the thing is not in a state for it
+    4    not found
+    5    something cannot be reached: the gateway, Kafka, PostgreSQL
+    6    cannot start: a setting is wrong, or a package or part is missing
+    130  interrupted by Ctrl-C
+
+What a verb needs beyond the client is imported when the verb runs, so that the worker's installation has them all
+in its help, and a missing package is named with the command that installs it.
+"""
+
+from penstock.cli.main import main
+
+__all__ = ["main"]

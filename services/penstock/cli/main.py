@@ -1,0 +1,102 @@
+"""All verbs, and what becomes of errors."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import click
+
+import penstock
+from penstock.cli import serving, tasks, types
+from penstock.errors import (
+    Conflict,
+    Fatal,
+    GatewayUnavailable,
+    Invalid,
+    NotFound,
+    PenstockError,
+    Unavailable,
+    UnknownType,
+)
+from penstock.http.problems import Faults
+
+# In order: the first that fits decides.
+_STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
+    (Invalid, 3),
+    (Conflict, 3),
+    (NotFound, 4),
+    (Unavailable, 5),
+    (Fatal, 6),
+)
+_INTERRUPTED = 130
+
+# Of many things at fault.
+_SHOWN = 20
+
+
+class Failure(click.ClickException):
+    """One of our errors, told to a person."""
+
+    def __init__(self, error: PenstockError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.exit_code = next((status for kind, status in _STATUSES if isinstance(error, kind)), 1)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Says what happened and what to do next."""
+        faults = self.error.faults[:_SHOWN] if isinstance(self.error, Faults) else [self.error]
+        for fault in faults:
+            click.echo(f"penstock: {fault}", file=file, err=file is None)
+        if isinstance(self.error, Faults) and len(self.error.faults) > _SHOWN:
+            click.echo(f"  … and {len(self.error.faults) - _SHOWN} more", file=file, err=file is None)
+        if hint := _hint(self.error):
+            click.echo(f"  {hint}", file=file, err=file is None)
+
+
+def _hint(error: PenstockError) -> str | None:
+    if isinstance(error, GatewayUnavailable) and str(error).startswith("no gateway"):
+        return "start one with `penstock up`, or set PENSTOCK_GATEWAY to the address of one that runs"
+    if isinstance(error, UnknownType):
+        return "`penstock types` lists those there are, `penstock types add NAME` registers one"
+    if isinstance(error, Unavailable):
+        return "is it running, and do PENSTOCK_KAFKA and PENSTOCK_POSTGRES name the right servers?"
+    return None
+
+
+class _Verbs(click.Group):
+    """Turns our errors into exit statuses, also under click's test runner."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PenstockError as error:
+            raise Failure(error) from error
+        except KeyboardInterrupt:
+            ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(penstock.__version__, prog_name="penstock")
+def cli() -> None:
+    """Asynchronous, multi-stage tasks on Kafka and PostgreSQL."""
+
+
+for verb in (
+    serving.up,
+    serving.run,
+    tasks.submit,
+    tasks.get,
+    tasks.list_,
+    tasks.cancel,
+    tasks.watch,
+    types.types,
+    serving.check,
+    serving.migrate,
+    serving.topics,
+):
+    cli.add_command(verb)
+
+
+def main() -> None:
+    """The entry point."""
+    cli(prog_name="penstock")

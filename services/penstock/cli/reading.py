@@ -1,0 +1,95 @@
+"""What `penstock submit` reads: a context from an option, a file or standard input, and files of many tasks."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import Invalid, InvalidRecord
+from penstock.http.problems import Faults
+
+
+def context_of(text: str, content_type: str) -> Any:
+    """The wire value of `--context`: the text itself, `@file`, or `-` for standard input.
+
+    Raises:
+        InvalidRecord: not readable, or not JSON where JSON is meant.
+    """
+    data = _bytes_of(text)
+    if content_type == "json":
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRecord(
+                f"not JSON ({error}); quote strings, or choose another --content-type", pointer="/context"
+            ) from error
+    if content_type == "bytes":
+        return base64.b64encode(data).decode()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(f"not UTF-8 ({error}); use --content-type bytes", pointer="/context") from error
+
+
+def _bytes_of(text: str) -> bytes:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    if not text.startswith("@"):
+        return text.encode()
+    try:
+        return Path(text[1:]).read_bytes()
+    except OSError as error:
+        raise InvalidRecord(f"cannot read {text[1:]}: {error.strerror}", pointer="/context") from error
+
+
+class Lines:
+    """The tasks of a file, one JSON object a line; blank lines are skipped.
+
+    Args:
+        name: of the file; `-` is standard input.
+        defaults: for fields that a line leaves out.
+    """
+
+    def __init__(self, name: str, defaults: Mapping[str, Any]) -> None:
+        self._name = name
+        self._defaults = defaults
+        self._numbers: list[int] = []
+        self._lines = sys.stdin.buffer.readlines() if name == "-" else _lines_of(name)
+
+    def __len__(self) -> int:
+        return sum(1 for line in self._lines if line.strip())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(self._lines, start=1):
+            if not line.strip():
+                continue
+            self._numbers.append(number)
+            try:
+                raw = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise InvalidRecord(f"{self._name}, line {number}: not JSON: {error}") from error
+            if not isinstance(raw, dict):
+                raise InvalidRecord(f"{self._name}, line {number}: not a JSON object")
+            yield {**self._defaults, **raw}
+
+    def located(self, error: Invalid) -> Invalid:
+        """An error about the n-th task as one about its line."""
+        if isinstance(error, Faults):
+            return Faults([self.located(fault) for fault in error.faults])
+        position, _, rest = error.pointer.removeprefix("/").partition("/")
+        if not position.isdigit():
+            return error
+        where = f"{self._name}, line {self._numbers[int(position)]}"
+        return InvalidRecord(f"{where}: {'/' + rest + ': ' if rest else ''}{error.reason}")
+
+
+def _lines_of(name: str) -> list[bytes]:
+    try:
+        return Path(name).read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidRecord(f"cannot read {name}: {error.strerror}") from error

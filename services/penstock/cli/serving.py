@@ -1,0 +1,155 @@
+"""The verbs that run and look after a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.gateway import local_environment, without_nothing
+from penstock.cli.output import as_json, counts_text, print_json, table
+from penstock.errors import CannotStart
+from penstock.kafka.connection import create_topics
+from penstock.kafka.topics import PLATFORM
+from penstock.settings import Kafka, Platform
+
+_AMISS = 1
+
+# Names as people write them, and the packages that hold them.
+SERVICES = {
+    "gateway": "gateway",
+    "task-sync": "task_sync",
+    "heartbeats": "heartbeats",
+    "stages": "stages",
+    "callbacks": "callbacks",
+}
+
+kafka_option = click.option("--kafka", metavar="SERVERS", help="Bootstrap servers. Default: $PENSTOCK_KAFKA.")
+postgres_option = click.option("--postgres", metavar="URL", help="Database. Default: $PENSTOCK_POSTGRES.")
+prefix_option = click.option("--prefix", help="Of topics and groups. Default: $PENSTOCK_PREFIX or penstock.")
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Names the command that installs what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "penstock":
+            raise
+        raise CannotStart(
+            f"{what} needs {error.name}, which is not installed: pip install 'penstock[{name}]'"
+        ) from error
+
+
+@click.command()
+@click.option("--kafka", metavar="SERVERS", help="Use this cluster instead of starting a broker.")
+@click.option("--postgres", metavar="URL", help="Use this database instead of starting a server.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where everything that lasts is kept. Default: .penstock",
+)
+@click.option("--fresh", is_flag=True, help="Drop what an earlier run left in the data directory.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), help="The gateway's; another is taken if it is not free."
+)
+@click.option("--prefix", help="Of topics and groups.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(list(SERVICES)),
+    help="Start only these services; repeatable.",
+)
+@click.pass_context
+def up(ctx: click.Context, /, port: int | None, only: tuple[str, ...], **given: Any) -> None:
+    """Runs a whole deployment on this machine until Ctrl-C.
+
+    Starts a Kafka broker, a PostgreSQL server and every service, each as a process of its own, restarted when it
+    dies. Data is kept between runs.
+    """
+    with extra("embedded", "a local deployment"):
+        from penstock.local.deployment import Options  # noqa: PLC0415 (optional packages)
+        from penstock.local.up import up as run_up  # noqa: PLC0415 (optional packages)
+    options = without_nothing(**given, gateway_port=port, replicas=dict.fromkeys(only, 1) if only else None)
+    with extra("embedded", "a local deployment"):
+        ctx.exit(asyncio.run(run_up(Options(**options))))
+
+
+@click.command()
+@click.argument("service", type=click.Choice(list(SERVICES)))
+@click.pass_context
+def run(ctx: click.Context, service: str) -> None:
+    """Runs one service in this process, with settings from PENSTOCK_* variables, until SIGTERM."""
+    with extra("services", f"the service {service}"):
+        app = importlib.import_module(f"penstock.{SERVICES[service]}.app")
+    ctx.exit(app.main())
+
+
+@click.command()
+@kafka_option
+@postgres_option
+@prefix_option
+@as_json
+@click.pass_context
+def check(ctx: click.Context, /, json_: bool, **given: Any) -> None:
+    """Proves that no task and no callback is in limbo; status 1 if one is."""
+    with extra("services", "the check"):
+        from penstock.checks.app import check as run_check  # noqa: PLC0415 (optional packages)
+    report = asyncio.run(run_check(_settings(Platform, given)))
+    if json_:
+        print_json(report.to_wire())
+    else:
+        click.echo(f"tasks: {counts_text(report.tasks)}")
+        click.echo(f"callbacks: {counts_text(report.callbacks)}")
+        if report.clean:
+            click.echo("clean: nothing is in limbo")
+        else:
+            table(("what", "id", "lacks"), ((o.what, str(o.id), o.lacks) for o in report.offenders))
+    ctx.exit(0 if report.clean else _AMISS)
+
+
+@click.command()
+@postgres_option
+@as_json
+def migrate(json_: bool, **given: Any) -> None:
+    """Brings the database's tables up to date; harmless when they are."""
+    with extra("services", "migrating"):
+        from penstock.postgres.migrations import migrate as run_migrate  # noqa: PLC0415 (optional packages)
+    applied = asyncio.run(run_migrate(_settings(Platform, given).postgres))
+    if json_:
+        print_json({"applied": applied})
+    else:
+        click.echo(f"applied {', '.join(applied)}" if applied else "already up to date")
+
+
+@click.command()
+@kafka_option
+@prefix_option
+@click.option(
+    "--replication", type=click.IntRange(min=1), help="Copies of each partition. Default: the broker's."
+)
+@as_json
+def topics(replication: int | None, json_: bool, **given: Any) -> None:
+    """Creates the platform's topics that do not exist; harmless when they do.
+
+    Ready topics are created by task-sync when their types are registered.
+    """
+    settings = _settings(Kafka, given)
+    asyncio.run(create_topics(settings, PLATFORM, replication=replication or -1))
+    names = [settings.prefix + topic.name for topic in PLATFORM]
+    if json_:
+        print_json({"topics": names})
+    else:
+        click.echo("\n".join(names))
+
+
+def _settings(kind: type[Any], given: dict[str, Any]) -> Any:
+    """Options first, then the environment, then the deployment that runs here."""
+    return kind.load({**local_environment(), **os.environ}, **given)

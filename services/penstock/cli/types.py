@@ -1,0 +1,57 @@
+"""The verbs about task types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.gateway import client, gateway_option, without_nothing
+from penstock.cli.output import as_json, console, print_json, table
+
+_SHOWN = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "events")
+
+
+@click.group(invoke_without_command=True)
+@gateway_option
+@as_json
+@click.pass_context
+def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
+    """Lists task types; `types add` registers one."""
+    if ctx.invoked_subcommand is not None:
+        return
+    with client(gateway) as found:
+        known = found.types()
+    if json_:
+        for one in known:
+            print_json(one)
+    elif known:
+        heads = [name.replace("_", " ") for name in _SHOWN]
+        table(heads, ([str(one[name]) for name in _SHOWN] for one in known))
+    else:
+        console().print("no task types; register one with `penstock types add NAME`")
+
+
+@types.command()
+@click.argument("name")
+@click.option("--first-stage", help="Where a task begins that names no stage. Default: start.")
+@click.option("--partitions", type=int, help="Of its ready topic; fixed once registered. Default: 8.")
+@click.option(
+    "--lease-ms", type=int, help="A worker silent for this long has lost its task. Default: 300000."
+)
+@click.option("--max-attempts", type=int, help="Tries of each stage, the first included. Default: 3.")
+@click.option("--retry-base-ms", type=int, help="Delay before the second try. Default: 1000.")
+@click.option("--retry-factor", type=float, help="Each further delay is this much longer. Default: 2.")
+@click.option("--retry-max-ms", type=int, help="No delay is longer. Default: 300000.")
+@click.option("--retry-jitter", type=float, help="Share of the delay that is random, 0 to 1. Default: 0.5.")
+@click.option("--events", type=click.Choice(["final", "all"]), help="Transitions reported. Default: final.")
+@gateway_option
+@as_json
+def add(name: str, gateway: str | None, json_: bool, **given: Any) -> None:
+    """Registers a task type, or changes one; what is left out gets its default."""
+    with client(gateway) as found:
+        registered = found.register_type(name, **without_nothing(**given))
+    if json_:
+        print_json(registered)
+    else:
+        click.echo(f"type {name}: tasks begin at stage {registered['first_stage']}")

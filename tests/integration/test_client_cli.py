@@ -1,0 +1,225 @@
+"""The command line against a real gateway, in process and as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from click.testing import CliRunner, Result
+from tests.gateways import running_gateway
+from tests.waiting import wait_until
+
+from penstock.cli.main import cli
+from penstock.client import Client
+from penstock.kafka.topics import PLATFORM
+
+Invoke = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+async def penstock(
+    kafka_servers: str, prefix: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Invoke]:
+    """Runs a verb in a thread, as the process's own loop serves the gateway."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
+            monkeypatch.delenv(name)
+    async with running_gateway(
+        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
+    ) as gateway:
+        monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
+        monkeypatch.setenv("PENSTOCK_KAFKA", kafka_servers)
+        monkeypatch.setenv("PENSTOCK_POSTGRES", database)
+        monkeypatch.setenv("PENSTOCK_PREFIX", prefix)
+
+        async def invoke(*arguments: str, **more: Any) -> Result:
+            return await asyncio.to_thread(CliRunner().invoke, cli, list(arguments), **more)
+
+        assert (await invoke("types", "add", "media", "--first-stage", "probe")).exit_code == 0
+        yield invoke
+
+
+def documents(outcome: Result) -> list[Any]:
+    assert outcome.exit_code in (0, 1), outcome.stderr
+    return [json.loads(line) for line in outcome.stdout.splitlines()]
+
+
+async def set_state(database: str, state: str, *ids: int) -> None:
+    connection = await asyncpg.connect(database)
+    await connection.execute("UPDATE penstock.task SET state = $1 WHERE id = ANY($2)", state, list(ids))
+    await connection.close()
+
+
+async def test_types(penstock: Invoke) -> None:
+    """T2, O8: registered, listed for people and for programs."""
+    assert (await penstock("types")).stdout.splitlines()[1].split()[:2] == ["media", "probe"]
+    [added] = documents(await penstock("types", "add", "report", "--max-attempts", "9", "--json"))
+    assert added["max_attempts"] == 9
+    assert [one["name"] for one in documents(await penstock("types", "--json"))] == ["media", "report"]
+    refused = await penstock("types", "add", "report", "--partitions", "3")
+    assert refused.exit_code == 3
+    assert "cannot be changed" in refused.stderr
+
+
+async def test_one_task(penstock: Invoke, tmp_path: Path) -> None:
+    """T5, O8: submitted with every option, read back, listed, cancelled."""
+    (tmp_path / "context.json").write_text('{"file": "a.mp4"}')
+    arguments = (
+        "submit",
+        "media",
+        "--context",
+        "@context.json",
+        "--key",
+        "k",
+        "--priority",
+        "high",
+        "--label",
+        "customer=acme",
+        "--callback",
+        "https://shop.example/hook",
+        "--run-at",
+        "2090-01-01T00:00:00Z",
+    )
+    [first] = documents(await penstock(*arguments, "--json"))
+    assert first["created"] is True
+    again = await penstock(*arguments)
+    assert "was there already" in again.stdout
+    [task] = documents(await penstock("get", str(first["id"]), "--json"))
+    assert (task["context"], task["priority"], task["state"]) == ({"file": "a.mp4"}, "HIGH", "scheduled")
+    shown = (await penstock("get", str(first["id"]))).stdout
+    assert "customer=acme" in shown
+    assert "{'file': 'a.mp4'}" in shown
+    [listed] = documents(await penstock("list", "--label", "customer=acme", "--json"))
+    assert listed["id"] == first["id"]
+    assert "scheduled" in (await penstock("list")).stdout
+    assert (await penstock("list", "--state", "failed")).stdout == "no tasks\n"
+    assert documents(await penstock("cancel", str(first["id"]), "4711", "--json")) == [
+        {"cancelled": [first["id"]], "unchanged": [4711]}
+    ]
+
+
+async def test_many_tasks_from_a_file_and_from_standard_input(penstock: Invoke, tmp_path: Path) -> None:
+    """T5, O8: one object a line; a fault is told by its line, with status 3."""
+    lines = [json.dumps({"context": n}) for n in range(600)]
+    (tmp_path / "tasks.ndjson").write_text("\n".join(lines))
+    outcome = await penstock("submit", "media", "--file", "tasks.ndjson", "--label", "b=1")
+    assert outcome.stdout.startswith("600 tasks submitted, 0 were there already")
+    assert len(documents(await penstock("list", "--label", "b=1", "--all", "--json"))) == 600
+    assert len(documents(await penstock("submit", "--file", "-", "--json", input='{"type": "media"}\n'))) == 1
+    lines[560] = '{"priority": "URGENT"}'
+    (tmp_path / "tasks.ndjson").write_text("\n".join(lines))
+    refused = await penstock("submit", "media", "--file", "tasks.ndjson")
+    assert refused.exit_code == 3
+    assert "tasks.ndjson, line 561: /priority: " in refused.stderr
+
+
+async def test_watching_ends_with_1_unless_all_succeed(penstock: Invoke, database: str) -> None:
+    """O8: by ids and by filter; the last counts are the output."""
+    ids = [one["id"] for _ in range(3) for one in documents(await penstock("submit", "media", "--json"))]
+    await set_state(database, "succeeded", *ids)
+    watched = await penstock("watch", *map(str, ids))
+    assert (watched.exit_code, watched.stdout) == (0, "3 succeeded\n")
+    await set_state(database, "failed", ids[0])
+    watched = await penstock("watch", "--type", "media", "--json")
+    assert watched.exit_code == 1
+    assert documents(watched) == [{"states": {"succeeded": 2, "failed": 1}}]
+    assert (await penstock("watch", "4711")).exit_code == 4
+
+
+async def test_submitting_and_watching_in_one(penstock: Invoke, database: str) -> None:
+    """O8: --watch follows what was submitted to its end."""
+    outcome = asyncio.ensure_future(penstock("submit", "media", "--watch"))
+    connection = await asyncpg.connect(database)
+
+    async def end() -> bool:
+        done = await connection.execute("UPDATE penstock.task SET state = 'succeeded' WHERE state = 'ready'")
+        return done == "UPDATE 1"
+
+    await wait_until(end)
+    await connection.close()
+    result = await outcome
+    assert result.exit_code == 0
+    assert result.stdout.endswith("1 succeeded\n")
+
+
+async def test_refusals(penstock: Invoke) -> None:
+    """O8: status and next step for an unknown type and an unknown task."""
+    refused = await penstock("submit", "nope")
+    assert refused.exit_code == 3
+    assert "/type: no task type 'nope'" in refused.stderr
+    assert "penstock types add" in refused.stderr
+    assert (await penstock("get", "4711")).exit_code == 4
+
+
+async def test_looking_after_a_deployment(penstock: Invoke, prefix: str) -> None:
+    """O2b, O6, O8: topics, migrations and the check, for people and programs; each harmless when repeated."""
+    for _ in range(2):
+        assert (await penstock("topics")).stdout.splitlines() == [prefix + t.name for t in PLATFORM]
+    assert documents(await penstock("migrate", "--json")) == [{"applied": []}]
+    await penstock("submit", "media", "--run-at", "2090-01-01T00:00:00Z")
+    checked = await penstock("check")
+    assert (checked.exit_code, checked.stdout.splitlines()[0]) == (0, "tasks: 1 scheduled")
+    [report] = documents(await penstock("check", "--json"))
+    assert report["clean"] is True
+
+
+async def test_a_running_local_deployment_is_found(penstock: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 1: without PENSTOCK_GATEWAY the deployment that `penstock up` runs in this directory is asked."""
+    url = os.environ["PENSTOCK_GATEWAY"]
+    monkeypatch.delenv("PENSTOCK_GATEWAY")
+    monkeypatch.setattr("penstock.cli.gateway.local_environment", lambda: {"PENSTOCK_GATEWAY": url})
+    assert (await penstock("types")).exit_code == 0
+
+
+async def test_the_gateway_as_a_process(
+    kafka_servers: str, prefix: str, database: str, tmp_path: Path
+) -> None:
+    """O1, O8: `python -m penstock run gateway` serves until SIGTERM and ends with 0; a script can talk to it."""
+    mark = tmp_path / "ready"
+    environment = {
+        **os.environ,
+        "PENSTOCK_KAFKA": kafka_servers,
+        "PENSTOCK_PREFIX": prefix,
+        "PENSTOCK_POSTGRES": database,
+        "PENSTOCK_OBJECTS": f"file://{tmp_path}",
+        "PENSTOCK_GATEWAY_PORT": "0",
+        "PENSTOCK_READY_FILE": str(mark),
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock", "run", "gateway"), env=environment, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        log = b""
+        async with asyncio.timeout(30):
+            while b"listening on " not in log:
+                log = await process.stderr.readline()
+        url = log.decode().partition("listening on ")[2].strip()
+        await wait_until(mark.exists)
+        async with Client(url) as client:
+            await client.register_type("media")
+        script = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock", "submit", "media", "--json"),
+            env={**environment, "PENSTOCK_GATEWAY": url},
+            stdout=subprocess.PIPE,
+        )
+        out, _ = await asyncio.wait_for(script.communicate(), 30)
+        assert json.loads(out)["created"] is True
+        assert script.returncode == 0
+        process.send_signal(signal.SIGTERM)
+        rest = (await asyncio.wait_for(process.communicate(), 20))[1]
+        assert process.returncode == 0, rest.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

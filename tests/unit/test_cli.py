@@ -1,0 +1,172 @@
+"""The command line without any server: help, exit statuses, what is read, what is missing."""
+
+from __future__ import annotations
+
+import builtins
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import penstock.cli
+from penstock.cli.main import Failure, cli
+from penstock.cli.reading import Lines, context_of
+from penstock.errors import (
+    CannotStart,
+    Conflict,
+    GatewayUnavailable,
+    InvalidRecord,
+    KafkaUnavailable,
+    NotFound,
+    PenstockError,
+    SettingsError,
+    TooLarge,
+    UnknownType,
+)
+from penstock.http.problems import Faults
+
+
+def test_every_verb_explains_itself() -> None:
+    """O8: each verb has a help text, and all that talk to something take --json."""
+    for name, verb in cli.commands.items():
+        outcome = CliRunner().invoke(cli, [name, "--help"])
+        assert outcome.exit_code == 0
+        assert verb.help
+        if name not in ("up", "run"):
+            assert "--json" in outcome.output, name
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidRecord("x"), 3),
+        (TooLarge("x"), 3),
+        (Conflict("x"), 3),
+        (NotFound("x"), 4),
+        (GatewayUnavailable("x"), 5),
+        (KafkaUnavailable("x"), 5),
+        (SettingsError("x"), 6),
+        (CannotStart("x"), 6),
+        (PenstockError("x"), 1),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_status(error: PenstockError, status: int) -> None:
+    """O8: scripts can tell what went wrong; the statuses are in the documentation of the package."""
+    assert Failure(error).exit_code == status
+    assert f"\n    {status} " in (penstock.cli.__doc__ or "")
+
+
+def test_errors_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
+    """O8: no gateway, unknown type: the next command is named; many faults are all shown, up to a point."""
+    Failure(GatewayUnavailable("no gateway answers at http://x")).show()
+    Failure(UnknownType("no such type", pointer="/type")).show()
+    Failure(Faults([InvalidRecord("bad", pointer=f"/{n}") for n in range(25)])).show()
+    told = capsys.readouterr().err
+    assert "penstock up" in told
+    assert "penstock types add" in told
+    assert told.count(": bad") == 20
+    assert "… and 5 more" in told
+
+
+def test_nobody_at_the_address_ends_with_5(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """O8: the message names the address and `penstock up`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock.cli.gateway.PATIENCE_S", 0.0)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        outcome = CliRunner().invoke(cli, ["types", "--gateway", url])
+    assert outcome.exit_code == 5
+    assert url in outcome.stderr
+    assert "penstock up" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit"],
+        ["submit", "--file", "x", "--key", "k"],
+        ["submit", "media", "--priority", "URGENT"],
+        ["watch"],
+        ["watch", "1", "--type", "media"],
+        ["cancel"],
+        ["get", "0"],
+        ["run", "nothing"],
+        ["nothing"],
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
+    """O8: click's own status for usage errors."""
+    assert CliRunner().invoke(cli, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["submit", "media", "--context", "{oops"], "not JSON"),
+        (["submit", "media", "--context", "@/nowhere"], "cannot read /nowhere"),
+        (["submit", "media", "--label", "x"], "name=value"),
+        (["submit", "--file", "/nowhere"], "cannot read /nowhere"),
+    ],
+)
+def test_what_cannot_be_read_ends_with_3(arguments: list[str], words: str) -> None:
+    """O8: refused before anything is sent."""
+    outcome = CliRunner().invoke(cli, [*arguments, "--gateway", "http://127.0.0.1:1"])
+    assert outcome.exit_code == 3
+    assert words in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "command"),
+    [
+        (["migrate"], "asyncpg", "penstock[services]"),
+        (["check"], "asyncpg", "penstock[services]"),
+        (["up"], "jgo", "penstock[embedded]"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], missing: str, command: str
+) -> None:
+    """Issue 1: the worker's installation has every verb; those that need more say what."""
+    real = builtins.__import__
+
+    def without(name: str, *more: Any, **kwargs: Any) -> Any:
+        if name.startswith(("penstock.postgres", "penstock.checks", "penstock.local.deployment")):
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return real(name, *more, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    outcome = CliRunner().invoke(cli, arguments)
+    assert outcome.exit_code == 6
+    assert f"needs {missing}" in outcome.stderr
+    assert f"pip install '{command}'" in outcome.stderr
+
+
+def test_contexts_are_read_from_text_and_files(tmp_path: Path) -> None:
+    """T1: JSON is parsed, text and URLs are taken as they are, bytes travel as base64."""
+    file = tmp_path / "context"
+    file.write_bytes(b'{"a": 1}\xff')
+    assert context_of('{"a": [1]}', "json") == {"a": [1]}
+    assert context_of("plain", "text") == "plain"
+    assert context_of(f"@{file}", "bytes") == "eyJhIjogMX3/"
+    with pytest.raises(InvalidRecord, match="UTF-8"):
+        context_of(f"@{file}", "text")
+    with pytest.raises(InvalidRecord, match="not JSON"):
+        context_of(f"@{file}", "json")
+
+
+def test_a_fault_in_a_file_is_told_by_its_line(tmp_path: Path) -> None:
+    """T5: blank lines count as lines but not as tasks, and options are defaults."""
+    file = tmp_path / "tasks.ndjson"
+    file.write_text('{"type": "a"}\n\n{"priority": "x"}\n[]\n')
+    lines = Lines(str(file), {"type": "media"})
+    assert len(lines) == 3
+    tasks = iter(lines)
+    assert next(tasks) == {"type": "a"}
+    assert next(tasks) == {"type": "media", "priority": "x"}
+    located = lines.located(InvalidRecord("no such level", pointer="/1/priority"))
+    assert str(located) == f"{file}, line 3: /priority: no such level"
+    with pytest.raises(InvalidRecord, match="line 4: not a JSON object"):
+        next(tasks)

@@ -9,6 +9,7 @@ cannot go on must not look alive.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -39,8 +40,20 @@ def run(name: str, service: Service, *, grace_s: float = 40.0) -> int:
         grace_s: seconds a drain may take before the process ends by force.
     """
     configure_logging()
+    collect_garbage_seldom()
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         return runner.run(_supervise(name, service, grace_s))
+
+
+def collect_garbage_seldom() -> None:
+    """Lets go of the start-up's objects and collects a tenth as often.
+
+    A service makes tens of thousands of short-lived records a second, none of them in cycles; collecting every
+    700 of them took a tenth of the CPU.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -17,6 +17,8 @@ SCHEMA = "penstock"
 _PASSING = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    # What a pooled connection raises whose end the driver has heard of but not yet acted upon.
+    asyncpg.InternalClientError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
     asyncpg.TransactionRollbackError,

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # How long results are collected before a record is written, unless it is full before.
 COLLECT_S = 0.003
+# Releases are in no hurry: the results are on Kafka, and a lease that lives a little longer harms nobody.
+RELEASE_S = 0.05
 WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=5.0, jitter=0)
 # What one entry takes beside its context and error, roughly: only to keep records below the broker's limit.
 ENTRY_BYTES = 400
@@ -78,6 +80,8 @@ class Reports:
         self._worker_id = worker_id
         self._let_go = let_go
         self._waiting: list[StageResult] = []
+        self._to_release: list[Key] = []
+        self._some_to_release = asyncio.Event()
         self._some = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -90,6 +94,9 @@ class Reports:
 
     async def run(self) -> None:
         """Sends until cancelled."""
+        await asyncio.gather(self._send_results(), self._send_releases())
+
+    async def _send_results(self) -> None:
         while True:
             await self._some.wait()
             if len(self._waiting) < RESULTS_PER_RECORD:
@@ -99,13 +106,27 @@ class Reports:
                 batch = self._take()
                 await self._link.send_results(batch)
                 keys: list[Key] = [(r.fence.id, r.fence.step, r.fence.attempt) for r in batch]
-                await self._link.send_heartbeat(Heartbeat(Kind.RELEASE, self._worker_id, 0, keys))
                 self._let_go(keys)
+                self._to_release += keys
+                self._some_to_release.set()
             self._idle.set()
 
+    async def _send_releases(self) -> None:
+        while True:
+            await self._some_to_release.wait()
+            await asyncio.sleep(RELEASE_S)
+            await self._release()
+
+    async def _release(self) -> None:
+        keys, self._to_release = self._to_release, []
+        self._some_to_release.clear()
+        if keys:
+            await self._link.send_heartbeat(Heartbeat(Kind.RELEASE, self._worker_id, 0, keys))
+
     async def wait_sent(self) -> None:
-        """Waits until everything added is on Kafka."""
+        """Waits until everything added is on Kafka, and the leases are released."""
         await self._idle.wait()
+        await self._release()
 
     def _take(self) -> list[StageResult]:
         size = count = 0

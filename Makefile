@@ -44,8 +44,9 @@ containers: ## builds the image and brings the whole platform up with docker com
 	docker build -f infra/Dockerfile -t penstock:local .
 	docker compose up --wait
 
-lock: $(INSTALLED) ## renews constraints.txt from pyproject.toml
+lock: $(INSTALLED) ## renews constraints.txt and the image's infra/requirements.txt from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
+	@echo 'hatchling' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra services --constraint constraints.txt -o infra/requirements.txt pyproject.toml -
 
 clean: ## removes the environment and the demo's data
 	rm -rf $(VENV) .penstock

@@ -29,10 +29,15 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.http.problems import Faults
+from penstock.kafka.connection import create_topics
+from penstock.kafka.topics import EVENTS
+from penstock.settings import Kafka
 
 
 @pytest.fixture
 async def url(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[str]:
+    # What cancelling owes is published: without its topic a stop would wait for it in vain.
+    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS])
     async with running_gateway(
         kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
     ) as gateway:

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from penstock.cli.main import cli
 from penstock.client import Client
 from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import EVENTS, PLATFORM
+from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM
 from penstock.settings import Kafka
 
 Invoke = Callable[..., Awaitable[Result]]
@@ -37,7 +37,7 @@ async def penstock(
         if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
             monkeypatch.delenv(name)
     # What cancelling owes is published: without its topic a stop would wait for it in vain.
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS])
+    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [CALLBACKS, EVENTS])
     async with running_gateway(
         kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
     ) as gateway:

@@ -1,17 +1,24 @@
 """Faust made safe: the one adapter under the heartbeats, stages and callbacks processors.
 
 What Faust 0.15.3 does when left alone, and what is done about it here
-- It commits past a record that is still in hand when records are acknowledged out of order. Here records are
-  acknowledged strictly in order, per partition and generation (`core.acknowledgement`).
-- Nothing bounds what is in hand. Here nothing more is taken while `max_in_flight` records are unsettled.
+- It commits past a record that is still in hand: when records are acknowledged out of order, when it skips a
+  message of an old generation, and over what it takes for a gap. Here Faust acknowledges and commits nothing
+  (`faust_app`); `core.acknowledgement` says up to where all is settled, and that is committed.
+- After a rebalance it may go on behind records it has thrown away: a fetch that is under way loses its set of
+  partitions, and a partition without a committed offset is not rewound. Here every partition must go on exactly
+  where its generation starts, and offset by offset from there. At a jump the broker is asked; if it has what was
+  jumped over, the process ends and the next one starts from the committed offset.
+- Nothing bounds what is in hand. Here nothing more is taken while `max_in_flight` records are.
 - An exception that leaves an agent acknowledges the record and loses it. Here none leaves: a record that breaks
   its contract is parked on `<topic>.rejected`, a server that is away is waited for with the record in hand, and
   anything else ends the process with the record unacknowledged, so that it is delivered again.
 - `concurrency` above 1 loses records: there is one agent a topic.
-- After a rebalance it reads every partition from its committed offset again, also those it kept: what was in
-  hand then belongs to an old generation, and settling it does nothing.
-- It can hang (in a rebalance, in recovery, on stop) and stay alive. A watchdog thread ends the process.
-- `sys.exit` in an agent is swallowed, SIGTERM is its own: it runs embedded, and `penstock.process` has the signals.
+- It can hang (in a rebalance, in recovery, on a partition, on stop) and stay alive, and a crash of one of its
+  parts does not end it. `lookout` and `watchdog` end the process.
+- Its own rebalance callbacks hold up the whole group while they run. Hooks run after it, before the first record.
+- It waits for ever for a topic that does not exist. Topics are asked for first.
+- `sys.exit` in an agent is swallowed, SIGTERM is its worker's: it runs embedded in the running loop, and
+  `penstock.process` has the signals.
 
 In doubt it redelivers.
 """
@@ -20,38 +27,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-import faust
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.rejected import encode_rejection
-from penstock.core.acknowledgement import Sequence
+from penstock.core.acknowledgement import Arrival, Hand, Partition
 from penstock.core.retry import RetryPolicy
-from penstock.errors import Invalid, KafkaUnavailable, SessionLost, Unavailable
+from penstock.errors import Fatal, Invalid, KafkaUnavailable, SessionLost, Unavailable
 from penstock.kafka.connection import make_producer, running, translated
-from penstock.kafka.topics import Topic, service_group
+from penstock.kafka.faust_app import FaustApp
+from penstock.kafka.lookout import LookOut
+from penstock.kafka.observer import Observer, observing
+from penstock.kafka.topics import Topic
+from penstock.kafka.watchdog import LoopWatchdog
 from penstock.settings import Kafka, option
 
 log = logging.getLogger(__name__)
 
-EXIT_STALLED = 70
 WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=2.0, jitter=0.3)
 # Offsets are committed this often; a crash redelivers at most what was settled since.
 COMMIT_EVERY_S = 0.5
 # How long a drain waits for what is in hand; `penstock.process` ends the process a little later.
 DRAIN_S = 30.0
+# Faust stops in 0.2 s, or hangs.
+STOP_S = 15.0
+# A commit beside a rebalance or a stop is a courtesy (fewer repeats): not worth waiting longer for.
+LAST_COMMIT_S = 2.0
 
-# (bare topic name, partition)
-Partition = tuple[str, int]
 Hook = Callable[[frozenset[Partition]], Awaitable[None]]
 
 
@@ -84,72 +95,45 @@ class Delivery:
         topic: name without the deployment's prefix.
         partition: of the topic.
         offset: in the partition.
+        generation: of the consumer group, in which it was delivered.
         timestamp: the broker's, seconds since 1970.
         key: the record's key.
         value: the record's value; empty when it has none.
     """
 
-    __slots__ = ("_event", "_hand", "key", "offset", "partition", "timestamp", "topic", "value")
+    __slots__ = ("_processor", "generation", "key", "offset", "partition", "timestamp", "topic", "value")
 
-    def __init__(self, topic: str, event: Any, hand: _Hand) -> None:
-        message = event.message
+    def __init__(self, processor: Processor, topic: str, message: Any) -> None:
+        self._processor = processor
         self.topic = topic
         self.partition: int = message.partition
         self.offset: int = message.offset
+        self.generation: int = message.generation_id
         self.timestamp: float = message.timestamp
         self.key: bytes | None = message.key
         self.value: bytes = message.value or b""
-        self._event = event
-        self._hand = hand
 
     def settle(self) -> None:
         """Its effects are durable. In any order, any number of times; ignored once its generation is over."""
-        self._hand.settle(self)
+        self._processor.settle(self)
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
 
 
-class _Hand:
-    """What is in hand of one partition in one generation."""
-
-    __slots__ = ("_deliveries", "_processor", "_sequence", "over")
-
-    def __init__(self, processor: Processor) -> None:
-        self._processor = processor
-        self._sequence = Sequence()
-        self._deliveries: dict[int, Delivery] = {}
-        self.over = False
-
-    def __len__(self) -> int:
-        return len(self._sequence)
-
-    def take(self, delivery: Delivery) -> bool:
-        if not self._sequence.take(delivery.offset):
-            return False
-        self._deliveries[delivery.offset] = delivery
-        return True
-
-    def settle(self, delivery: Delivery) -> None:
-        if self.over:
-            return
-        free = self._sequence.settle(delivery.offset)
-        for offset in free:
-            self._deliveries.pop(offset)._event.ack()  # noqa: SLF001 (one adapter, two classes)
-        if free:
-            self._processor.progressed(len(free))
-
-
 class Processor:
-    """Runs handlers over topics.
+    """Runs handlers over topics. One process runs one processor, once.
 
     Args:
         settings: where, and the bounds.
         name: of the service; its group's name, too.
         handlers: one a topic, called in the order of each partition, one record at a time. It may return before
-            its record is settled.
-        on_assigned: told (topic, partition) of what is this process's now and was not before.
-        on_revoked: told of what is not this process's any more.
+            its record is settled. It may raise `Invalid` (the record is parked) or `Unavailable` (it is called
+            again with the same record, after a while); anything else it raises ends the processor.
+        on_assigned: told (topic, partition) of what is this process's now and may have been another's before,
+            before the first record of it. Called again while it raises `Unavailable`.
+        on_revoked: told of what may have been another's since; what is this process's again is in the
+            `on_assigned` that follows.
     """
 
     def __init__(
@@ -166,28 +150,36 @@ class Processor:
         self._handlers = handlers
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        self._hands: dict[Partition, _Hand] = {}
-        self._assigned: frozenset[Partition] = frozenset()
-        self._in_flight = 0
+        self._hand = Hand(settings.max_in_flight)
+        self._owned: frozenset[Partition] = frozenset()
+        self._owned_generation = -1
+        # Topics whose agent is with a record (or waits for room for one), and not for one.
+        self._busy: set[str] = set()
         self._room = asyncio.Event()
-        self._room.set()
+        self._assigned = asyncio.Event()
         self._closed = False
-        self._failure: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self._failed = asyncio.Event()
+        self._committing = asyncio.Lock()
+        self._watchdog = LoopWatchdog()
+        # Set by `run`.
+        self._app: FaustApp
+        self._observer: Observer
         self._producer: AIOKafkaProducer | None = None
-        self._progress_s = self._beat_s = time.monotonic()
-        self._stopped = threading.Event()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the processor with an error; what is in hand stays unacknowledged."""
+        """Ends the processor with an error; what is in hand stays unacknowledged. The first one counts."""
         self._closed = True
-        if self._failure is not None and not self._failure.done():
-            self._failure.set_exception(error)
+        if self._error is None:
+            # What would end the interpreter (sys.exit) must not end it with status 0.
+            self._error = error if isinstance(error, Exception) else Fatal(f"a handler raised {error!r}")
+        self._failed.set()
 
-    def progressed(self, records: int) -> None:
-        """Records were acknowledged."""
-        self._progress_s = time.monotonic()
-        self._in_flight -= records
-        if self._in_flight < self._settings.max_in_flight:
+    def settle(self, delivery: Delivery) -> None:
+        """See `Delivery.settle`."""
+        hand = self._hand
+        hand.settle(delivery.generation, (delivery.topic, delivery.partition), delivery.offset)
+        if not hand.full:
             self._room.set()
 
     async def reject(self, delivery: Delivery, invalid: Invalid, *, settle: bool = True) -> None:
@@ -221,171 +213,211 @@ class Processor:
         """Runs until `stopping` is set and what is in hand is settled.
 
         Raises:
-            Exception: whatever a handler could not deal with.
-            SessionLost: Faust gave up.
-            KafkaUnavailable: no broker answered.
+            Exception: whatever a handler or hook could not deal with, or `fail` was given.
+            SessionLost: Faust gave up or skipped records.
+            Stalled: something that should move did not for `stall_timeout_s`.
+            KafkaUnavailable: no broker answered, or a topic does not exist.
         """
-        loop = asyncio.get_running_loop()
-        self._failure = loop.create_future()
-        async with running(make_producer(self._settings)) as self._producer:
-            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                app = self._make_app(folder, loop)
-                threading.Thread(target=self._watch, name=f"{self._name} watchdog", daemon=True).start()
-                beating = asyncio.create_task(self._beat(app))
-                try:
-                    await app.start()
-                    ready()
-                    waiting = asyncio.create_task(stopping.wait())
-                    either: set[asyncio.Future[Any]] = {waiting, self._failure}
-                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                    waiting.cancel()
-                    if not self._failure.done():
-                        await self._drain(app)
-                finally:
-                    self._closed = True
-                    beating.cancel()
-                    await app.stop()
-                    self._stopped.set()
-                    if self._failure.done():
-                        self._failure.result()
+        async with AsyncExitStack() as stack:
+            self._producer = await stack.enter_async_context(running(make_producer(self._settings)))
+            self._observer = await stack.enter_async_context(observing(self._settings))
+            missing = await self._observer.missing(topic.name for topic in self._handlers)
+            if missing:
+                raise KafkaUnavailable(f"no such topic: {', '.join(missing)}; create the topics first")
+            folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            self._app = self._make_app(folder)
+            stack.enter_context(self._watchdog.guard())
+            lookout = LookOut(
+                self._name,
+                self._settings.stall_timeout_s,
+                self._app,
+                self._observer,
+                self._hand,
+                self._busy,
+                self._watchdog,
+            )
+            attendants = [
+                asyncio.create_task(self._attend(work))
+                for work in (lookout.look, lookout.measure, self._commit_now_and_then)
+            ]
+            try:
+                await self._unless_failed(self._start())
+                ready()
+                await self._unless_failed(stopping.wait())
+                await self._unless_failed(self._drain())
+            finally:
+                self._closed = True
+                for task in attendants:
+                    task.cancel()
+                await asyncio.gather(*attendants, return_exceptions=True)
+                self._watchdog.wind(STOP_S)
+                await self._last_commit()
+                await self._app.stop()
 
-    async def _drain(self, app: faust.App) -> None:
+    async def _start(self) -> None:
+        await self._app.start()
+        await self._assigned.wait()
+
+    async def _unless_failed(self, work: Awaitable[Any]) -> None:
+        """Awaits `work`, or raises as soon as the processor has failed."""
+        task, failed = asyncio.ensure_future(work), asyncio.create_task(self._failed.wait())
+        try:
+            await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)
+            if self._error is not None:
+                raise self._error
+            task.result()
+        finally:
+            task.cancel()
+            failed.cancel()
+            await asyncio.gather(task, failed, return_exceptions=True)
+
+    async def _attend(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 (it is raised by `run`)
+            self.fail(error)
+
+    async def _drain(self) -> None:
         self._closed = True
         deadline_s = time.monotonic() + DRAIN_S
-        assert self._failure is not None
-        while self._in_flight and time.monotonic() < deadline_s and not self._failure.done():
-            await asyncio.sleep(0.01)  # noqa: ASYNC110 (three conditions, once in a process's life)
-        if self._in_flight:
+        while len(self._hand) and time.monotonic() < deadline_s:  # noqa: ASYNC110 (once in a process's life)
+            await asyncio.sleep(0.01)
+        if len(self._hand):
             log.warning(
-                "%s: %d records in hand were not settled; they are delivered again",
-                self._name,
-                self._in_flight,
+                "%s: %d records were not settled; they are delivered again", self._name, len(self._hand)
             )
-        await app.consumer.commit()
 
-    def _make_app(self, folder: str, loop: asyncio.AbstractEventLoop) -> faust.App:
-        settings = self._settings
-        app = faust.App(
-            service_group(settings.prefix, self._name),
-            broker=[f"aiokafka://{server.strip()}" for server in settings.kafka.split(",")],
-            loop=loop,
-            autodiscover=False,
-            web_enabled=False,
-            datadir=folder,
-            store="memory://",
-            topic_allow_declare=False,
-            topic_disable_leader=True,
-            stream_wait_empty=False,
-            # Small, because a rebalance throws away what is buffered and reads it again.
-            stream_buffer_maxsize=1024,
-            broker_commit_interval=COMMIT_EVERY_S,
-            broker_session_timeout=settings.session_timeout_s,
-            broker_heartbeat_interval=settings.session_timeout_s / 3,
-            broker_max_poll_interval=max(300.0, settings.stall_timeout_s * 2),
-            consumer_auto_offset_reset="earliest",
-            # A topic made a moment ago is found within two seconds instead of five minutes.
-            consumer_metadata_max_age_ms=2000,
-            producer_metadata_max_age_ms=60_000,
+    def _make_app(self, folder: str) -> FaustApp:
+        agents = {
+            topic.name: self._make_agent(topic.name, handler) for topic, handler in self._handlers.items()
+        }
+        return FaustApp(
+            self._settings,
+            self._name,
+            folder,
+            agents,
+            stall_timeout_s=self._settings.stall_timeout_s,
+            before_rebalance=self._last_commit,
+            after_rebalance=partial(self._attend, self._begin_generation),
         )
-        for topic, handler in self._handlers.items():
-            source = app.topic(
-                settings.prefix + topic.name,
-                key_type=bytes,
-                value_type=bytes,
-                key_serializer="raw",
-                value_serializer="raw",
-                partitions=topic.partitions,
-            )
-            app.agent(source, name=f"{self._name}.{topic.name}")(self._agent(topic, handler))
-        app.on_partitions_assigned.connect(self._assign)  # type: ignore[arg-type]  # a bound method serves
-        return app
 
-    def _agent(self, topic: Topic, handler: Handler) -> Callable[[Any], Awaitable[None]]:
+    def _make_agent(self, topic: str, handler: Handler) -> Callable[[Any], Awaitable[None]]:
         async def consume(stream: Any) -> None:
-            events: AsyncIterator[Any] = stream.noack().events()
+            events: AsyncIterator[Any] = stream.events()
             async for event in events:
-                await self._deliver(topic, handler, event)
+                self._busy.add(topic)
+                try:
+                    await self._take(topic, handler, event.message)
+                except asyncio.CancelledError:
+                    # Nothing but our own stop may do that; Faust would go on with the next record.
+                    self.fail(SessionLost(f"{self._name}: Faust has cancelled an agent"))
+                    raise
+                except BaseException as error:  # noqa: BLE001 (none may leave an agent; `run` raises it)
+                    self.fail(error)
+                if self._closed:
+                    # What Faust has buffered is not in hand: it is delivered again, to the next process.
+                    await asyncio.Event().wait()
+                self._busy.discard(topic)
 
         return consume
 
-    async def _deliver(self, topic: Topic, handler: Handler, event: Any) -> None:
-        while not self._closed and self._in_flight >= self._settings.max_in_flight:
+    async def _take(self, topic: str, handler: Handler, message: Any) -> None:
+        hand = self._hand
+        while hand.full and not self._closed:
             self._room.clear()
             await self._room.wait()
         if self._closed:
-            # Taken from Faust's buffer, but not in hand: unacknowledged, so it is delivered again.
-            await asyncio.Event().wait()
-        partition = (topic.name, event.message.partition)
-        hand = self._hands.get(partition)
-        if hand is None:
-            return  # given away between buffer and here
-        delivery = Delivery(topic.name, event, hand)
-        if not hand.take(delivery):
             return
-        if self._in_flight == 0:
-            self._progress_s = time.monotonic()
-        self._in_flight += 1
+        partition, generation = (topic, message.partition), message.generation_id
+        arrival = hand.arrive(generation, partition, message.offset)
+        if arrival is Arrival.AHEAD:
+            await self._confirm_gap(partition, hand.expected()[partition], message.offset)
+            hand.skip_to(generation, partition, message.offset)
+            arrival = hand.arrive(generation, partition, message.offset)
+        if arrival is not Arrival.NEXT:
+            return
+        delivery = Delivery(self, topic, message)
         try:
-            await self._handle(handler, delivery)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 (nothing may leave an agent: it ends the processor instead)
-            self.fail(error)
-            await asyncio.Event().wait()
+            await self._insist(partial(handler, delivery), generation)
+        except Invalid as invalid:
+            await self._insist(partial(self.reject, delivery, invalid), generation)
 
-    async def _handle(self, handler: Handler, delivery: Delivery) -> None:
+    async def _insist(self, work: Callable[[], Awaitable[None]], generation: int) -> bool:
+        """Tries `work` until no server is away; False when the generation ended before that."""
         tries = 0
-        while True:
+        while self._app.generation == generation:
             try:
-                try:
-                    return await handler(delivery)
-                except Invalid as invalid:
-                    return await self.reject(delivery, invalid)
+                await work()
+                return True
             except Unavailable as error:
                 tries += 1
-                log.warning("%s/%d@%d waits: %s", delivery.topic, delivery.partition, delivery.offset, error)
+                log.warning("%s waits: %s", self._name, error)
                 await asyncio.sleep(WHILE_AWAY.delay_s(tries, random.random()))  # noqa: S311 (jitter)
+        return False
 
-    async def _assign(self, _app: Any, assigned: Any, *_args: Any, **_kwargs: Any) -> None:
-        """Faust has a new assignment; every partition in it is read anew from its committed offset."""
-        bare = len(self._settings.prefix)
-        now = frozenset((tp.topic[bare:], tp.partition) for tp in assigned)
-        before, self._assigned = self._assigned, now
-        for hand in self._hands.values():
-            hand.over = True
-        self._hands = {partition: _Hand(self) for partition in now}
-        self._in_flight = 0
-        self._progress_s = time.monotonic()
+    async def _confirm_gap(self, partition: Partition, expected: int, offset: int) -> None:
+        """Makes sure that records `expected` to `offset` do not exist (deleted, or a transaction's marks)."""
+        found: int | None = None
+
+        async def look() -> None:
+            nonlocal found
+            found = await self._observer.first_from(partition, expected)
+
+        if await self._insist(look, self._hand.generation) and (found is None or found < offset):
+            raise SessionLost(f"Faust has skipped {partition[0]}/{partition[1]} from {expected} to {offset}")
+
+    async def _begin_generation(self) -> None:
+        generation = self._app.generation
+        # A commit that is under way would move Faust's start after it was asked for.
+        async with self._committing:
+            starts = await self._find_starts(generation)
+            if starts is None:
+                return
+            self._hand.begin(generation, starts)
         self._room.set()
-        log.info("%s: has partitions %s", self._name, sorted(now))
-        try:
-            if self._on_revoked and before - now:
-                await self._on_revoked(before - now)
-            if self._on_assigned and now - before:
-                await self._on_assigned(now - before)
-        except Exception as error:  # noqa: BLE001 (Faust would log it and go on without the leases)
-            self.fail(error)
+        now = frozenset(starts)
+        # A generation that passed without us (stuck, or superseded) may have had another owner.
+        kept = now & self._owned if generation <= self._owned_generation + 1 else frozenset()
+        gone, came = self._owned - kept, now - kept
+        log.info("%s: generation %d, partitions %s", self._name, generation, sorted(now))
+        if self._on_revoked and gone:
+            await self._on_revoked(gone)
+        self._owned, self._owned_generation = kept, generation
+        hook = self._on_assigned
+        if hook and came and not await self._insist(partial(hook, came), generation):
+            return
+        self._owned = now
+        self._assigned.set()
 
-    async def _beat(self, app: faust.App) -> None:
-        """Shows the watchdog that the loop turns, and notices when Faust has crashed."""
+    async def _find_starts(self, generation: int) -> dict[Partition, int] | None:
+        """Where each partition goes on, by the broker; None when another generation has begun meanwhile."""
+        while self._app.generation == generation:
+            try:
+                committed = await self._app.rewind()
+                beginnings, ends = await self._observer.bounds(committed)
+            except Unavailable as error:
+                log.info("%s: asks again where to go on: %s", self._name, error)
+                await asyncio.sleep(0.1)
+                continue
+            return {
+                partition: offset
+                if offset is not None and beginnings[partition] <= offset <= ends[partition]
+                else beginnings[partition]
+                for partition, offset in committed.items()
+            }
+        return None
+
+    async def _commit_now_and_then(self) -> None:
         while True:
-            self._beat_s = time.monotonic()
-            if app.crashed:
-                reason = app.crash_reason
-                lost = SessionLost(f"Faust: {reason!r}") if reason else KafkaUnavailable("Faust has stopped")
-                self.fail(lost)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(COMMIT_EVERY_S)
+            await self._commit()
 
-    def _watch(self) -> None:
-        """The watchdog, in a thread of its own: a stuck loop cannot stop it."""
-        stall_s = self._settings.stall_timeout_s
-        while not self._stopped.wait(min(1.0, stall_s / 4)):
-            now_s = time.monotonic()
-            reason = ""
-            if now_s - self._beat_s > stall_s:
-                reason = "its event loop has not turned"
-            elif self._in_flight and now_s - self._progress_s > stall_s:
-                reason = f"{self._in_flight} records are in hand and none was settled"
-            if reason:
-                log.error("%s: %s for %.0f s: ending the process", self._name, reason, stall_s)
-                os._exit(EXIT_STALLED)
+    async def _last_commit(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._commit(), LAST_COMMIT_S)
+
+    async def _commit(self) -> None:
+        async with self._committing:
+            offsets = self._hand.committable()
+            if offsets and await self._app.commit(offsets):
+                self._hand.committed(offsets)

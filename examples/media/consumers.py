@@ -1,0 +1,61 @@
+"""The two ways to learn what became of a task: a signed HTTP callback, and the topic `events`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import web
+from aiokafka import AIOKafkaConsumer
+from standardwebhooks import Webhook, WebhookVerificationError
+
+
+@asynccontextmanager
+async def callback_receiver(secret: str, told: Callable[[dict[str, Any]], None]) -> AsyncIterator[str]:
+    """Listens on a loopback port for callbacks; yields the URL to give to Penstock.
+
+    Args:
+        secret: `whsec_…`, the one Penstock signs with.
+        told: called with each event whose signature is right.
+    """
+    webhook = Webhook(secret)
+
+    async def receive(request: web.Request) -> web.Response:
+        try:
+            # Over the bytes as they came; parsing first would lose what the signature is about.
+            event = webhook.verify(await request.read(), dict(request.headers))
+        except WebhookVerificationError as error:
+            return web.Response(status=401, text=str(error))
+        told(event)
+        return web.Response(status=204)
+
+    app = web.Application()
+    app.router.add_post("/media", receive)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        port = runner.addresses[0][1]
+        yield f"http://127.0.0.1:{port}/media"
+    finally:
+        await runner.cleanup()
+
+
+async def consume_events(kafka: str, prefix: str, told: Callable[[dict[str, Any]], None]) -> None:
+    """Reads the topic `events` from its beginning, until cancelled.
+
+    Args:
+        kafka: bootstrap servers.
+        prefix: of the deployment's topics.
+        told: called with each event; an event may come more than once, with the same id.
+    """
+    consumer = AIOKafkaConsumer(f"{prefix}events", bootstrap_servers=kafka, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        async for record in consumer:
+            told(orjson.loads(record.value))
+    finally:
+        await consumer.stop()

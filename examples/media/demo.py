@@ -1,0 +1,221 @@
+"""The demo: brings Penstock up, sends video files through three stages, and is told of each end twice.
+
+    python -m examples.media.demo [FOLDER] [--out DIR] [--clips N]
+
+Without a folder it makes a few clips of its own, and a file that is no video, to show what a failure looks like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from examples.media.clips import make_clips
+from examples.media.consumers import callback_receiver, consume_events
+from penstock.checks.app import check
+from penstock.client import Client, Draft, Task
+from penstock.errors import PenstockError
+from penstock.local.deployment import Deployment, Options, Reporter
+from penstock.settings import Platform
+
+VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v", ".mpg"}
+STAGES = ("probe", "transcode", "thumbnail")
+
+console = Console()
+
+
+class Watched:
+    """What was heard of the tasks, by callback and by event."""
+
+    def __init__(self) -> None:
+        self.finals: dict[int, str] = {}
+        self.called: dict[int, str] = {}
+        self.stages: set[tuple[int, int]] = set()
+        self.changed = asyncio.Event()
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """An event from the topic."""
+        task = event["task"]
+        if event["event"] == "task.advanced":
+            self.stages.add((task["id"], task["step"]))
+        elif task["state"] in ("succeeded", "failed"):
+            self.finals[task["id"]] = task["state"]
+        self.changed.set()
+
+    def on_callback(self, event: dict[str, Any]) -> None:
+        """A callback whose signature was right."""
+        if event["task"]["state"] in ("succeeded", "failed"):
+            self.called[event["task"]["id"]] = event["task"]["state"]
+        self.changed.set()
+
+
+async def demo(folder: Path | None, out: Path, clips: int) -> int:
+    """Runs the demo; returns the exit status."""
+    began = time.monotonic()
+    if folder is None:
+        console.print(f"making {clips} clips and a file that is no video …")
+        files = await asyncio.to_thread(make_clips, out / "clips", clips)
+    else:
+        files = sorted(path.absolute() for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
+        if not files:
+            console.print(
+                f"[red]there is no video in {folder}[/]; looked for {', '.join(sorted(VIDEO_SUFFIXES))}"
+            )
+            return 2
+    secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+    options = Options(
+        data_dir=out / "penstock",
+        fresh=True,
+        environment={"PENSTOCK_CALLBACK_SECRETS": secret, "NO_COLOR": "1"},
+    )
+    console.print("bringing up Kafka, PostgreSQL and five services (the first time, Kafka is fetched) …")
+    fetched = Fetching()
+    async with Deployment(options, Reporter(fetching=fetched)) as deployment:
+        console.print(
+            f"up after {time.monotonic() - began:.0f} s: gateway {deployment.gateway_url}, log {deployment.log_file}"
+        )
+        environment = {**os.environ, **deployment.environment}
+        with (out / "worker.log").open("w") as log:
+            worker = subprocess.Popen(  # noqa: ASYNC220 (starting it takes a millisecond)
+                [sys.executable, "-m", "examples.media.stages"], env=environment, stderr=log
+            )
+        try:
+            status = await run(deployment, files, out, secret)
+        finally:
+            worker.terminate()
+            await asyncio.to_thread(worker.wait)
+    console.print(f"all in {time.monotonic() - began:.0f} s; everything is stopped.")
+    return status
+
+
+def videos(folder: Path) -> list[Path]:
+    """The video files of a folder, by their names."""
+    return sorted(path.absolute() for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
+
+
+class Fetching:
+    """Says how far the fetching of Kafka is, now and then: it runs where no progress bar can be seen, too."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Told by the deployment after each file."""
+        if done == total or done - self._told >= 10:
+            self._told = done
+            console.print(f"  fetched {done} of {total} jars")
+
+
+async def run(deployment: Deployment, files: list[Path], out: Path, secret: str) -> int:
+    """Sends the files through the pipeline and shows what came of it."""
+    watched = Watched()
+    prefix = deployment.environment["PENSTOCK_PREFIX"]
+    listening = asyncio.create_task(consume_events(deployment.kafka, prefix, watched.on_event))
+    async with (
+        callback_receiver(secret, watched.on_callback) as url,
+        Client(deployment.gateway_url) as client,
+    ):
+        await client.register_type("media", first_stage="probe", max_attempts=3)
+        drafts = [
+            Draft(
+                type="media",
+                context={"file": str(file), "out": str(out)},
+                key=str(file),
+                callbacks=[url],
+                events="all",
+                labels={"file": file.name[:200]},
+            )
+            for file in files
+        ]
+        submitted = await client.submit_many(drafts)
+        ids = [task.id for task in submitted]
+        await follow(watched, ids)
+        tasks = [await client.get(task_id) for task_id in ids]
+        report = await check(Platform.load(deployment.environment))
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    show(files, tasks, watched)
+    console.print(
+        f"{Counter(watched.finals.values())['succeeded']} succeeded, "
+        f"{Counter(watched.finals.values())['failed']} failed; "
+        f"{len(watched.called)} callbacks with the right signature; "
+        f"penstock check: {'clean' if report.clean else report.offenders}"
+    )
+    console.print(f"results are in {out}", soft_wrap=True)
+    if not all(
+        task.state == "succeeded" or Path(task.context["file"]).name == "broken.mkv" for task in tasks
+    ):
+        return 1
+    return 0 if report.clean and set(watched.called) == set(ids) else 1
+
+
+async def follow(watched: Watched, ids: list[int]) -> None:
+    """Shows progress until every task has ended and every callback has come."""
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bars = [progress.add_task(f"entered {stage}", total=len(ids)) for stage in STAGES]
+        ended = progress.add_task("ended (topic events)", total=len(ids))
+        called = progress.add_task("called back (signed)", total=len(ids))
+        progress.update(bars[0], completed=len(ids))
+        while not (set(ids) <= set(watched.finals) and set(ids) <= set(watched.called)):
+            await watched.changed.wait()
+            watched.changed.clear()
+            for number, bar in enumerate(bars[1:], 1):
+                progress.update(bar, completed=sum(step == number for _task, step in watched.stages))
+            progress.update(ended, completed=len(watched.finals))
+            progress.update(called, completed=len(watched.called))
+
+
+def show(files: list[Path], tasks: list[Task], watched: Watched) -> None:
+    """Prints what became of each file."""
+    table = Table("file", "state", "what came of it", "callback")
+    for file, task in zip(files, tasks, strict=True):
+        if task.state == "succeeded":
+            found = task.result["probe"]
+            outcome = (
+                f"{found['codec']} {found['width']}x{found['height']}, {found['seconds']:g} s → "
+                f"{Path(task.result['video']).name}, {Path(task.result['thumbnail']).name}"
+            )
+        else:
+            outcome = str((task.error or {}).get("message", ""))
+        table.add_row(file.name, task.state, outcome, "verified" if task.id in watched.called else "missing")
+    console.print(table)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, help="videos of your own; left out, clips are made")
+    parser.add_argument(
+        "--out", type=Path, default=Path(".penstock/demo"), help="where results go (%(default)s)"
+    )
+    parser.add_argument("--clips", type=int, default=6, help="how many clips to make (%(default)s)")
+    given = parser.parse_args()
+    out = given.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        sys.exit(asyncio.run(demo(given.folder, out, given.clips)))
+    except PenstockError as error:
+        console.print(f"[red]the demo could not run:[/] {error}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

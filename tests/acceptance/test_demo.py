@@ -1,0 +1,32 @@
+"""The README's first command, as a newcomer runs it."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+async def test_the_demo_runs_end_to_end(tmp_path):
+    """Real files through three stages on a real broker and database; signed callbacks and events at the end; the
+    check is clean; everything is stopped."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "examples.media.demo",
+        "--out",
+        str(tmp_path / "out"),
+        "--clips",
+        "3",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    printed = (await process.communicate())[0].decode()
+    assert process.returncode == 0, printed
+    assert "3 succeeded, 1 failed; 4 callbacks with the right signature; penstock check: clean" in printed
+    assert "broken.mkv is not a video" in printed
+    assert {f"clip-{n}.{kind}" for n in (1, 2, 3) for kind in ("mp4", "jpg")} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }

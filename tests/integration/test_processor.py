@@ -276,7 +276,7 @@ async def test_members_that_come_and_go_lose_nothing(stand: Stand) -> None:
     assert seen == as_text(range(6_000))
 
 
-async def test_a_missing_topic_is_said_at_once(stand: Stand) -> None:
+async def test_a_missing_topic_is_named(stand: Stand) -> None:
     """O2a: instead of waiting for ever for a topic that nobody creates."""
     stand.settings = Kafka(kafka=stand.settings.kafka, prefix=f"{stand.settings.prefix}other.")
     probe = await stand.start(ready=False)

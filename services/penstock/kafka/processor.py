@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=2.0, jitter=0.3)
 # Offsets are committed this often; a crash redelivers at most what was settled since.
 COMMIT_EVERY_S = 0.5
+# How long a topic just created may be unknown to another broker.
+NEWS_S = 5.0
 # How long a drain waits for what is in hand; `penstock.process` ends the process a little later.
 DRAIN_S = 30.0
 # Faust stops in 0.2 s, or hangs.
@@ -221,9 +223,7 @@ class Processor:
         async with AsyncExitStack() as stack:
             self._producer = await stack.enter_async_context(running(make_producer(self._settings)))
             self._observer = await stack.enter_async_context(observing(self._settings))
-            missing = await self._observer.missing(topic.name for topic in self._handlers)
-            if missing:
-                raise KafkaUnavailable(f"no such topic: {', '.join(missing)}; create the topics first")
+            await self._require_topics()
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
             self._app = self._make_app(folder)
             stack.enter_context(self._watchdog.guard())
@@ -253,6 +253,13 @@ class Processor:
                 self._watchdog.wind(STOP_S)
                 await self._last_commit()
                 await self._app.stop()
+
+    async def _require_topics(self) -> None:
+        deadline_s = time.monotonic() + NEWS_S
+        while missing := await self._observer.missing(topic.name for topic in self._handlers):
+            if time.monotonic() > deadline_s:
+                raise KafkaUnavailable(f"no such topic: {', '.join(missing)}; create the topics first")
+            await asyncio.sleep(0.2)
 
     async def _start(self) -> None:
         await self._app.start()

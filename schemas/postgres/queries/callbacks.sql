@@ -1,11 +1,13 @@
 -- Deliveries. Every attempt is recorded before it is made.
+-- What is found by id asks for `finished_at IS NULL`, which says the same as `state = 'pending'`: by the latter
+-- the planner would read the whole index of what is due.
 
 -- name: begin
 -- Takes the right to make attempts: returns the ids whose attempt number was still the record's.
 UPDATE callback c
 SET attempt = c.attempt + 1, due_at = now() + make_interval(secs => $3)
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
 RETURNING c.id, c.attempt;
 
 -- name: settle
@@ -17,8 +19,19 @@ SET state = i.state,
     finished_at = CASE WHEN i.state <> 'pending' THEN now() END
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[])
      AS i (id, attempt, state, error, due_in)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
 RETURNING c.id;
+
+-- name: postpone
+-- Puts back what was not begun: its record is written again in `due_in` seconds.
+UPDATE callback c
+SET due_at = now() + make_interval(secs => i.due_in)
+FROM unnest($1::text[], $2::integer[], $3::double precision[]) AS i (id, attempt, due_in)
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;
+
+-- name: announce
+-- Tells the process that releases callbacks in how many seconds one is due.
+SELECT pg_notify('penstock_callback_due', $1);
 
 -- name: due
 -- Pending callbacks whose time has come: their records are written (again), and not before `horizon` after that.

@@ -89,8 +89,9 @@ def decode_callback(data: bytes) -> Callback:
     return Callback(
         id=raw["id"],
         target=raw["target"],
-        task_id=raw["task_id"],
-        attempt=raw["attempt"],
+        # JSON Schema counts 81.0 among the integers.
+        task_id=int(raw["task_id"]),
+        attempt=int(raw["attempt"]),
         body=raw["body"].encode(),
     )
 

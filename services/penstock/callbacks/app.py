@@ -1,0 +1,57 @@
+"""Wiring of the callbacks service."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+from penstock import process
+from penstock.callbacks.calling import open_caller
+from penstock.callbacks.handlers import Deliverer
+from penstock.callbacks.releaser import Releaser
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.kafka.connection import make_producer, running
+from penstock.kafka.processor import Delivery, Processor
+from penstock.kafka.topics import CALLBACKS
+from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
+
+NAME = "callbacks"
+
+
+def create_app(settings: CallbacksSettings) -> process.Service:
+    """The service: one processor, one deliverer and a releaser; none goes on without the others."""
+
+    async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
+            session = await stack.enter_async_context(open_session(settings.postgres, f"{NAME} releaser"))
+            producer = await stack.enter_async_context(running(make_producer(settings)))
+            caller = await stack.enter_async_context(open_caller(settings))
+            releaser = Releaser(settings, session, pool, producer)
+
+            async def take(delivery: Delivery) -> None:
+                await deliverer.take(delivery)
+
+            async def revoked(partitions: frozenset[tuple[str, int]]) -> None:
+                await deliverer.revoked(partitions)
+
+            processor = Processor(settings, NAME, {CALLBACKS: take}, on_revoked=revoked)
+            deliverer = Deliverer(
+                settings,
+                pool,
+                caller,
+                producer,
+                scheduled=releaser.scheduled,
+                fail=processor.fail,
+                chance=random.random,
+            )
+            await process.leading(processor.run(stopping, ready), deliverer.run(stopping), releaser.run())
+
+    return service
+
+
+def main() -> int:
+    """Runs the service with settings from the environment."""
+    return process.run(NAME, create_app(CallbacksSettings.load()))

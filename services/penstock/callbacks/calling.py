@@ -1,0 +1,164 @@
+"""One call to one target: the place where aiohttp's client is set up and its errors become facts.
+
+Whatever a target does, a call ends within its timeout, holds no more than a few kilobytes, follows no redirect and
+keeps no cookie. It never raises for what a target did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+
+from penstock import __version__
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.signing import Signer
+from penstock.contracts.event import Callback
+from penstock.core.delivery import parse_retry_after
+
+EXCERPT_BYTES = 1024
+# The status has decided by then; what is left of the answer is only for people to read.
+EXCERPT_PATIENCE_S = 1.0
+# Beyond this an exception's own words are cut.
+_MESSAGE_CHARACTERS = 300
+
+# Keeps what can be shown: neither PostgreSQL nor a terminal wants the others.
+_UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127], "\N{REPLACEMENT CHARACTER}")
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What a call met.
+
+    Attributes:
+        took_s: from beginning to end, in seconds.
+        kind: `HTTP` when the target answered; else `Timeout`, `Connection`, `Protocol`, `Target` or an exception's name.
+        message: one sentence.
+        status: what it answered.
+        retry_after_s: seconds for which it asked to be left alone.
+        excerpt: how its answer began.
+        callable_target: False when no call can ever be made to it.
+    """
+
+    took_s: float
+    kind: str
+    message: str
+    status: int | None = None
+    retry_after_s: float | None = None
+    excerpt: str | None = None
+    callable_target: bool = True
+
+    def to_wire(self) -> dict[str, Any]:
+        """The `error` of `callback-dead.schema.json`."""
+        return {
+            "kind": self.kind,
+            "message": self.message,
+            "status": self.status,
+            "excerpt": self.excerpt,
+        }
+
+
+class Caller:
+    """Calls targets over one shared session; made by `open_caller`.
+
+    Args:
+        session: see `open_caller`.
+        signer: of the bodies.
+        timeout_s: of a whole call, the answer included.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, signer: Signer, timeout_s: float) -> None:
+        self._session = session
+        self._signer = signer
+        self._timeout_s = timeout_s
+        self._clock: Callable[[], float] = asyncio.get_running_loop().time
+
+    async def call(self, callback: Callback) -> Met:
+        """Makes one attempt; returns what it met, within the timeout."""
+        begun_s = self._clock()
+        headers = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
+        try:
+            async with (
+                asyncio.timeout_at(begun_s + self._timeout_s),
+                self._session.post(
+                    callback.target, data=callback.body, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                return Met(
+                    excerpt=await _excerpt(response),
+                    took_s=self._clock() - begun_s,
+                    kind="HTTP",
+                    message=f"the target answered {response.status}",
+                    status=response.status,
+                    retry_after_s=parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)),
+                )
+        except TimeoutError:
+            kind, message = "Timeout", f"the target did not answer within {self._timeout_s:g} s"
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+            kind, message = "Target", "the target is not an http or https URL"
+        except aiohttp.ClientResponseError as error:
+            kind, message = "Protocol", f"the target does not speak HTTP: {error.message}"
+        # A bad certificate is also a ValueError, and may be a good one tomorrow: before the next clause.
+        except (aiohttp.ClientError, OSError) as error:
+            kind, message = "Connection", f"{type(error).__name__}: {error}"
+        except ValueError as error:
+            # What passes for a URL until its host is looked up, for instance http://a..b/
+            kind, message = "Target", f"the target cannot be called: {type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 (written down as what the attempt met, and retried: one target must not end the process)
+            kind, message = type(error).__name__, f"the call failed: {error}"
+        return Met(
+            took_s=self._clock() - begun_s,
+            kind=kind,
+            message=_shown(message)[:_MESSAGE_CHARACTERS],
+            callable_target=kind != "Target",
+        )
+
+
+async def _excerpt(response: aiohttp.ClientResponse) -> str:
+    """How the answer begins; if there is more, its connection is closed rather than read to the end."""
+    chunks: list[bytes] = []
+    room = EXCERPT_BYTES
+    try:
+        async with asyncio.timeout(EXCERPT_PATIENCE_S):
+            while room and (chunk := await response.content.read(room)):
+                chunks.append(chunk)
+                room -= len(chunk)
+    except (TimeoutError, aiohttp.ClientError):
+        pass  # The status stands, however the rest ends.
+    if not response.content.at_eof():
+        response.close()
+    return _shown(b"".join(chunks).decode("utf-8", errors="replace"))
+
+
+def _shown(text: str) -> str:
+    return text.translate(_UNPRINTABLE)
+
+
+@asynccontextmanager
+async def open_caller(settings: CallbacksSettings) -> AsyncIterator[Caller]:
+    """A caller for the time of a `with` block."""
+    connector = aiohttp.TCPConnector(
+        # The lanes bound what is under way, for each target and in all: here nothing must queue unseen.
+        limit=settings.callback_slots,
+        limit_per_host=0,
+        keepalive_timeout=15,
+    )
+    async with aiohttp.ClientSession(
+        connector=connector,
+        # Each call has its own deadline; aiohttp's are rounded to whole seconds.
+        timeout=aiohttp.ClientTimeout(total=None),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        # A small compressed answer may be a huge one: it is left as it came.
+        auto_decompress=False,
+        headers={
+            "user-agent": f"penstock/{__version__}",
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+        },
+    ) as session:
+        yield Caller(session, Signer(settings.callback_secrets), settings.callback_timeout_s)

@@ -1,0 +1,137 @@
+"""Deliveries as PostgreSQL knows them: attempts are numbered and written down before they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from penstock.contracts.event import Callback
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+from penstock.postgres.session import Session
+
+# Notified with the seconds until a retry is due, for the process that releases them.
+DUE_CHANNEL = "penstock_callback_due"
+
+# (callback id, attempts made before)
+Turn = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What became of an attempt.
+
+    Attributes:
+        id: of the callback.
+        attempt: which one, from 1.
+        state: delivered, dead, or pending when there is to be another.
+        error: what the attempt met, as JSON; None when it was delivered.
+        due_in_s: seconds until the next one, while pending.
+    """
+
+    id: str
+    attempt: int
+    state: str
+    error: str | None = None
+    due_in_s: float = 0.0
+
+
+async def begin(pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float) -> set[Turn]:
+    """Takes the right to make attempts; returns the turns that nobody had taken before.
+
+    Args:
+        pool: of the database.
+        turns: no two of them alike.
+        horizon_s: seconds after which the attempt is made again unless its fate is known.
+
+    Raises:
+        PostgresUnavailable: it is not known which were taken; those are made again after the horizon.
+    """
+    with translated():
+        rows = await pool.fetch(
+            query("callbacks.begin"), [turn[0] for turn in turns], [turn[1] for turn in turns], horizon_s
+        )
+    return {(row["id"], row["attempt"] - 1) for row in rows}
+
+
+async def settle(pool: asyncpg.Pool[asyncpg.Record], settled: Sequence[Settled]) -> set[str]:
+    """Writes down what became of attempts; returns the callbacks of those that were still the latest.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written; write it again.
+    """
+    with translated():
+        rows = await pool.fetch(
+            query("callbacks.settle"),
+            [s.id for s in settled],
+            [s.attempt for s in settled],
+            [s.state for s in settled],
+            [s.error for s in settled],
+            [s.due_in_s for s in settled],
+        )
+    return {row["id"] for row in rows}
+
+
+async def postpone(
+    pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], due_in_s: Sequence[float]
+) -> None:
+    """Puts back turns that were not taken: each record is written again in so many seconds.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written; write it again.
+    """
+    with translated():
+        await pool.execute(
+            query("callbacks.postpone"),
+            [turn[0] for turn in turns],
+            [turn[1] for turn in turns],
+            list(due_in_s),
+        )
+
+
+async def announce(executor: Any, due_in_s: float) -> None:
+    """Tells whoever releases that something is due in so many seconds.
+
+    Raises:
+        PostgresUnavailable: nobody was told; the releaser looks by itself from time to time.
+    """
+    with translated():
+        await executor.execute(query("callbacks.announce"), str(due_in_s))
+
+
+async def own(session: Session) -> bool:
+    """Takes the right to release for as long as the session lives; False when another process has it."""
+    return bool(await session.fetchval("outbox.sweep", "callbacks"))
+
+
+async def due(session: Session, limit: int, *, horizon_s: float) -> list[Callback]:
+    """Callbacks whose time has come; they come again after `horizon_s` seconds unless begun by then.
+
+    Raises:
+        SessionLost: the right to release is gone.
+        PostgresUnavailable: the server refused for now.
+    """
+    rows = await session.fetch("callbacks.due", limit, horizon_s)
+    return [
+        Callback(
+            id=row["id"],
+            target=row["target"],
+            task_id=row["task_id"],
+            attempt=row["attempt"],
+            body=row["body"],
+        )
+        for row in rows
+    ]
+
+
+async def next_due_s(session: Session) -> float | None:
+    """Seconds until something is due, negative when it is overdue; None when nothing is pending.
+
+    Raises:
+        SessionLost, PostgresUnavailable: as `due`.
+    """
+    wait_s: float | None = await session.fetchval("callbacks.next_due")
+    return wait_s

@@ -1,0 +1,247 @@
+"""The worker on the real Kafka: claim, then commit, then run; batches; back-pressure; drain."""
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.running import make_topics, producing, read, read_records, running_service
+from tests.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence
+from penstock.kafka.connection import admin_client, create_topics
+from penstock.kafka.topics import ready, workers_group
+from penstock.worker import Done, Next, Worker, WorkerSettings
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix):
+    kafka = await make_topics(kafka_servers, prefix)
+    await create_topics(kafka, [ready("t", 2)])
+    return WorkerSettings(kafka=kafka_servers, prefix=prefix, objects="memory:///")
+
+
+async def release(settings, *ids, stage="quick", lease_ms=60_000, context=None):
+    topic = f"{settings.prefix}ready.t"
+    async with producing(settings.kafka) as producer:
+        for task in ids:
+            record = ReadyTask(Fence(task, 0, stage, 0), "t", Context.encode(context), lease_ms)
+            await producer.send(topic, record.encode(), partition=task % 2)
+        await producer.flush()
+
+
+async def results(settings):
+    records = await read(settings.kafka, f"{settings.prefix}stage-results")
+    return {entry["id"]: entry for record in records for entry in record["results"]}
+
+
+async def said(settings, kind):
+    records = await read(settings.kafka, f"{settings.prefix}heartbeats")
+    return [task[0] for record in records if record["kind"] == kind for task in record["tasks"]]
+
+
+async def committed(settings):
+    async with admin_client(settings) as admin:
+        offsets = await admin.list_consumer_group_offsets(workers_group(settings.prefix, "t"))
+    return sum(meta.offset for meta in offsets.values() if meta.offset > 0)
+
+
+async def test_a_task_is_claimed_committed_run_reported_and_released(settings):
+    """W3: when the handler runs, its claim is on Kafka and its offset is committed; its result comes before its release."""
+    worker = Worker(settings)
+    seen = {}
+
+    @worker.stage("t.quick")
+    async def quick(task):
+        seen["claimed"] = await said(settings, "claim")
+        seen["committed"] = await committed(settings)
+        return Next("other", task.context)
+
+    await release(settings, 7, context={"x": 1})
+    async with running_service(worker.serve):
+        await wait_until(lambda: said(settings, "release"))
+    assert seen == {"claimed": [7], "committed": 1}
+    entry = (await results(settings))[7]
+    assert (entry["outcome"], entry["next_stage"], entry["context"]) == ("next", "other", {"x": 1})
+    [result] = await read_records(settings.kafka, f"{settings.prefix}stage-results")
+    [released] = [
+        record
+        for record in await read_records(settings.kafka, f"{settings.prefix}heartbeats")
+        if b'"release"' in record.value
+    ]
+    assert result.timestamp <= released.timestamp
+    assert result.key == released.key == worker.id.encode()
+
+
+async def test_claims_and_results_are_batches(settings):
+    """Batch on the hot path: far fewer records than tasks."""
+    worker = Worker(settings)
+
+    @worker.stage("t.quick")
+    async def quick(_task):
+        return Done()
+
+    await release(settings, *range(1, 1001))
+    async with running_service(worker.serve):
+        await wait_until(lambda: has_results(settings, 1000))
+    records = await read(settings.kafka, f"{settings.prefix}stage-results")
+    assert len(records) < 100
+    assert max(len(record["results"]) for record in records) <= 500
+    claims = [r for r in await read(settings.kafka, f"{settings.prefix}heartbeats") if r["kind"] == "claim"]
+    assert len(claims) < 100
+    assert sorted(task for task in await said(settings, "release")) == list(range(1, 1001))
+
+
+async def has_results(settings, count):
+    return len(await results(settings)) >= count
+
+
+async def test_no_more_is_claimed_than_there_is_room_for(settings):
+    """W2: with all places taken and the backlog full, what is left stays unclaimed for others; then it goes on."""
+    worker = Worker(WorkerSettings(**{**vars(settings), "pool": 3, "backlog": 2}))
+    open_gate = asyncio.Event()
+    running = 0
+    most = 0
+
+    @worker.stage("t.quick")
+    async def quick(_task):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await open_gate.wait()
+        running -= 1
+        return Done()
+
+    await release(settings, *range(1, 31))
+    async with running_service(worker.serve):
+        await wait_until(lambda: running == 3)
+        await wait_until(lambda: has_claims(settings, 5))
+        assert len(await said(settings, "claim")) == 5
+        open_gate.set()
+        await wait_until(lambda: has_results(settings, 30))
+    assert most == 3
+    assert sorted(await said(settings, "claim")) == list(range(1, 31))
+
+
+async def has_claims(settings, count):
+    return len(await said(settings, "claim")) >= count
+
+
+async def test_what_runs_long_is_beaten(settings):
+    """H5: a task that is silent for a third of its lease is beaten, also while it only waits for a place."""
+    worker = Worker(WorkerSettings(**{**vars(settings), "pool": 1}))
+    finish = asyncio.Event()
+
+    @worker.stage("t.quick")
+    async def quick(_task):
+        await finish.wait()
+        return Done()
+
+    await release(settings, 2, 4, lease_ms=3_000)
+    async with running_service(worker.serve):
+        await wait_until(lambda: both_beaten(settings))
+        finish.set()
+        await wait_until(lambda: has_results(settings, 2))
+
+
+async def both_beaten(settings):
+    beaten = await said(settings, "beat")
+    return beaten.count(2) >= 2 and beaten.count(4) >= 2
+
+
+async def test_a_foreign_record_is_skipped_and_delays_nothing(settings):
+    """Bad input never blocks what is behind it."""
+    worker = Worker(settings)
+
+    @worker.stage("t.quick")
+    async def quick(_task):
+        return Done()
+
+    async with producing(settings.kafka) as producer:
+        await producer.send_and_wait(f"{settings.prefix}ready.t", b"{}", partition=1)
+    await release(settings, 1)
+    async with running_service(worker.serve):
+        await wait_until(lambda: has_results(settings, 1))
+
+
+async def test_a_worker_waits_for_its_type(kafka_servers, prefix):
+    """T2: a worker may start before its type is registered."""
+    kafka = await make_topics(kafka_servers, prefix)
+    settings = WorkerSettings(kafka=kafka_servers, prefix=prefix, objects="memory:///")
+    worker = Worker(settings)
+
+    @worker.stage("t.quick")
+    async def quick(_task):
+        return Done()
+
+    async with running_service(worker.serve):
+        await create_topics(kafka, [ready("t", 2)])
+        await release(settings, 1)
+        await wait_until(lambda: has_results(settings, 1))
+
+
+@asynccontextmanager
+async def process(settings, **environment):
+    """The probe worker in a process of its own; what it prints, line by line."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.integration.worker_probe",
+        stdout=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "PENSTOCK_KAFKA": settings.kafka,
+            "PENSTOCK_PREFIX": settings.prefix,
+            "PENSTOCK_OBJECTS": "memory:///",
+            **environment,
+        },
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+            await started.wait()
+
+
+async def test_sigterm_lets_handlers_finish(settings):
+    """W1: a drain finishes what runs and reports it; the worker stops well."""
+    await release(settings, 1, stage="second")
+    async with process(settings) as worker:
+        assert await worker.stdout.readline() == b"began 1-0-0\n"
+        worker.send_signal(signal.SIGTERM)
+        assert await worker.wait() == 0
+    assert (await results(settings))[1]["outcome"] == "done"
+    assert await said(settings, "release") == [1]
+
+
+async def test_what_does_not_end_in_time_is_handed_back(settings):
+    """W1: after the drain's time the handler is cancelled and its task handed back at once, uncounted."""
+    await release(settings, 1, stage="long")
+    async with process(settings, DRAIN_S="0.2") as worker:
+        assert await worker.stdout.readline() == b"began 1-0-0\n"
+        worker.send_signal(signal.SIGTERM)
+        assert await worker.wait() == 0
+    entry = (await results(settings))[1]
+    assert (entry["outcome"], entry["error"]["kind"]) == ("retry", "HandedBack")
+    assert "delay_ms" not in entry
+
+
+async def test_kill_leaves_a_lease_and_loses_nothing_unclaimed(settings):
+    """W3: killed in the middle of a handler, the claim is on Kafka (its lease will run out); what it had not claimed
+    goes to the next worker."""
+    await release(settings, 1, stage="long")
+    async with process(settings) as worker:
+        assert await worker.stdout.readline() == b"began 1-0-0\n"
+        worker.kill()
+        await worker.wait()
+    assert await said(settings, "claim") == [1]
+    assert await results(settings) == {}
+    await release(settings, 2)
+    async with process(settings) as worker:
+        assert await worker.stdout.readline() == b"ran 2-0-0\n"
+        await wait_until(lambda: has_results(settings, 1))

@@ -32,7 +32,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -44,12 +43,14 @@ from penstock.core.acknowledgement import Arrival, Hand, Partition
 from penstock.core.retry import RetryPolicy
 from penstock.errors import Fatal, Invalid, KafkaUnavailable, SessionLost, Unavailable
 from penstock.kafka.connection import make_producer, running, translated
+from penstock.kafka.delivery import Delivery, Handler, ProcessorSettings
 from penstock.kafka.faust_app import FaustApp
 from penstock.kafka.lookout import LookOut
 from penstock.kafka.observer import Observer, observing
 from penstock.kafka.topics import Topic
 from penstock.kafka.watchdog import LoopWatchdog
-from penstock.settings import Kafka, option
+
+__all__ = ["Delivery", "Handler", "Hook", "Processor", "ProcessorSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -66,61 +67,6 @@ STOP_S = 15.0
 LAST_COMMIT_S = 2.0
 
 Hook = Callable[[frozenset[Partition]], Awaitable[None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessorSettings(Kafka):
-    """What a processor adds to the way to Kafka."""
-
-    max_in_flight: int = option(5_000, "Most records in hand and not settled; nothing more is taken beyond.")
-    stall_timeout_s: float = option(
-        60.0, "Seconds with work and without progress after which the process exits."
-    )
-
-    def validate(self) -> list[str]:
-        """A rebalance takes up to a session timeout, and must not look like a stall."""
-        problems = super().validate()
-        if self.max_in_flight < 1:
-            problems.append(f"max_in_flight={self.max_in_flight} must be at least 1")
-        if self.stall_timeout_s < 2 * self.session_timeout_s:
-            problems.append(
-                f"stall_timeout_s={self.stall_timeout_s} must be at least twice "
-                f"session_timeout_s={self.session_timeout_s}"
-            )
-        return problems
-
-
-class Delivery:
-    """One record in hand.
-
-    Attributes:
-        topic: name without the deployment's prefix.
-        partition: of the topic.
-        offset: in the partition.
-        generation: of the consumer group, in which it was delivered.
-        timestamp: the broker's, seconds since 1970.
-        key: the record's key.
-        value: the record's value; empty when it has none.
-    """
-
-    __slots__ = ("_processor", "generation", "key", "offset", "partition", "timestamp", "topic", "value")
-
-    def __init__(self, processor: Processor, topic: str, message: Any) -> None:
-        self._processor = processor
-        self.topic = topic
-        self.partition: int = message.partition
-        self.offset: int = message.offset
-        self.generation: int = message.generation_id
-        self.timestamp: float = message.timestamp
-        self.key: bytes | None = message.key
-        self.value: bytes = message.value or b""
-
-    def settle(self) -> None:
-        """Its effects are durable. In any order, any number of times; ignored once its generation is over."""
-        self._processor.settle(self)
-
-
-Handler = Callable[[Delivery], Awaitable[None]]
 
 
 class Processor:
@@ -343,7 +289,7 @@ class Processor:
             arrival = hand.arrive(generation, partition, message.offset)
         if arrival is not Arrival.NEXT:
             return
-        delivery = Delivery(self, topic, message)
+        delivery = Delivery(self.settle, topic, message)
         try:
             await self._insist(partial(handler, delivery), generation)
         except Invalid as invalid:

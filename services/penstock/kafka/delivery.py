@@ -1,0 +1,69 @@
+"""What a service sees of its processor: its settings, and a record in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.settings import Kafka, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorSettings(Kafka):
+    """What a processor adds to the way to Kafka."""
+
+    max_in_flight: int = option(5_000, "Most records in hand and not settled; nothing more is taken beyond.")
+    stall_timeout_s: float = option(
+        60.0, "Seconds with work and without progress after which the process exits."
+    )
+
+    def validate(self) -> list[str]:
+        """A rebalance takes up to a session timeout, and must not look like a stall."""
+        problems = super().validate()
+        if self.max_in_flight < 1:
+            problems.append(f"max_in_flight={self.max_in_flight} must be at least 1")
+        if self.stall_timeout_s < 2 * self.session_timeout_s:
+            problems.append(
+                f"stall_timeout_s={self.stall_timeout_s} must be at least twice "
+                f"session_timeout_s={self.session_timeout_s}"
+            )
+        return problems
+
+
+class Delivery:
+    """One record in hand.
+
+    Attributes:
+        topic: name without the deployment's prefix.
+        partition: of the topic.
+        offset: in the partition.
+        generation: of the consumer group, in which it was delivered.
+        timestamp: the broker's, seconds since 1970.
+        key: the record's key.
+        value: the record's value; empty when it has none.
+
+    Args:
+        settle: takes the delivery when its effects are durable.
+        topic: bare name.
+        message: Faust's.
+    """
+
+    __slots__ = ("_settle", "generation", "key", "offset", "partition", "timestamp", "topic", "value")
+
+    def __init__(self, settle: Callable[[Delivery], None], topic: str, message: Any) -> None:
+        self._settle = settle
+        self.topic = topic
+        self.partition: int = message.partition
+        self.offset: int = message.offset
+        self.generation: int = message.generation_id
+        self.timestamp: float = message.timestamp
+        self.key: bytes | None = message.key
+        self.value: bytes = message.value or b""
+
+    def settle(self) -> None:
+        """Its effects are durable. In any order, any number of times; ignored once its generation is over."""
+        self._settle(self)
+
+
+Handler = Callable[[Delivery], Awaitable[None]]

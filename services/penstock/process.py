@@ -72,9 +72,10 @@ def configure_logging() -> None:
         format="%(asctime)s %(levelname)-7s %(name)s %(message)s",
         stream=sys.stderr,
     )
-    # The client libraries narrate every rebalance at INFO; what matters of it we say ourselves.
+    # The client libraries narrate every rebalance, and call it an error when a coordinator is not there yet;
+    # what matters of it is raised to us, and we say it ourselves.
     for chatty in ("aiokafka", "faust", "mode"):
-        logging.getLogger(chatty).setLevel(os.environ.get("PENSTOCK_LIBRARY_LOG_LEVEL", "ERROR").upper())
+        logging.getLogger(chatty).setLevel(os.environ.get("PENSTOCK_LIBRARY_LOG_LEVEL", "CRITICAL").upper())
 
 
 async def together(*parts: Awaitable[None]) -> None:

@@ -93,7 +93,7 @@ Every setting is an environment variable; a keyword or an option on the command 
 
 {settings_tables()}
 
-`PENSTOCK_LOG_LEVEL` (INFO) and `PENSTOCK_LIBRARY_LOG_LEVEL` (ERROR) choose what is logged, on standard error.
+`PENSTOCK_LOG_LEVEL` (INFO) and `PENSTOCK_LIBRARY_LOG_LEVEL` (CRITICAL) choose what is logged, on standard error.
 `PENSTOCK_GATEWAY` is the gateway's address for clients and the command line.
 
 ## Topics

@@ -29,7 +29,7 @@ from penstock.local.jars import Progress
 from penstock.local.leftovers import end_leftovers
 from penstock.local.output import FileLog, both
 from penstock.local.ports import LOOPBACK, choose_port
-from penstock.local.state import DEFAULT_DATA_DIR, Addresses, DataDir
+from penstock.local.state import CALLBACK_SECRETS, DEFAULT_DATA_DIR, Addresses, DataDir, make_secret
 from penstock.local.supervisor import OnLine, Program, Supervisor
 from penstock.settings import Kafka
 
@@ -159,6 +159,7 @@ class Deployment:
         self._log: FileLog | None = None
         self._addresses: Addresses | None = None
         self._service_names: list[str] = []
+        self._secret = ""
         self.embedded_kafka: EmbeddedKafka | None = None
         self.embedded_postgres: EmbeddedPostgres | None = None
 
@@ -186,7 +187,7 @@ class Deployment:
     @property
     def environment(self) -> dict[str, str]:
         """The settings under which a worker, client or further service finds this deployment."""
-        return {**self._options.environment, **self.addresses.environment()}
+        return {CALLBACK_SECRETS: self._secret, **self._options.environment, **self.addresses.environment()}
 
     @property
     def data_dir(self) -> Path:
@@ -197,6 +198,11 @@ class Deployment:
     def log_file(self) -> Path:
         """Every line of every program."""
         return self.data_dir / "log" / "penstock.log"
+
+    @property
+    def callback_secret_file(self) -> Path:
+        """Where the secret that signs callbacks is kept, unless the environment has one."""
+        return self.data_dir / "callback-secret"
 
     @property
     def processes(self) -> dict[str, int]:
@@ -282,6 +288,7 @@ class Deployment:
             prefix=options.prefix,
             objects=objects,
         )
+        self._secret = os.environ.get(CALLBACK_SECRETS) or make_secret(self.callback_secret_file)
         say("creating topics and tables")
         await _both(self._create_topics(), self._migrate())
         say("starting services")

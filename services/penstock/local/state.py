@@ -6,10 +6,12 @@ The lock lives as long as its owner's process, however that ends. The addresses 
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import fcntl
 import json
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 from penstock.errors import CannotStart
 
 DEFAULT_DATA_DIR = Path(".penstock")
+CALLBACK_SECRETS = "PENSTOCK_CALLBACK_SECRETS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +127,11 @@ class DataDir:
         """Withdraws the addresses and gives the directory up."""
         (self.path / "state.json").unlink(missing_ok=True)
         self._lock.close()
+
+
+def make_secret(file: Path) -> str:
+    """The secret in a file that only its owner can read; made on the first run and kept."""
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text("whsec_" + base64.b64encode(secrets.token_bytes(32)).decode())
+    return file.read_text()

@@ -80,6 +80,7 @@ def _summary(deployment: Deployment) -> str:
         "PostgreSQL": postgres.tcp_dsn() if postgres else deployment.postgres,
         "Data": str(deployment.data_dir),
         "Log": str(deployment.log_file),
+        "Callbacks": f"signed with the secret in {deployment.callback_secret_file}",
     }
     lines = [f"  {name:<11} {value}" for name, value in rows.items()]
     return "\n".join(["", "Penstock is up. Ctrl-C stops everything.", "", *lines, ""])

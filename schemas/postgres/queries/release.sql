@@ -13,10 +13,12 @@ SELECT pg_advisory_unlock(hashtextextended('penstock.release.' || $1, 0)) AS rel
 WITH forgotten AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
 ), chosen AS (
-    SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2 FOR UPDATE
+    SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2
 ), opened AS (
-    -- Locked above, so still ready; found by key, whatever the statistics say.
-    UPDATE task t SET state = 'queued', due_at = NULL WHERE t.id = ANY (ARRAY(SELECT id FROM chosen))
+    -- Found by key, whatever the statistics say. The state is asked again, since a task may be cancelled meanwhile;
+    -- as an expression, so that no index on it is taken for a better way to find a few keys.
+    UPDATE task t SET state = 'queued', due_at = NULL
+    WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
               t.content_type, t.context, t.context_ref
 ), noted AS (

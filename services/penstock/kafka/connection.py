@@ -116,9 +116,9 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
 
 
 async def send_in_batches(
-    producer: AIOKafkaProducer, topic: str, partition: int, values: Iterable[bytes]
+    producer: AIOKafkaProducer, topic: str, partition: int, records: Iterable[tuple[bytes | None, bytes]]
 ) -> list[asyncio.Future[Any]]:
-    """Writes records without keys to one partition, in order, many at a time; far cheaper than one by one.
+    """Writes (key, value) records to one partition, in order, many at a time: far cheaper than one by one.
 
     Returns futures that are done when Kafka has the records.
 
@@ -128,13 +128,15 @@ async def send_in_batches(
     pending: list[asyncio.Future[Any]] = []
     with translated():
         batch = producer.create_batch()
-        for value in values:
-            if batch.append(key=None, value=value, timestamp=None) is None:
+        for key, value in records:
+            if batch.append(key=key, value=value, timestamp=None) is not None:
+                continue
+            if batch.record_count():
                 pending.append(await producer.send_batch(batch, topic, partition=partition))
                 batch = producer.create_batch()
-                if batch.append(key=None, value=value, timestamp=None) is None:
-                    # Larger than a batch may be: on its own, as large as the broker lets it.
-                    pending.append(await producer.send(topic, value, partition=partition))
+            if batch.append(key=key, value=value, timestamp=None) is None:
+                # Larger than a batch may be: on its own, as large as the topic lets it.
+                pending.append(await producer.send(topic, value, key=key, partition=partition))
         if batch.record_count():
             pending.append(await producer.send_batch(batch, topic, partition=partition))
     return pending

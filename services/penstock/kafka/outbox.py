@@ -11,14 +11,18 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.partitioner import DefaultPartitioner
 
 from penstock.contracts.event import Callback, Owed
 from penstock.errors import Unavailable
-from penstock.kafka.connection import translated
+from penstock.kafka.connection import send_in_batches, translated
 from penstock.kafka.topics import CALLBACKS, EVENTS
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
+
+# aiokafka's own, which is the Java client's: a key's records are on one partition whoever writes them.
+_PARTITIONER = DefaultPartitioner()
 
 # Debts paid within this many seconds are struck out by one statement.
 STRIKE_OUT_EVERY_S = 0.1
@@ -29,14 +33,24 @@ async def send_all(
 ) -> None:
     """Writes (key, value) records to a topic and returns once Kafka has them all.
 
+    Each goes to the partition of its key, as every Kafka client would choose it; keyless ones go to the first.
+
     Raises:
         KafkaUnavailable: some may not be there; send all of them again.
     """
+    records = list(records)
+    if not records:
+        return
     with translated():
-        # `send` only queues, and waits when the queue is full: one wait for the whole batch follows.
-        pending = [await producer.send(topic, value, key=key) for key, value in records]
-        if pending:
-            await asyncio.gather(*pending)
+        partitions = sorted(await producer.partitions_for(topic))
+        by_partition: dict[int, list[tuple[bytes | None, bytes]]] = {}
+        for key, value in records:
+            partition = partitions[0] if key is None else _PARTITIONER(key, partitions, partitions)
+            by_partition.setdefault(partition, []).append((key, value))
+        pending = []
+        for partition, some in by_partition.items():
+            pending += await send_in_batches(producer, topic, partition, some)
+        await asyncio.gather(*pending)
 
 
 async def publish(

@@ -236,8 +236,8 @@ class Release:
         pending = []
         for begin in range(0, len(tasks), max(size, 1)):
             partition = gate.next_partition % count
-            values = [task.encode() for task in tasks[begin : begin + size]]
-            pending += await send_in_batches(self._producer, gate.topic, partition, values)
+            records = ((None, task.encode()) for task in tasks[begin : begin + size])
+            pending += await send_in_batches(self._producer, gate.topic, partition, records)
             gate.next_partition += 1
         gate.written += len(tasks)
         confirming = asyncio.create_task(self._confirm(batch.release_id, pending))

@@ -16,13 +16,13 @@ from pathlib import Path
 import asyncpg
 import psutil
 import pytest
-from tests.waiting import wait_until
 
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka.connection import admin_client
 from penstock.local.deployment import Deployment, Options, Service
 from penstock.local.state import running
 from penstock.settings import Kafka
+from tests.waiting import wait_until
 
 # Stands for a service: says where it was told to go, puts its mark, and ends when asked.
 FAKE = """

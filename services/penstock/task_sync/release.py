@@ -19,9 +19,6 @@ from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
 
-# How long a confirmed batch may stay noted when no other release comes by to strike it out.
-FORGET_AFTER_S = 0.2
-
 
 @dataclass(slots=True)
 class Gate:
@@ -85,7 +82,6 @@ class Release:
         self._types_changed = True
         self._due_unknown = True
         self._confirmed: list[int] = []
-        self._forget_at_s = float("-inf")
         self._confirming: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -129,12 +125,11 @@ class Release:
             if self._due_unknown or now_s >= due_at_s:
                 due_at_s = await self._promote()
             look_again_s = await self._pump()
-            if self._confirmed and loop.time() >= self._forget_at_s:
+            if self._confirmed and not any(gate.dirty for gate in self._gates.values()):
                 await release.forget(self._session, self._take_confirmed())
             if any(gate.dirty and gate.lag < self._settings.window for gate in self._gates.values()):
                 continue
-            forget_at_s = self._forget_at_s if self._confirmed else float("inf")
-            await self._sleep(stopping, min(own_at_s, due_at_s, look_again_s, forget_at_s))
+            await self._sleep(stopping, min(own_at_s, due_at_s, look_again_s))
         if self._confirming:
             await asyncio.gather(*self._confirming)
         if self._confirmed:
@@ -255,13 +250,9 @@ class Release:
                 await asyncio.gather(*pending)
         except Exception as error:  # noqa: BLE001 (kept for the loop, which ends with it)
             self._failure = error
-            self._wake.set()
         else:
-            if not self._confirmed:
-                # The next release forgets it on the way; a statement of its own is for when there is none soon.
-                self._forget_at_s = asyncio.get_running_loop().time() + FORGET_AFTER_S
-                self._wake.set()
             self._confirmed.append(release_id)
+        self._wake.set()
 
     def _take_confirmed(self) -> list[int]:
         taken, self._confirmed = self._confirmed, []

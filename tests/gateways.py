@@ -46,6 +46,10 @@ class Caller:
             more["json"] = json
         return await self._call("POST", path, **more)
 
+    async def is_ready(self) -> bool:
+        """Whether the gateway reaches both PostgreSQL and Kafka: what a test awaits before it needs Kafka."""
+        return (await self.get("/readyz")).status == 200
+
     async def _call(self, method: str, path: str, **more: Any) -> Answer:
         async with self.session.request(method, self.url + path, **more) as response:
             is_json = response.content_type.endswith("json")

@@ -45,12 +45,8 @@ async def a_gateway(kafka: Kafka, database: str, objects: Path, **more: Any) -> 
         kafka=kafka.kafka, prefix=kafka.prefix, postgres=database, objects=f"file://{objects}", **more
     ) as caller:
         await caller.post("/types", {"name": "media", "partitions": 2})
-        await wait_until(lambda: _is_ready(caller))
+        await wait_until(caller.is_ready)
         yield caller
-
-
-async def _is_ready(caller: Caller) -> bool:
-    return (await caller.get("/readyz")).status == 200
 
 
 def a_task(number: int, context: Context | None = None) -> ReadyTask:
@@ -331,7 +327,7 @@ async def test_health_and_readiness_tell_what_is_away(kafka: Kafka, database: st
     async with running_gateway(
         kafka=kafka.kafka, prefix=kafka.prefix, postgres=away, objects=f"file://{tmp_path}"
     ) as gateway:
-        await wait_until(lambda: _is_ready(gateway))
+        await wait_until(gateway.is_ready)
         await proxy.cut()
         answer = await gateway.get("/readyz")
         assert answer.status == 503

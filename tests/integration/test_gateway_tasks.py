@@ -351,8 +351,7 @@ async def test_cancelling_writes_and_publishes_what_it_owes(
     gateway: Caller, database: str, kafka_servers: str, prefix: str
 ) -> None:
     """C1: cancelled once, its event and its callback are on Kafka, and the outbox is empty again."""
-    ready = await wait_until(lambda: gateway.get("/readyz"))
-    assert ready.status == 200, ready.body
+    await wait_until(gateway.is_ready)
     submitted = await gateway.post("/tasks", {"type": "media", "callbacks": ["http://127.0.0.1:1/hook"]})
     task_id = submitted.body["id"]
     first = await gateway.post(f"/tasks/{task_id}/cancel")

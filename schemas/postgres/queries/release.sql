@@ -57,7 +57,3 @@ SELECT partition, next_offset FROM ingested WHERE topic = $1 AND partition = ANY
 
 -- name: ingest_begin
 INSERT INTO ingested (topic, partition, next_offset) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
-
--- name: ingest_advance
--- Moves on only from where this reader began: a reader whose partition was given away changes nothing.
-UPDATE ingested SET next_offset = $4 WHERE topic = $1 AND partition = $2 AND next_offset = $3 RETURNING next_offset;

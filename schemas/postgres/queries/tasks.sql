@@ -2,8 +2,16 @@
 
 -- name: submit
 -- Inserts a batch; a repeated idempotency key inserts nothing. Wakes task-sync for each type concerned.
--- Returns (ordinal, id) of the inserted ones.
-WITH input AS (
+-- A batch read from a topic ($12, partition $13) takes the reader's offset from $14 to $15 with it, or inserts nothing:
+-- a reader whose partition was given away changes nothing.
+-- Returns the inserted ones behind a row without id, which is not there when the offset was not where it should be.
+WITH moved AS (
+    UPDATE ingested SET next_offset = $15
+    WHERE topic = $12 AND partition = $13 AND next_offset = $14
+    RETURNING 1
+), allowed AS (
+    SELECT 1 WHERE $12::text IS NULL UNION ALL SELECT 1 FROM moved
+), input AS (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::bytea[], $6::text[], $7::text[],
                 $8::timestamptz[], $9::text[], $10::text[], $11::text[])
@@ -20,6 +28,7 @@ WITH input AS (
                 THEN ARRAY(SELECT jsonb_array_elements_text(i.callbacks::jsonb)) END,
            coalesce(i.events, t.events), i.labels::jsonb
     FROM input i JOIN task_type t ON t.name = i.type
+    WHERE EXISTS (SELECT FROM allowed)
     ORDER BY i.ordinal
     ON CONFLICT (type, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING id, type, idempotency_key, state
@@ -27,7 +36,10 @@ WITH input AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
     FROM (SELECT DISTINCT type, state FROM inserted) AS types
 )
-SELECT id, type, idempotency_key FROM inserted, (SELECT count(*) FROM woken) AS w ORDER BY id;
+SELECT NULL AS id, NULL AS type, NULL AS idempotency_key FROM allowed
+UNION ALL
+SELECT id, type, idempotency_key FROM inserted, (SELECT count(*) FROM woken) AS w
+ORDER BY id NULLS FIRST;
 
 -- name: by_idempotency_keys
 SELECT t.id, t.type, t.idempotency_key

@@ -37,7 +37,12 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 watch.revoked(frozenset(number for _topic, number in partitions))
 
             processor = Processor(
-                settings, NAME, {HEARTBEATS: watch.take}, on_assigned=assigned, on_revoked=revoked
+                settings,
+                NAME,
+                {HEARTBEATS: watch.take},
+                on_assigned=assigned,
+                on_revoked=revoked,
+                linger_s=settings.linger_s,
             )
             await process.leading(processor.run(stopping, ready), watch.run(), publisher.run())
             await publisher.drain()

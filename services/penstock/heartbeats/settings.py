@@ -17,6 +17,11 @@ class HeartbeatsSettings(ProcessorSettings, Platform):
         1.0, "Seconds between looks for expired leases: an expiry is late by at most this."
     )
 
+    linger_s: float = option(
+        0.1,
+        "Seconds claims and beats may wait to be read together: at a low rate one by one costs four times the CPU.",
+    )
+
     def validate(self) -> list[str]:
         """A claim is held back, unacknowledged, while it settles: that must stay far below a stall."""
         problems = super().validate()
@@ -24,6 +29,8 @@ class HeartbeatsSettings(ProcessorSettings, Platform):
             problems.append(
                 f"settle_s={self.settle_s} must be above 0 and below a third of stall_timeout_s={self.stall_timeout_s}"
             )
+        if not 0 <= self.linger_s <= 1:
+            problems.append(f"linger_s={self.linger_s} must be from 0 to 1: leases wait for what is not read")
         if self.tick_s <= 0:
             problems.append(f"tick_s={self.tick_s} must be above 0")
         return problems

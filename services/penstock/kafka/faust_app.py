@@ -9,6 +9,7 @@ from typing import Any
 
 import faust
 from aiokafka.errors import KafkaError
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer
 from faust.types import TP
 
 from penstock.core.acknowledgement import Partition
@@ -18,6 +19,8 @@ from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
 
 NEVER_S = 1e9
+# What a lingering fetch need not wait for any longer.
+LINGER_BYTES = 64 * 1024
 
 Agent = Callable[[Any], Awaitable[None]]
 
@@ -33,6 +36,7 @@ class FaustApp:
         stall_timeout_s: how long an agent may leave what it has been given.
         before_rebalance: awaited while the group waits: be quick.
         after_rebalance: awaited before the first record of a generation.
+        linger_s: how long the broker may wait for more records before it hands over the first.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class FaustApp:
         stall_timeout_s: float,
         before_rebalance: Callable[[], Awaitable[None]],
         after_rebalance: Callable[[], Awaitable[None]],
+        linger_s: float = 0.0,
     ) -> None:
         self._prefix = settings.prefix
         session_s = settings.session_timeout_s
@@ -83,6 +88,8 @@ class FaustApp:
             # Partitions added a moment ago are found within two seconds instead of five minutes.
             consumer_metadata_max_age_ms=2000,
         )
+        transport: Any = self._app.transport
+        transport.Consumer = _consumer_type(linger_s)
         for topic, agent in agents.items():
             source = self._app.topic(
                 settings.prefix + topic,
@@ -153,6 +160,29 @@ class FaustApp:
         # The driver's own: everything above it in Faust is the bookkeeping that loses records. Its errors crash
         # the application, which `check` notices.
         return bool(await self._app.consumer._commit(wanted))  # noqa: SLF001 (see above)
+
+
+def _consumer_type(linger_s: float) -> type[Consumer]:
+    """Faust's consumer with what its settings do not reach: its thread's loop, and how long a fetch waits."""
+
+    class Thread(AIOKafkaConsumerThread):
+        def _create_worker_consumer(self, transport: Any) -> Any:
+            consumer = super()._create_worker_consumer(transport)
+            if linger_s:
+                # Options of the client's constructor, which Faust calls without them.
+                consumer._fetch_min_bytes = LINGER_BYTES  # noqa: SLF001 (see above)
+                consumer._fetch_max_wait_ms = int(linger_s * 1000)  # noqa: SLF001 (see above)
+            return consumer
+
+    class ConsumerOfOurs(Consumer):
+        def _new_consumer_thread(self) -> Thread:
+            # A loop of the kind that runs us (uvloop's) instead of asyncio's own, which is slower.
+            loop = type(asyncio.get_running_loop())()
+            thread = Thread(self, loop=self.loop, thread_loop=loop, beacon=self.beacon)
+            thread._close_thread_loop_on_stop = True  # noqa: SLF001 (as it does with a loop it has made itself)
+            return thread
+
+    return ConsumerOfOurs
 
 
 def _ignoring_arguments(work: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[None]]:

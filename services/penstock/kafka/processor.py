@@ -82,6 +82,7 @@ class Processor:
             before the first record of it. Called again while it raises `Unavailable`.
         on_revoked: told of what may have been another's since; what is this process's again is in the
             `on_assigned` that follows.
+        linger_s: how long records may wait for others, so that many are taken at once; 0 for where they are urgent.
     """
 
     def __init__(
@@ -92,12 +93,14 @@ class Processor:
         *,
         on_assigned: Hook | None = None,
         on_revoked: Hook | None = None,
+        linger_s: float = 0.0,
     ) -> None:
         self._settings = settings
         self._name = name
         self._handlers = handlers
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._linger_s = linger_s
         self._hand = Hand(settings.max_in_flight)
         self._owned: frozenset[Partition] = frozenset()
         self._owned_generation = -1
@@ -252,6 +255,7 @@ class Processor:
             stall_timeout_s=self._settings.stall_timeout_s,
             before_rebalance=self._last_commit,
             after_rebalance=partial(self._attend, self._begin_generation),
+            linger_s=self._linger_s,
         )
 
     def _make_agent(self, topic: str, handler: Handler) -> Callable[[Any], Awaitable[None]]:

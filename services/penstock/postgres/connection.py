@@ -54,18 +54,29 @@ def _options(name: str) -> dict[str, Any]:
     }
 
 
-async def connect(dsn: str, name: str) -> asyncpg.Connection[asyncpg.Record]:
+async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Connection[asyncpg.Record]:
     """One connection of its own, for locks and notifications.
 
     Args:
         dsn: connection URL.
         name: shown in `pg_stat_activity`.
+        durable: see `penstock.postgres.session.open_session`.
 
     Raises:
         PostgresUnavailable: no server, or none that takes us.
     """
+    options = _options(name)
+    if not durable:
+        options["server_settings"]["synchronous_commit"] = "off"
     with translated():
-        return await asyncpg.connect(dsn, **_options(name))
+        return await asyncpg.connect(dsn, **options)
+
+
+async def _leave_as_is(_connection: object) -> None:
+    """Instead of a round trip after every use: nothing of ours leaves a trace in a pooled session.
+
+    The driver still rolls back a transaction that was left open.
+    """
 
 
 @asynccontextmanager
@@ -76,7 +87,7 @@ async def open_pool(dsn: str, name: str, *, size: int = 4) -> AsyncIterator[asyn
         PostgresUnavailable: no server, or none that takes us.
     """
     with translated():
-        pool = await asyncpg.create_pool(dsn, min_size=1, max_size=size, **_options(name))
+        pool = await asyncpg.create_pool(dsn, min_size=1, max_size=size, reset=_leave_as_is, **_options(name))
     try:
         yield pool
     finally:

@@ -66,13 +66,19 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(dsn: str, name: str) -> AsyncIterator[Session]:
+async def open_session(dsn: str, name: str, *, durable: bool = True) -> AsyncIterator[Session]:
     """A session for the time of a `with` block.
+
+    Args:
+        dsn: connection URL.
+        name: shown in `pg_stat_activity`.
+        durable: False when a commit need not be on disk before it counts: a crash of the server may undo the last
+            moments of this session, in whole transactions, as if they had never been.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    connection = await connect(dsn, name)
+    connection = await connect(dsn, name, durable=durable)
     session = Session(connection)
     try:
         yield session

@@ -12,7 +12,7 @@ import orjson
 
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
-from penstock.errors import NotFound
+from penstock.errors import NotFound, SessionLost
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -30,18 +30,36 @@ class Submitted:
     created: bool
 
 
-async def submit(executor: Any, submissions: Sequence[Submission]) -> list[Submitted]:
-    """Inserts tasks, all or none; returns them in the order given.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The records of a partition that a batch was read from: from offset `first` up to (not with) `following`."""
+
+    topic: str
+    partition: int
+    first: int
+    following: int
+
+
+async def submit(
+    executor: Any, submissions: Sequence[Submission], read: Stretch | None = None
+) -> list[Submitted]:
+    """Inserts tasks, all or none, in one statement; returns them in the order given.
 
     Args:
         executor: a pool, or a connection whose transaction this joins.
         submissions: with types that exist and contexts already checked in above the inline limit.
+        read: where they were read; the reader's offset moves on with them.
 
     Raises:
+        SessionLost: the offset was not at `read.first`: another reader has moved on; nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
+    where = (read.topic, read.partition, read.first, read.following) if read else (None,) * 4
     with translated():
-        rows = await executor.fetch(query("tasks.submit"), *_columns(submissions))
+        answer = await executor.fetch(query("tasks.submit"), *_columns(submissions), *where)
+        if not answer:
+            raise SessionLost(f"another process has read on from there: {read}")
+        rows = answer[1:]
         keyed = {(row["type"], row["idempotency_key"]): row["id"] for row in rows if row["idempotency_key"]}
         missing = [s for s in submissions if s.idempotency_key and (s.type, s.idempotency_key) not in keyed]
         earlier: dict[tuple[str, str], int] = {}

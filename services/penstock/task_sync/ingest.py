@@ -20,7 +20,7 @@ from penstock.kafka.connection import make_consumer, translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
 from penstock.objects import ObjectStore
-from penstock.postgres import ingested
+from penstock.postgres import ingested, tasks
 from penstock.postgres.types import KnownTypes
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -124,14 +124,8 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         # Before the offset moves: a rejection may be there twice, never not at all.
         await send_all(self._producer, self._settings.prefix + SUBMITTED_REJECTED.name, rejected)
         try:
-            await ingested.take_in(
-                self._pool,
-                submissions,
-                topic=self._topic,
-                partition=tp.partition,
-                first=first,
-                following=following,
-            )
+            stretch = tasks.Stretch(self._topic, tp.partition, first, following)
+            await tasks.submit(self._pool, submissions, stretch)
         except SessionLost as lost:
             log.info("%s: reading on from where it left off", lost)
             await self.on_partitions_assigned([t for t in self._consumer.assignment() if t == tp])

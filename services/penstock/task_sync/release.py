@@ -19,6 +19,9 @@ from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
 
+# Notes of confirmed batches are struck out by the next release; a statement of their own is for when none comes.
+FORGET_S = 0.5
+
 
 @dataclass(slots=True)
 class Gate:
@@ -82,6 +85,7 @@ class Release:
         self._types_changed = True
         self._due_unknown = True
         self._confirmed: list[int] = []
+        self._confirmed_s = 0.0
         self._confirming: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -110,6 +114,18 @@ class Release:
             SessionLost: the locks are gone; another process may be releasing by now.
             PostgresUnavailable, KafkaUnavailable: what was released and not confirmed is sent by the next owner.
         """
+        wakers = [asyncio.create_task(self._wake_on(event)) for event in (stopping, self._session.lost)]
+        try:
+            await self._release_until(stopping)
+        finally:
+            for waker in wakers:
+                waker.cancel()
+        if self._confirming:
+            await asyncio.gather(*self._confirming)
+        if self._confirmed:
+            await release.forget(self._session, self._take_confirmed())
+
+    async def _release_until(self, stopping: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         own_at_s = due_at_s = loop.time()
         while not stopping.is_set():
@@ -125,29 +141,26 @@ class Release:
             if self._due_unknown or now_s >= due_at_s:
                 due_at_s = await self._promote()
             look_again_s = await self._pump()
-            if self._confirmed and not any(gate.dirty for gate in self._gates.values()):
+            forget_at_s = self._confirmed_s + FORGET_S if self._confirmed else float("inf")
+            if loop.time() >= forget_at_s:
                 await release.forget(self._session, self._take_confirmed())
+                forget_at_s = float("inf")
             if any(gate.dirty and gate.lag < self._settings.window for gate in self._gates.values()):
                 continue
-            await self._sleep(stopping, min(own_at_s, due_at_s, look_again_s))
-        if self._confirming:
-            await asyncio.gather(*self._confirming)
-        if self._confirmed:
-            await release.forget(self._session, self._take_confirmed())
+            await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s))
 
-    async def _sleep(self, stopping: asyncio.Event, until_s: float) -> None:
+    async def _sleep(self, until_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = None if until_s == float("inf") else loop.call_at(until_s, self._wake.set)
-        waiters = [
-            asyncio.ensure_future(event.wait()) for event in (self._wake, stopping, self._session.lost)
-        ]
         try:
-            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+            await self._wake.wait()
         finally:
-            for waiter in waiters:
-                waiter.cancel()
             if timer is not None:
                 timer.cancel()
+
+    async def _wake_on(self, event: asyncio.Event) -> None:
+        await event.wait()
+        self._wake.set()
 
     async def _own(self) -> bool:
         """Tries to own every type that it does not own yet; True when none is left."""
@@ -250,9 +263,12 @@ class Release:
                 await asyncio.gather(*pending)
         except Exception as error:  # noqa: BLE001 (kept for the loop, which ends with it)
             self._failure = error
+            self._wake.set()
         else:
+            if not self._confirmed:
+                self._confirmed_s = asyncio.get_running_loop().time()
+                self._wake.set()
             self._confirmed.append(release_id)
-        self._wake.set()
 
     def _take_confirmed(self) -> list[int]:
         taken, self._confirmed = self._confirmed, []

@@ -19,8 +19,6 @@ from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
 
-# How long results are collected before a record is written, unless it is full before.
-COLLECT_S = 0.003
 # Releases are in no hurry: the results are on Kafka, and a lease that lives a little longer harms nobody.
 RELEASE_S = 0.05
 WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=5.0, jitter=0)
@@ -67,7 +65,9 @@ class Link:
 
 
 class Reports:
-    """Collects results for a few milliseconds and sends them as one record, then releases their leases.
+    """Sends results, as one record what has come in while the one before was on its way; then releases their leases.
+
+    So a lone result is sent at once, and batches grow with the load.
 
     Args:
         link: the way to Kafka.
@@ -99,8 +99,8 @@ class Reports:
     async def _send_results(self) -> None:
         while True:
             await self._some.wait()
-            if len(self._waiting) < RESULTS_PER_RECORD:
-                await asyncio.sleep(COLLECT_S)
+            # One turn of the loop: handlers that end in the same turn report together.
+            await asyncio.sleep(0)
             self._some.clear()
             while self._waiting:
                 batch = self._take()

@@ -19,7 +19,7 @@ from benchmarks.figures import percentile, report
 from benchmarks.loops import Loop, bare, everything, finish, servers_only, whole
 from penstock.local.deployment import Deployment
 
-WARM_UP = 30
+WARM_UP = 300
 
 
 async def measure(loop: Loop, rate: float, seconds: float) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Guarantees: SIGTERM or SIGINT asks the service to drain and stop; a second one, or a drain that outlasts its
 grace, ends the process at once (status 70). An exception that leaves the service ends the process with
-status 1 and its message, so that a supervisor restarts it. In doubt this harness stops: a process that
+status 1 and its message, so that a supervisor restarts it; what it leaves behind cannot keep the process. In doubt this harness stops: a process that
 cannot go on must not look alive.
 """
 
@@ -22,6 +22,8 @@ from penstock.errors import PenstockError
 
 EXIT_FAILED = 1
 EXIT_FORCED = 70
+# How long what a service has left behind (a handler that cannot be cancelled) may keep its process.
+LEAVE_S = 5.0
 
 # Told once the service serves; the second line of a supervisor's "started".
 Ready = Callable[[], None]
@@ -42,7 +44,11 @@ def run(name: str, service: Service, *, grace_s: float = 40.0) -> int:
     configure_logging()
     collect_garbage_seldom()
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        return runner.run(_supervise(name, service, grace_s))
+        status = runner.run(_supervise(name, service, grace_s))
+        # The runner now waits for every task and thread that is left, for ever if one swallows its cancellation.
+        leaving = _after(LEAVE_S, lambda: _leave(name, status))
+    leaving.cancel()
+    return status
 
 
 def collect_garbage_seldom() -> None:
@@ -125,10 +131,7 @@ async def _supervise(name: str, service: Service, grace_s: float) -> int:
             os._exit(EXIT_FORCED)
         log.info("%s: stopping", name)
         stopping.set()
-        # A thread, so that it fires even when the loop is stuck.
-        watchdog = threading.Timer(grace_s, _force, args=(name, grace_s))
-        watchdog.daemon = True
-        watchdog.start()
+        _after(grace_s, lambda: _force(name, grace_s))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -149,6 +152,19 @@ def _say_ready(name: str) -> None:
     # Whoever started this process may wait for the mark; unlike the log it is there at every log level.
     if mark := os.environ.get("PENSTOCK_READY_FILE"):
         Path(mark).touch()
+
+
+def _after(delay_s: float, act: Callable[[], None]) -> threading.Timer:
+    # A thread, so that it fires even when the loop is stuck.
+    timer = threading.Timer(delay_s, act)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _leave(name: str, status: int) -> None:
+    log.warning("%s: something in it did not end within %.0f s of its end: leaving it", name, LEAVE_S)
+    os._exit(status)
 
 
 def _force(name: str, grace_s: float) -> None:

@@ -1,7 +1,9 @@
 """Handlers that misbehave, each in its own way."""
 
 import asyncio
+import sys
 import time
+from contextlib import suppress
 
 from penstock.worker import Done, Next, Task, Worker
 
@@ -28,6 +30,33 @@ async def hangs(task: Task) -> Done:
 def hangs_on_a_thread(task: Task) -> Done:
     time.sleep(60)
     return Done()
+
+
+@worker.stage("bad.swallows", timeout_s=0.3)
+async def swallows(task: Task) -> Done:
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+
+@worker.stage("bad.exits")
+async def exits(task: Task) -> Done:
+    sys.exit(3)
+
+
+@worker.stage("bad.exits-on-a-thread")
+def exits_on_a_thread(task: Task) -> Done:
+    sys.exit(3)
+
+
+@worker.stage("bad.stops-iterating")
+def stops_iterating(task: Task) -> Done:
+    return Done(next(iter([])))
+
+
+@worker.stage("bad.unprintable")
+async def unprintable(task: Task) -> Done:
+    raise OSError("no such file: \udcff.mp4")
 
 
 @worker.stage("bad.recovers")

@@ -14,7 +14,12 @@ EXPECTED = {
     "nonsense": ("TypeError", "it must return Next, Done, Fail or RetryAfter"),
     "hangs": ("Timeout", "longer than 0.3 s"),
     "hangs-on-a-thread": ("Timeout", "its thread was left behind"),
-    "no-such-stage": ("NoHandler", "it has: hangs, hangs-on-a-thread, large, nonsense, raises, recovers"),
+    "swallows": ("Timeout", "swallowed its cancellation"),
+    "exits": ("SystemExit", "3"),
+    "exits-on-a-thread": ("SystemExit", "3"),
+    "stops-iterating": ("StopIteration", "StopIteration"),
+    "unprintable": ("OSError", "no such file: \\udcff.mp4"),
+    "no-such-stage": ("NoHandler", "it has: exits, exits-on-a-thread, hangs, "),
 }
 
 
@@ -41,7 +46,7 @@ async def test_misbehaving_handlers_fail_their_own_tasks_and_nobody_elses(tmp_pa
             tasks = [await client.get(task.id) for task in submitted]
         finally:
             worker.terminate()
-            # Even with a thread that hangs for a minute, it stops when its handlers have.
+            # Even with a thread that hangs for a minute and a handler that nothing ends.
             assert await worker.wait() == 0
     *failed, recovered = tasks
     for task, (kind, words) in zip(failed, EXPECTED.values(), strict=True):

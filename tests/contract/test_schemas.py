@@ -110,6 +110,13 @@ def test_every_example_survives_the_dataclass(example):
     assert comparable(again) == comparable({**left_out, **document})
 
 
+def nested(levels):
+    value = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("document", "pointer", "words"),
     [
@@ -128,6 +135,8 @@ def test_every_example_survives_the_dataclass(example):
         ({"type": "t", "stage": "a\0b"}, "/stage", "match"),
         ({"type": "t", "unknown": 1}, "", "unknown"),
         ({"type": "t", "context": "x" * 900_001}, "/context", "900,000"),
+        ({"type": "t", "context": nested(201)}, "/context", "deeper than 200"),
+        ({"type": "t", "context": nested(1000)}, "/context", "deeper than 200"),
         (["type"], "", "object"),
         (None, "", "object"),
     ],
@@ -150,23 +159,64 @@ def test_bytes_that_are_not_json_are_told_so(data, words):
         parse(data)
 
 
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**29])
+def test_an_integer_that_would_be_rounded_is_refused(number):
+    """The platform never interprets contexts, so it must not change them either."""
+    with pytest.raises(InvalidRecord, match="more than 64 bits: send it as a string"):
+        parse(b'{"n":[%d]}' % number, exact=True)
+
+
+def test_numbers_and_digits_that_fit_are_left_alone():
+    document = {"n": 2**64 - 1, "m": -(2**63), "text": "1" * 40, "x": 0.25}
+    assert parse(orjson.dumps(document), exact=True) == document
+
+
+def test_a_value_as_deep_as_the_limit_goes_everywhere():
+    """What is let in can be written again: as a context, in a record, in an event."""
+    submission = Submission.from_wire({"type": "t", "context": nested(200)})
+    assert Context.encode(nested(200)) == submission.context
+    result = StageResult(fence=Fence(1, 0, "a", 0), outcome=Outcome.DONE, context=submission.context)
+    _worker, [again], faults = inbound.decode_results(encode_results("w", [result]))
+    assert (again.context, faults) == (submission.context, [])
+    with pytest.raises(InvalidRecord, match="deeper than 200"):
+        Context.encode(nested(201))
+
+
 def test_one_bad_entry_does_not_cost_its_neighbours():
-    """Bad input never blocks what is behind it: a batch is read entry by entry."""
+    """Bad input never blocks what is behind it: a batch is read entry by entry.
+
+    What says which attempt it ends, ends it, as a failure: its worker has done with it.
+    """
     good = StageResult(
         fence=Fence(1, 0, "a", 0), outcome=Outcome.DONE, context=Context.encode({"x": 1})
     ).to_wire()
     bad = {**good, "outcome": "maybe"}
-    worse = {**good, "content_type": "bytes", "context": "?"}
+    worse = {**good, "id": 2, "content_type": "bytes", "context": "?"}
+    nobody = {**good, "id": "three"}
+    deep = {**good, "id": 4, "context": "deep"}
     worker, results, faults = inbound.decode_results(
         orjson.dumps(
-            {"worker": "w", "results": [good, bad, worse, good]},
+            {"worker": "w", "results": [good, bad, worse, nobody, deep, good]},
             option=orjson.OPT_PASSTHROUGH_SUBCLASS,
             default=str,
-        )
+        ).replace(b'"deep"', b"[" * 300 + b"]" * 300)
     )
     assert worker == "w"
-    assert [result.fence.id for result in results] == [1, 1]
-    assert [fault.pointer for fault in faults] == ["/results/1/outcome", "/results/2/context"]
+    assert [(r.fence.id, r.outcome.value) for r in results] == [
+        (1, "done"),
+        (1, "fail"),
+        (2, "fail"),
+        (4, "fail"),
+        (1, "done"),
+    ]
+    assert results[2].error.kind == "InvalidResult"
+    assert "base64" in results[2].error.message
+    assert sorted(fault.pointer for fault in faults) == [
+        "/results/1/outcome",
+        "/results/2/context",
+        "/results/3/id",
+        "/results/4/context",
+    ]
 
 
 def test_a_record_that_is_no_batch_at_all_is_refused_whole():

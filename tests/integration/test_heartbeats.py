@@ -1,6 +1,7 @@
 """The heartbeat processor on the real Kafka and PostgreSQL: leases are granted, kept, restored and ended."""
 
 import asyncio
+import dataclasses
 
 import pytest
 from tests.running import make_topics, read, running_service, write
@@ -106,6 +107,18 @@ async def test_the_last_try_lost_fails_the_task(settings, pool):
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'failed'"))
         [event] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}events"))
     assert (event["event"], event["error"]["kind"]) == ("task.failed", "LeaseExpired")
+
+
+async def test_a_running_task_whose_result_was_lost_is_watched_again(settings, pool):
+    """H10: released, but nothing ended it: it gets another lease, which expires."""
+    [key] = await queued(pool, settings)
+    await pool.execute("UPDATE task_type SET lease_ms = 500")
+    hasty = dataclasses.replace(settings, recount_s=0.3)
+    async with running_service(create_app(hasty)):
+        await say(settings, Kind.CLAIM, [key])
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+        await say(settings, Kind.RELEASE, [key])
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'scheduled'"))
 
 
 async def test_leases_are_restored_after_a_restart(settings, pool):

@@ -184,11 +184,11 @@ async def test_a_stage_may_be_stricter_than_its_type_and_a_failure_final(setting
 
 
 async def test_a_malformed_entry_is_parked_and_its_neighbours_are_committed(settings, pool):
-    """Bad input gets a precise error and never blocks what is behind it."""
-    good, other = await queued(pool, settings, 2)
+    """Bad input gets a precise error and never blocks what is behind it; its own attempt fails with it."""
+    good, other, spoilt = await queued(pool, settings, 3)
     topic = f"{settings.prefix}stage-results"
     async with running_service(create_app(settings)):
-        bad = {**result(good).to_wire(), "outcome": "maybe"}
+        bad = {**result(spoilt).to_wire(), "outcome": "maybe"}
         await write(
             settings.kafka,
             topic,
@@ -199,8 +199,30 @@ async def test_a_malformed_entry_is_parked_and_its_neighbours_are_committed(sett
         await report(settings, result(other, Outcome.DONE))
         await in_state(pool, good, "succeeded")
         await in_state(pool, other, "succeeded")
+        found = await in_state(pool, spoilt, "scheduled")
+    assert orjson.loads(found["error"])["kind"] == "InvalidResult"
     rejected = await read(settings.kafka, f"{topic}.rejected")
     assert [r["pointer"] for r in rejected] == ["/results/0/outcome", ""]
+
+
+async def test_a_result_for_another_stage_fails_its_attempt(settings, pool):
+    """W4: its worker has done with the attempt, so it must end; a right result beside it is what counts."""
+    wrong, both = await queued(pool, settings, 2)
+    async with running_service(create_app(settings)):
+        await report(
+            settings,
+            result(wrong._replace(stage="elsewhere"), Outcome.DONE),
+            result(both._replace(stage="elsewhere"), Outcome.DONE),
+            result(both, Outcome.DONE),
+        )
+        found = await in_state(pool, wrong, "scheduled")
+        await in_state(pool, both, "succeeded")
+    error = orjson.loads(found["error"])
+    assert error == {
+        "kind": "WrongStage",
+        "message": "the result speaks of stage 'elsewhere'; this attempt runs 'start'",
+    }
+    assert (found["attempt"], found["failures"]) == (1, 1)
 
 
 async def test_a_cancelled_task_stays_cancelled(settings, pool):

@@ -81,6 +81,8 @@ BAD = {
     b'{"type":"t","labels":{"a":"\\u0000"}}': ("/labels/a", ""),
     b'{"type":"t","content_type":"bytes","context":"?"}': ("/context", "base64"),
     b'{"type":"t","context":"' + b"x" * 900_001 + b'"}': ("/context", "limit"),
+    b'{"type":"t","context":' + b"[" * 500 + b"]" * 500 + b"}": ("/context", "deeper"),
+    b'{"type":"t","context":123456789012345678901234567890}': ("", "more than 64 bits"),
 }
 
 
@@ -175,6 +177,20 @@ async def test_a_delayed_task_is_released_when_due_and_not_before(settings, pool
     late_s = record.timestamp / 1000 - due.timestamp()
     assert 0 <= late_s < 5, f"released {late_s:.3f} s after it was due"
     assert await count(pool, "state = 'scheduled'") == 1
+
+
+async def test_a_type_is_released_by_its_owner_whoever_sees_that_a_task_is_due(settings, pool):
+    """S7: any replica promotes what is due, and the one that owns the type must learn of it."""
+    async with running_service(create_app(settings)):
+        await tasks.submit(pool, [submission()])
+        await wait_until(lambda: count(pool, "state = 'queued' HAVING count(*) = 1"))
+        # Due without the owner knowing: only whoever promotes it can tell.
+        await pool.execute(
+            "UPDATE task SET state = 'scheduled', due_at = now(), attempt = 1 WHERE state = 'queued'"
+        )
+        async with open_session(settings.postgres, "another replica") as session:
+            await release.promote(session)
+        await wait_until(lambda: count(pool, "state = 'queued' HAVING count(*) = 1"))
 
 
 async def test_an_unconfirmed_batch_is_sent_again_by_the_next_owner(settings, pool):

@@ -2,24 +2,36 @@
 
 import asyncio
 import threading
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context, ObjectRef
+from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import encode_results
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import CorruptObject, SettingsError
 from penstock.objects import ObjectStore
-from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings
+from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings, execution
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.hand import Hand
+from penstock.worker.link import Reports
+from penstock.worker.pull import Puller
 
 READY = ReadyTask(Fence(7, 2, "s", 1), "t", Context.encode({"a": 1}), lease_ms=60_000, tries=1)
 
 
-async def run(handler, *, ready=READY, timeout_s=5.0, objects=None, max_attempts=None):
+def nobody_is_abandoned(result):
+    raise AssertionError(result)
+
+
+async def run(
+    handler, *, ready=READY, timeout_s=5.0, objects=None, max_attempts=None, abandon=nobody_is_abandoned
+):
     stages = {("t", "s"): Stage(handler, timeout_s, max_attempts)}
-    return await Execution(stages, objects or ObjectStore("memory:///"), 4).run(ready)
+    return await Execution(stages, objects or ObjectStore("memory:///"), 4).run(ready, abandon)
 
 
 async def test_a_handler_is_given_its_task():
@@ -71,7 +83,13 @@ async def test_outcomes_become_results(returned, outcome, fields, sync):
         ("done", "returned str ('done')"),
         (Next(""), "Next needs the name of a stage"),
         (Next("x" * 201), "Next needs the name of a stage"),
+        (Next("a\0b"), "no NUL"),
+        (Next("\udcff"), "no lone surrogate"),
         (Next("n", {1, 2}), "not JSON"),
+        (Next("n", "\udcff"), "not JSON"),
+        (Done({"mean": float("nan")}), "nan is not JSON"),
+        (Done([None, [{"a": float("-inf")}]]), "-inf is not JSON"),
+        (Done(2**70), "not JSON"),
         (Done(object()), "not JSON"),
         (RetryAfter(-1), "a delay must be"),
         (RetryAfter(float("nan")), "a delay must be"),
@@ -107,6 +125,69 @@ async def test_a_raising_handler_leaves_its_traceback(sync):
         "no such thing",
     )
     assert "in broken" in found.error.traceback
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class OfItsOwn(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (SystemExit(3), "SystemExit", "3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt", "KeyboardInterrupt"),
+        (OfItsOwn("boo"), "OfItsOwn", "boo"),
+        (UnprintableError(), "UnprintableError", "cannot be printed: RuntimeError"),
+        (OSError("no such file: \udcff.mp4"), "OSError", "no such file: \\udcff.mp4"),
+        (ValueError("a\0b"), "ValueError", "a\\x00b"),
+    ],
+)
+async def test_nothing_a_handler_raises_is_more_than_its_own_failure(error, kind, words, sync):
+    """W1: what would end an interpreter, cannot be printed or cannot be written fails the attempt, and can be read."""
+
+    def broken(_task):
+        raise error
+
+    async def coroutine(task):
+        broken(task)
+
+    found = await run(broken if sync else coroutine)
+    assert (found.outcome, found.error.kind) == (Outcome.FAIL, kind)
+    assert words in found.error.message
+    assert "in broken" in found.error.traceback
+    encode_results("w", [found]).decode()
+
+
+async def test_an_iterator_that_is_exhausted_is_a_failure_and_not_a_timeout():
+    """W1: `StopIteration` cannot leave a coroutine; the attempt must not wait for its time to run out."""
+    found = await run(lambda _task: Done(next(iter([]))))
+    assert found.error.kind == "StopIteration"
+
+
+async def test_a_handler_that_swallows_its_cancellation_is_left_behind(monkeypatch):
+    """W1: the attempt fails without it; what it returns one day is dropped."""
+    monkeypatch.setattr(execution, "STUBBORN_S", 0.01)
+    abandoned = asyncio.get_running_loop().create_future()
+    let_go = asyncio.Event()
+
+    async def stubborn(_task):
+        while not let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await let_go.wait()
+        return Done("at last")
+
+    running = asyncio.ensure_future(run(stubborn, timeout_s=0.01, abandon=abandoned.set_result))
+    found = await abandoned
+    assert (found.outcome, found.error.kind) == (Outcome.FAIL, "Timeout")
+    assert "left behind" in found.error.message
+    let_go.set()
+    assert await running is None
 
 
 async def test_a_handler_that_cancels_itself_is_a_failure():
@@ -159,11 +240,11 @@ async def test_a_hanging_thread_is_left_behind_and_its_place_given_away():
         return Done("quick")
 
     stages = {("t", "s"): Stage(hang, 0.05, None), ("t", "q"): Stage(quick, 5, None)}
-    execution = Execution(stages, ObjectStore("memory:///"), 1)
-    found = await execution.run(READY)
+    runs = Execution(stages, ObjectStore("memory:///"), 1)
+    found = await runs.run(READY, nobody_is_abandoned)
     assert (found.outcome, found.error.kind) == (Outcome.FAIL, "Timeout")
     other = ReadyTask(Fence(8, 0, "q", 0), "t", Context.encode(None), 1000)
-    assert (await execution.run(other)).outcome is Outcome.DONE
+    assert (await runs.run(other, nobody_is_abandoned)).outcome is Outcome.DONE
     release.set()
 
 
@@ -249,3 +330,61 @@ def test_the_hand_beats_what_was_silent_for_a_third_of_its_lease():
     hand.let_go([(1, 0, 0)])
     assert hand.due(200.0) == {300_000: [(2, 0, 0)]}
     assert hand.room == 9
+
+
+async def test_what_is_claimed_when_the_worker_stops_is_started_all_the_same():
+    """W1: a stop between claim and commit must not leave tasks to their leases: the pool hands them back."""
+    committing = asyncio.Event()
+
+    class Consumer:
+        async def getmany(self, **_limits):
+            return {"partition": [SimpleNamespace(value=READY.encode())]}
+
+        async def commit(self):
+            committing.set()
+            await asyncio.Event().wait()
+
+    class Link:
+        async def send_heartbeat(self, _heartbeat):
+            pass
+
+    started = []
+    puller = Puller(WorkerSettings(objects="memory:///"), "t", Link(), Hand(1), "w", started.append)
+    pulling = asyncio.ensure_future(puller._pull(Consumer()))
+    await committing.wait()
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+    assert [ready.fence for ready in started] == [READY.fence]
+
+
+async def test_a_result_that_cannot_be_written_fails_alone():
+    """A context made by hand may not hold what it says; the others of its record are sent."""
+    sent = []
+
+    class Link:
+        async def send_results(self, results):
+            sent.append(encode_results("w", results))
+
+        async def send_heartbeat(self, _heartbeat):
+            pass
+
+    async def handler(_task):
+        return Done(Context(ContentType.TEXT, b"\xff"))
+
+    async def fine(_task):
+        return Done(1)
+
+    reports = Reports(Link(), "w", lambda _keys: None)
+    sending = asyncio.ensure_future(reports.run())
+    reports.add(await run(handler))
+    reports.add(await run(fine))
+    await reports.wait_sent()
+    sending.cancel()
+    _worker, [bad, good], faults = decode_results(sent[0])
+    assert (bad.outcome, bad.error.kind, good.outcome, faults) == (
+        Outcome.FAIL,
+        "Unwritable",
+        Outcome.DONE,
+        [],
+    )

@@ -7,6 +7,13 @@ SELECT t.id, t.stage, t.failures, t.losses,
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 
+-- name: stages_of
+-- Which stage the attempts run that results with another stage's name speak of.
+SELECT t.id, t.step, t.attempt, t.stage
+FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
+  ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
+WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
+
 -- name: advance
 -- Moves every task that is still in the very attempt its verdict speaks of, writes the attempt's history,
 -- and wakes task-sync. A verdict whose attempt is over changes nothing and returns no row.
@@ -60,5 +67,5 @@ WITH input AS (
     FROM (SELECT DISTINCT type, state FROM moved WHERE state IN ('ready', 'scheduled')) AS types
 )
 SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at,
-       outcome, from_step, from_attempt
+       from_step, from_stage, from_attempt
 FROM moved, (SELECT count(*) FROM woken) AS w;

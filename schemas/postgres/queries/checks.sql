@@ -13,6 +13,12 @@ SELECT t.id, t.type, t.step, t.attempt
 FROM task t
 WHERE t.state = 'queued' AND NOT EXISTS (SELECT FROM release r WHERE t.id = ANY (r.task_ids) AND r.type = t.type);
 
+-- name: ready
+-- Types with tasks that have been ready for longer than `grace` seconds, the longest waiting of each.
+SELECT type, min(id) AS id, count(*) AS tasks,
+       extract(epoch FROM now() - min(updated_at))::double precision AS age_s
+FROM task WHERE state = 'ready' AND updated_at < now() - make_interval(secs => $1) GROUP BY type ORDER BY type;
+
 -- name: overdue
 -- Due for longer than `grace` seconds and still not ready.
 SELECT id, type, extract(epoch FROM now() - due_at)::double precision AS late_s

@@ -42,11 +42,11 @@ WHERE r.type = $1
 ORDER BY r.id, t.priority, t.id;
 
 -- name: promote
--- What has fallen due becomes ready; returns the types concerned.
+-- What has fallen due becomes ready. Every process may do it, so the owner of each type is told by notification.
 WITH due AS (
-    UPDATE task SET state = 'ready' WHERE state = 'scheduled' AND due_at <= now() RETURNING type
+    UPDATE task SET state = 'ready', updated_at = now() WHERE state = 'scheduled' AND due_at <= now() RETURNING type
 )
-SELECT DISTINCT type FROM due;
+SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM due) AS types;
 
 -- name: next_due
 -- Seconds until something falls due; no value when nothing will.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
-import orjson
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from penstock.contracts.inbound import decode_heartbeat, decode_results
+from penstock.contracts.ready import ReadyTask
 from penstock.core.leases import Key
+from penstock.errors import Invalid
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
 from penstock.postgres.connection import open_pool
@@ -88,6 +90,7 @@ async def check(settings: Platform) -> Report:
             rows = await pool.fetch(query("checks.callback_states"))
             report.callbacks = {row["state"]: row["callbacks"] for row in rows}
             report.offenders += await _timers(pool)
+        report.offenders += await _ready(settings, pool, consumer)
         report.offenders += await _queued(settings, pool, consumer)
         return report
 
@@ -129,6 +132,24 @@ async def _timers(pool: asyncpg.Pool[asyncpg.Record]) -> list[Offender]:
     return found
 
 
+async def _ready(
+    settings: Platform, pool: asyncpg.Pool[asyncpg.Record], consumer: AIOKafkaConsumer
+) -> list[Offender]:
+    """Tasks that have been ready for long although the workers have read everything there is for them."""
+    with postgres_translated():
+        rows = await pool.fetch(query("checks.ready"), GRACE_S)
+    found = []
+    for row in rows:
+        topic, group = ready(row["type"], 1).name, workers_group(settings.prefix, row["type"])
+        if not await _unread(settings, consumer, settings.prefix + topic, group):
+            lacks = (
+                f"and {row['tasks'] - 1:,} more of {row['type']} have been ready for up to {row['age_s']:.0f} s, "
+                f"and {topic} has no record left to read: is task-sync running?"
+            )
+            found.append(Offender("task", row["id"], lacks))
+    return found
+
+
 async def _queued(
     settings: Platform, pool: asyncpg.Pool[asyncpg.Record], consumer: AIOKafkaConsumer
 ) -> list[Offender]:
@@ -155,23 +176,31 @@ async def _queued(
 
 async def _carried(settings: Platform, consumer: AIOKafkaConsumer, types: Iterable[str]) -> set[Key]:
     """The attempts named in records that somebody will still read: ready, claimed, or reported."""
+    sources: list[tuple[str, str, Callable[[bytes], Iterable[Key]]]] = [
+        (HEARTBEATS.name, service_group(settings.prefix, "heartbeats"), lambda v: decode_heartbeat(v).tasks),
+        (STAGE_RESULTS.name, service_group(settings.prefix, "stages"), _reported),
+    ]
+    sources += [(ready(name, 1).name, workers_group(settings.prefix, name), _released) for name in types]
     carried: set[Key] = set()
-    for name in types:
-        topic, group = settings.prefix + ready(name, 1).name, workers_group(settings.prefix, name)
-        for record in await _unread(settings, consumer, topic, group):
-            carried.add((record["id"], record["step"], record["attempt"]))
-    topic, group = settings.prefix + HEARTBEATS.name, service_group(settings.prefix, "heartbeats")
-    for record in await _unread(settings, consumer, topic, group):
-        carried.update((task, step, attempt) for task, step, attempt in record["tasks"])
-    topic, group = settings.prefix + STAGE_RESULTS.name, service_group(settings.prefix, "stages")
-    for record in await _unread(settings, consumer, topic, group):
-        carried.update((entry["id"], entry["step"], entry["attempt"]) for entry in record["results"])
+    for topic, group, keys_of in sources:
+        for value in await _unread(settings, consumer, settings.prefix + topic, group):
+            # A record that breaks its contract carries nothing: whoever reads it will park it.
+            with suppress(Invalid):
+                carried.update(keys_of(value))
     return carried
 
 
-async def _unread(
-    settings: Platform, consumer: AIOKafkaConsumer, topic: str, group: str
-) -> list[dict[str, Any]]:
+def _released(value: bytes) -> Iterable[Key]:
+    fence = ReadyTask.decode(value).fence
+    return [(fence.id, fence.step, fence.attempt)]
+
+
+def _reported(value: bytes) -> Iterable[Key]:
+    _worker, results, _faults = decode_results(value)
+    return [(result.fence.id, result.fence.step, result.fence.attempt) for result in results]
+
+
+async def _unread(settings: Platform, consumer: AIOKafkaConsumer, topic: str, group: str) -> list[bytes]:
     """Everything in a topic that its group has not committed yet."""
     with translated():
         # An unknown topic has nothing unread; asking the consumer would wait for it to be made.
@@ -194,11 +223,11 @@ async def _unread(
                 consumer.seek(tp, begin)
             else:
                 consumer.pause(tp)
-        found: defaultdict[TopicPartition, list[dict[str, Any]]] = defaultdict(list)
+        found: list[bytes] = []
         while remaining:
             for tp, records in (await consumer.getmany(*remaining, timeout_ms=500)).items():
-                found[tp] += [orjson.loads(record.value) for record in records if record.offset < ends[tp]]
+                found += [record.value or b"" for record in records if record.offset < ends[tp]]
             for tp in list(remaining):
                 if await consumer.position(tp) >= remaining[tp]:
                     del remaining[tp]
-    return [record for records in found.values() for record in records]
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,10 @@ from penstock.errors import InvalidRecord
 
 # T4: a larger context goes to the object store.
 INLINE_LIMIT_BYTES = 4096
+# Levels of arrays and objects in a value. What reads JSON here takes 1,024, what writes it 254, and a context must
+# fit into records and events around it.
+DEPTH_LIMIT = 200
+_ORJSON_DEPTH = 254
 
 
 class ContentType(StrEnum):
@@ -56,6 +61,35 @@ class ObjectRef:
     def from_wire(cls, raw: Mapping[str, Any]) -> ObjectRef:
         """Reads a `context_ref` that its schema has let through."""
         return cls(raw["key"], raw["sha256"], raw["size"])
+
+
+def too_deep(data: bytes, value: Any) -> bool:
+    """Whether a JSON value is nested deeper than `DEPTH_LIMIT`.
+
+    Args:
+        data: its encoded bytes, or more: with few brackets it cannot be.
+        value: what was read from them.
+    """
+    if data.count(b"[") + data.count(b"{") <= DEPTH_LIMIT:
+        return False
+    for _ in range(_ORJSON_DEPTH - DEPTH_LIMIT):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return True
+    return False
+
+
+def _not_finite(value: Any) -> float | None:
+    """A number in `value` that JSON does not have; None when there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return None
+    return next((found for item in value if (found := _not_finite(item)) is not None), None)
 
 
 _UNREAD: Any = object()
@@ -119,9 +153,15 @@ class Context:
         if isinstance(value, bytes | bytearray):
             return cls(ContentType.BYTES, bytes(value))
         try:
-            return cls(ContentType.JSON, orjson.dumps(value))
+            data = orjson.dumps(value)
         except TypeError as error:
             raise InvalidRecord(f"the context is not JSON: {error}", pointer="/context") from error
+        # orjson writes null for these, silently.
+        if b"null" in data and (number := _not_finite(value)) is not None:
+            raise InvalidRecord(f"the context is not JSON: {number} is not JSON", pointer="/context")
+        if too_deep(data, value):
+            raise InvalidRecord(f"the context is nested deeper than {DEPTH_LIMIT} levels", pointer="/context")
+        return cls(ContentType.JSON, data)
 
     def decode(self) -> Any:
         """The Python value: any JSON, `str` for text and URL, `bytes` for bytes. Only for inline contexts."""
@@ -177,6 +217,21 @@ class Context:
         if content_type is ContentType.URL and "://" not in value:
             raise InvalidRecord("not an absolute URL (scheme://…)", pointer=f"{pointer}/{name}")
         return cls(content_type, value.encode())
+
+    def require_shallow(self, pointer: str = "/context") -> None:
+        """Makes sure that an inline value can be written again wherever it has to go.
+
+        Raises:
+            InvalidRecord: it is nested deeper than `DEPTH_LIMIT`.
+        """
+        if self.content_type is not ContentType.JSON or self._value is _UNREAD:
+            return
+        try:
+            data = self.data
+        except TypeError as error:  # read, so there is nothing else that could not be written
+            raise InvalidRecord(f"nested deeper than {DEPTH_LIMIT} levels", pointer=pointer) from error
+        if data is not None and too_deep(data, self._value):
+            raise InvalidRecord(f"nested deeper than {DEPTH_LIMIT} levels", pointer=pointer)
 
     @property
     def size(self) -> int:

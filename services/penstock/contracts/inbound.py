@@ -1,7 +1,8 @@
 """Records of workers as the platform reads them: validated by schema, entry by entry where one is bad.
 
 One malformed entry must not cost its record's other 499, so a result batch that breaks its schema is read
-entry by entry and each bad one reported alone.
+entry by entry and each bad one reported alone. It ends its attempt all the same, as a failure: whoever wrote it
+has done with the attempt and will not come back to it.
 """
 
 from __future__ import annotations
@@ -34,39 +35,46 @@ def decode_heartbeat(data: bytes) -> Heartbeat:
 
 
 def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Invalid]]:
-    """Reads a record of the stage-results topic: the worker, its good entries, and what is wrong with the others.
+    """Reads a record of the stage-results topic: the worker, its results, and what is wrong with the bad ones.
+
+    A bad entry that still says which attempt it ends is among the results, as a failure.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read.
     """
     raw = parse(data)
     if validator("stage-results").is_valid(raw):
-        entries: list[tuple[int, Any]] = list(enumerate(raw["results"]))
-        faults: list[Invalid] = []
+        faulty: dict[int, Invalid] = {}
     else:
-        entries, faults = _sound_entries(raw)
+        faulty = _faulty_entries(raw)
     results = []
-    for index, entry in entries:
-        try:
-            results.append(read_result(entry, f"/results/{index}"))
-        except Invalid as invalid:
-            faults.append(invalid)
-    return raw["worker"], results, faults
+    for index, entry in enumerate(raw["results"]):
+        if index not in faulty:
+            try:
+                results.append(read_result(entry, f"/results/{index}"))
+            except Invalid as invalid:
+                faulty[index] = invalid
+        if index in faulty and (failure := _failure_of(entry, faulty[index])):
+            results.append(failure)
+    return raw["worker"], results, list(faulty.values())
 
 
 def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     """Reads one entry that its schema has let through.
 
     Raises:
-        InvalidRecord: its context contradicts its content type.
+        InvalidRecord: its context contradicts its content type, or is nested too deep.
     """
     error = raw.get("error")
+    context = Context.from_wire(raw, pointer=pointer)
+    if context is not None:
+        context.require_shallow(f"{pointer}/context")
     return StageResult(
         # JSON Schema counts 81.0 among the integers.
         fence=Fence(int(raw["id"]), int(raw["step"]), raw["stage"], int(raw["attempt"])),
         outcome=_OUTCOMES[raw["outcome"]],
         next_stage=raw.get("next_stage"),
-        context=Context.from_wire(raw, pointer=pointer),
+        context=context,
         delay_ms=int(raw.get("delay_ms", 0)),
         permanent=raw.get("permanent", False),
         max_attempts=int(raw["max_attempts"]) if "max_attempts" in raw else None,
@@ -96,23 +104,35 @@ def decode_callback(data: bytes) -> Callback:
     )
 
 
-def _sound_entries(raw: Any) -> tuple[list[tuple[int, Any]], list[Invalid]]:
+def _faulty_entries(raw: Any) -> dict[int, Invalid]:
+    """What is wrong with which entry of a batch.
+
+    Raises:
+        InvalidRecord: the batch itself cannot be read.
+    """
     envelope = {**raw, "results": []} if isinstance(raw, dict) else raw
     conform(envelope, "stage-results")
     listed = raw.get("results")
     if not isinstance(listed, list):
         raise InvalidRecord("must be an array", pointer="/results")
-    sound: list[tuple[int, Any]] = []
-    faults: list[Invalid] = []
+    faulty: dict[int, Invalid] = {}
     for index, entry in enumerate(listed):
         found = problems({"worker": raw["worker"], "results": [entry]}, "stage-results")
         if found:
-            worst = found[0]
-            faults.append(
-                InvalidRecord(
-                    worst.reason, pointer=worst.pointer.replace("/results/0", f"/results/{index}", 1)
-                )
-            )
-        else:
-            sound.append((index, entry))
-    return sound, faults
+            pointer = found[0].pointer.replace("/results/0", f"/results/{index}", 1)
+            faulty[index] = InvalidRecord(found[0].reason, pointer=pointer)
+    return faulty
+
+
+def _failure_of(entry: Any, fault: Invalid) -> StageResult | None:
+    """The failure that a bad entry stands for; None when it does not say of which attempt."""
+    bare = {key: entry.get(key) for key in ("id", "step", "attempt")} if isinstance(entry, dict) else {}
+    # Without its stage, when that is at fault too: the attempt is found by its step.
+    stage = entry["stage"] if bare and isinstance(entry.get("stage"), str) else "?"
+    reported = {**bare, "stage": stage[:200] or "?", "outcome": "retry"}
+    if problems({"worker": "?", "results": [reported]}, "stage-results"):
+        return None
+    result = read_result(reported)
+    result.outcome = Outcome.FAIL
+    result.error = Failure(kind="InvalidResult", message=f"{fault.reason} ({fault.pointer})")
+    return result

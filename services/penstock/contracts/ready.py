@@ -67,5 +67,5 @@ class ReadyTask:
                 lease_ms=raw["lease_ms"],
                 tries=raw.get("tries", 0),
             )
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error

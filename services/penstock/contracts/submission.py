@@ -52,6 +52,7 @@ class Submission:
         """
         conform(raw, "submitted")
         context = Context.from_wire(raw) or Context.encode(None)
+        context.require_shallow()
         if context.size > CONTEXT_LIMIT_BYTES:
             raise TooLarge(
                 f"the context has {context.size:,} bytes; {CONTEXT_LIMIT_BYTES:,} is the limit: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,10 @@ import orjson
 from penstock.contracts.files import schemas_folder
 from penstock.errors import InvalidRecord
 
+# What the least integers beyond 64 bits look like, every digit made a zero and all else but the minus a NUL.
+_LONG = (b"0" * 20, b"-" + b"0" * 19)
+_SHAPE = bytes(ord("0") if 48 <= code <= 57 else code if code == ord("-") else 0 for code in range(256))
+
 
 @cache
 def validator(name: str) -> jsonschema_rs.Draft202012Validator:
@@ -19,15 +24,24 @@ def validator(name: str) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
 
 
-def parse(data: bytes) -> Any:
+def parse(data: bytes, *, exact: bool = False) -> Any:
     """Decodes JSON.
+
+    Args:
+        data: as it came.
+        exact: refuse integers that would be rounded.
 
     Raises:
         InvalidRecord: not UTF-8, or not JSON; the reason tells where.
     """
     try:
+        if exact:
+            # So many digits in a row are rare, and finding out is cheap; only then is a slower look worth it.
+            shape = data.translate(_SHAPE)
+            if any(long in shape for long in _LONG):
+                json.loads(data, parse_int=_require_64_bits)
         return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         try:
             data.decode("utf-8")
         except UnicodeDecodeError as wrong:
@@ -60,6 +74,12 @@ def faults(checked: jsonschema_rs.Draft202012Validator, document: Any) -> list[I
         )
         for error in checked.iter_errors(document)
     ]
+
+
+def _require_64_bits(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+        raise InvalidRecord(f"the integer {_shorten(digits)} has more than 64 bits: send it as a string")
+    return int(digits)
 
 
 def _escape(part: str | int) -> str:

@@ -46,7 +46,7 @@ async def json_of(request: web.Request, limit_bytes: int) -> Any:
     """
     data = await body_of(request, limit_bytes)
     try:
-        return parse(data)
+        return parse(data, exact=True)
     except InvalidRecord as error:
         raise Malformed(error.reason) from error
 

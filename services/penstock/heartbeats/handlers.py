@@ -72,6 +72,7 @@ class Watch:
         self._wheel = LeaseWheel(settings.tick_s)
         # In order of arrival, so the oldest are at the front.
         self._young: dict[Key, Claim] = {}
+        self._partitions: frozenset[int] = frozenset()
         self._chance = chance
 
     async def take(self, delivery: Delivery) -> None:
@@ -132,9 +133,11 @@ class Watch:
             self._wheel.grant(lease)
         if restored:
             log.info("restored %d leases of partitions %s", len(restored), sorted(partitions))
+        self._partitions |= partitions
 
     def revoked(self, partitions: frozenset[int]) -> None:
         """Forgets the leases of partitions that are another's now."""
+        self._partitions -= partitions
         self._wheel.forget(partitions)
         for key in [key for key, claim in self._young.items() if claim.lease.partition in partitions]:
             del self._young[key]
@@ -148,6 +151,7 @@ class Watch:
         interval_s = min(self._settings.settle_s / 2, self._settings.tick_s)
         last_s = self._clock()
         next_tick_s = last_s + self._settings.tick_s
+        next_recount_s = last_s + self._settings.recount_s
         while True:
             await asyncio.sleep(interval_s)
             now_s = self._clock()
@@ -161,8 +165,27 @@ class Watch:
             if now_s >= next_tick_s:
                 next_tick_s = now_s + self._settings.tick_s
                 await self._expire(now_s)
+            if now_s >= next_recount_s:
+                next_recount_s = now_s + self._settings.recount_s
+                await self._recount(now_s)
             # Waiting for PostgreSQL is not standing still: beats are read meanwhile.
             last_s = self._clock()
+
+    async def _recount(self, now_s: float) -> None:
+        """Gives a lease to what runs by PostgreSQL and is watched by nobody.
+
+        A released attempt ends when its result is committed. One whose result was lost on the way would run for
+        ever; one whose result is only late ends before the lease does.
+        """
+        partitions = self._partitions
+        found = 0
+        for lease in await leases.held(self._pool, partitions, now_s):
+            moved = lease.partition not in self._partitions
+            if not moved and lease.key not in self._young and self._wheel.get(lease.key) is None:
+                self._wheel.grant(lease)
+                found += 1
+        if found:
+            log.info("%d running tasks were released and have not ended yet: watching them", found)
 
     async def _write_settled(self, now_s: float) -> None:
         settled = []
@@ -210,5 +233,7 @@ class Watch:
         if endings:
             advanced = await advance(self._pool, endings, now)
             self._publisher.owe(advanced.owed)
-            for task_id, step, attempt in sorted(advanced.applied):
-                log.warning("lease expired: task %d, step %d, attempt %d", task_id, step, attempt)
+            for fence in sorted(advanced.applied):
+                log.warning(
+                    "lease expired: task %d, stage %s, attempt %d", fence.id, fence.stage, fence.attempt
+                )

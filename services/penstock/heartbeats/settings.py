@@ -22,6 +22,11 @@ class HeartbeatsSettings(ProcessorSettings, Platform):
         "Seconds claims and beats may wait to be read together: at a low rate one by one costs four times the CPU.",
     )
 
+    recount_s: float = option(
+        60.0,
+        "Seconds between looks for running tasks that nobody watches (their result never took effect): each gets a lease.",
+    )
+
     def validate(self) -> list[str]:
         """A claim is held back, unacknowledged, while it settles: that must stay far below a stall."""
         problems = super().validate()
@@ -31,6 +36,7 @@ class HeartbeatsSettings(ProcessorSettings, Platform):
             )
         if not 0 <= self.linger_s <= 1:
             problems.append(f"linger_s={self.linger_s} must be from 0 to 1: leases wait for what is not read")
-        if self.tick_s <= 0:
-            problems.append(f"tick_s={self.tick_s} must be above 0")
+        for name in ("tick_s", "recount_s"):
+            if getattr(self, name) <= 0:
+                problems.append(f"{name}={getattr(self, name)} must be above 0")
         return problems

@@ -1,7 +1,4 @@
-"""The names of all topics and consumer groups, and how many partitions each has.
-
-`infra/kafka/topics.md` is tested against this table.
-"""
+"""The names of all topics and consumer groups, and how many partitions each has."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What took effect: (task id, step, attempt) of each ending that still found its attempt, and what it owes."""
+    """What took effect: the fence of each ending that still found its attempt, and what it owes."""
 
-    applied: set[tuple[int, int, int]]
+    applied: set[Fence]
     owed: Owed
 
 
@@ -104,16 +104,37 @@ async def advance(pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending],
     with translated():
         async with pool.acquire() as connection, connection.transaction():
             rows = await connection.fetch(query("advance.advance"), *_columns(endings, now))
-            details = {(e.fence.id, e.fence.step, e.fence.attempt): e for e in endings}
+            applied = [
+                Fence(row["id"], row["from_step"], row["from_stage"], row["from_attempt"]) for row in rows
+            ]
+            details = {ending.fence: ending for ending in endings}
             owed = await owe(
                 connection,
                 [
-                    (_event(row, details[row["id"], row["from_step"], row["from_attempt"]]), row["callbacks"])
-                    for row in rows
+                    (_event(row, details[fence]), row["callbacks"])
+                    for row, fence in zip(rows, applied, strict=True)
                     if row["events"] == "all" or row["state"] in FINAL
                 ],
             )
-    return Advanced({(row["id"], row["from_step"], row["from_attempt"]) for row in rows}, owed)
+    return Advanced(set(applied), owed)
+
+
+async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
+    """Of fences that found nothing: those whose attempt is under way, but in another stage, and that stage.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(
+            query("advance.stages_of"),
+            [fence.id for fence in fences],
+            [fence.step for fence in fences],
+            [fence.attempt for fence in fences],
+        )
+    stages = {(row["id"], row["step"], row["attempt"]): row["stage"] for row in rows}
+    found = {fence: stages.get((fence.id, fence.step, fence.attempt)) for fence in fences}
+    return {fence: stage for fence, stage in found.items() if stage is not None and stage != fence.stage}
 
 
 async def cancel(pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int]) -> tuple[list[int], Owed]:

@@ -72,9 +72,9 @@ async def unconfirmed(session: Session, task_type: TaskType) -> list[Batch]:
     return list(batches.values())
 
 
-async def promote(session: Session) -> list[str]:
-    """Makes ready what has fallen due; returns the types concerned."""
-    return [row["type"] for row in await session.fetch("release.promote")]
+async def promote(session: Session) -> None:
+    """Makes ready what has fallen due, of all types; their owners are notified."""
+    await session.fetch("release.promote")
 
 
 async def next_due_s(session: Session) -> float | None:

@@ -6,24 +6,26 @@ import asyncio
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import asyncpg
 
-from penstock.contracts.event import Owed
 from penstock.contracts.inbound import decode_results
-from penstock.contracts.result import StageResult
-from penstock.core.completion import Outcome, conclude
+from penstock.contracts.result import Failure, StageResult
+from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.retry import RetryPolicy
 from penstock.errors import Invalid, PostgresUnavailable
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
-from penstock.postgres.advance import Ending, advance, tallies
+from penstock.postgres.advance import Ending, advance, stages_of, tallies
 from penstock.stages.settings import StagesSettings
 
 log = logging.getLogger(__name__)
+
+Done = TypeVar("Done")
 
 # While PostgreSQL is away: patient, and quick once it is back.
 WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=2.0, jitter=0.3)
@@ -82,10 +84,9 @@ class Committer:
         while True:
             await self._arrived.wait()
             batch = self._next_batch()
-            owed = await self._commit(batch)
+            await self._commit(batch)
             for pending in batch:
                 pending.delivery.settle()
-            self._publisher.owe(owed)
 
     def _next_batch(self) -> list[Pending]:
         batch: list[Pending] = []
@@ -99,36 +100,52 @@ class Committer:
             self._arrived.clear()
         return batch
 
-    async def _commit(self, batch: Sequence[Pending]) -> Owed:
+    async def _commit(self, batch: Sequence[Pending]) -> None:
+        # A record delivered twice within one batch: the first of an attempt's results stands.
+        results: dict[Fence, tuple[str, StageResult]] = {}
+        for pending in batch:
+            for result in pending.results:
+                results.setdefault(result.fence, (pending.worker, result))
+        vain = await self._advance(results)
+        if not vain:
+            return
+        # Late or repeated, most of them. But an attempt whose result has a wrong stage would never end: the worker
+        # has done with it and its lease is released.
+        astray = await self._insist(lambda: stages_of(self._pool, vain))
+        await self._advance(
+            {
+                fence._replace(stage=stage): (results[fence][0], _astray(results[fence][1], stage))
+                for fence, stage in astray.items()
+            }
+        )
+        if len(astray) < len(vain):
+            log.info("%d late or repeated results changed nothing", len(vain) - len(astray))
+
+    async def _advance(self, results: Mapping[Fence, tuple[str, StageResult]]) -> list[Fence]:
+        """Commits results and publishes what that owes; returns those whose attempts were not found."""
+        if not results:
+            return []
+        endings = await self._insist(lambda: self._conclude(results.values()))
+        advanced = await self._insist(lambda: advance(self._pool, endings, datetime.now(UTC)))
+        self._publisher.owe(advanced.owed)
+        return [fence for fence in results if fence not in advanced.applied]
+
+    async def _insist(self, work: Callable[[], Awaitable[Done]]) -> Done:
         tries = 0
         while True:
             try:
-                endings = await self._conclude(batch)
-                if not endings:
-                    return Owed()
-                advanced = await advance(self._pool, endings, datetime.now(UTC))
-                if len(advanced.applied) < len(endings):
-                    log.info(
-                        "%d late or repeated results changed nothing", len(endings) - len(advanced.applied)
-                    )
-                return advanced.owed
+                return await work()
             except PostgresUnavailable as error:
                 # Nothing took effect; the watchdog ends the process if this lasts.
                 tries += 1
-                log.warning("holding %d results back: %s", sum(len(p.results) for p in batch), error)
+                log.warning("holding results back: %s", error)
                 await asyncio.sleep(WHILE_AWAY.delay_s(tries, self._chance()))
 
-    async def _conclude(self, batch: Sequence[Pending]) -> list[Ending]:
-        # A record delivered twice within one batch: the first of an attempt's results stands.
-        results: dict[tuple[int, int, int], tuple[str, StageResult]] = {}
-        for pending in batch:
-            for result in pending.results:
-                fence = result.fence
-                results.setdefault((fence.id, fence.step, fence.attempt), (pending.worker, result))
-        failing = [r.fence.id for _, r in results.values() if r.outcome is Outcome.FAIL]
+    async def _conclude(self, results: Collection[tuple[str, StageResult]]) -> list[Ending]:
+        failing = [r.fence.id for _, r in results if r.outcome is Outcome.FAIL]
         trials = await tallies(self._pool, failing) if failing else {}
         endings = []
-        for worker, result in results.values():
+        for worker, result in results:
             trial = trials.get(result.fence.id)
             policy = trial.policy if trial else None
             if policy is not None and result.max_attempts is not None:
@@ -156,3 +173,17 @@ class Committer:
                 )
             )
         return endings
+
+
+def _astray(result: StageResult, stage: str) -> StageResult:
+    """The failure that becomes of a result for a stage that its attempt does not run."""
+    message = f"the result speaks of stage {result.fence.stage!r}; this attempt runs {stage!r}"
+    wrong_stage = Failure(kind="WrongStage", message=message)
+    return StageResult(
+        fence=result.fence._replace(stage=stage),
+        outcome=Outcome.FAIL,
+        max_attempts=result.max_attempts,
+        error=result.error or wrong_stage,
+        started_ms=result.started_ms,
+        finished_ms=result.finished_ms,
+    )

@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse
-from penstock.errors import Invalid, SessionLost, UnknownType
+from penstock.errors import Invalid, InvalidRecord, SessionLost, UnknownType
 from penstock.kafka.connection import make_consumer, translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
@@ -133,7 +133,11 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._next[tp.partition] = following
 
     async def _read(self, value: bytes) -> Submission:
-        submission = Submission.from_wire(parse(value))
+        try:
+            submission = Submission.from_wire(parse(value, exact=True))
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # What no check foresaw, data can still do; it must not stop what is behind it.
+            raise InvalidRecord(f"cannot be read: {error!r}") from error
         await self._types.require([submission.type])
         if self._types.get(submission.type) is None:
             raise UnknownType(f"no task type {submission.type!r} is registered", pointer="/type")

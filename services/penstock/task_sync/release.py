@@ -196,10 +196,7 @@ class Release:
     async def _promote(self) -> float:
         """Makes ready what is due; returns when something will be, on the loop's clock."""
         self._due_unknown = False
-        for type_name in await release.promote(self._session):
-            gate = self._gates.get(type_name)
-            if gate is not None:
-                gate.dirty = True
+        await release.promote(self._session)
         wait_s = await release.next_due_s(self._session)
         return float("inf") if wait_s is None else asyncio.get_running_loop().time() + max(wait_s, 0.001)
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from penstock import process
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
 from penstock.errors import SettingsError
 from penstock.kafka.connection import make_producer, running
 from penstock.objects import ObjectStore
@@ -114,7 +115,7 @@ class Worker:
                 await reports.wait_sent()
 
             ready()
-            await process.leading(work(), reports.run(), beat(hand, link, self.id))
+            await process.leading(work(), reports.run(), beat(hand, link, self.id), pool.watch())
 
 
 class Pool:
@@ -133,6 +134,7 @@ class Pool:
         self._running: dict[asyncio.Task[None], ReadyTask] = {}
         self._backlog: deque[ReadyTask] = deque()
         self._closed = False
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self, ready: ReadyTask) -> None:
         """Runs an attempt now or, when all places are taken, as soon as one is free."""
@@ -153,27 +155,47 @@ class Pool:
         if self._running:
             log.info("draining: %d handlers are still running", len(self._running))
             await asyncio.wait(set(self._running), timeout=timeout_s)
-        late = dict(self._running)
-        for task in late:
+        for task in self._running:
             task.cancel()
-        if late:
+        if self._running:
             # A handler that swallows its cancellation must not keep the worker either.
-            await asyncio.wait(set(late), timeout=1.0)
-        for ready in late.values():
-            self._reports.add(
-                handed_back(ready, f"the worker stopped after waiting {timeout_s:g} s for the handler")
-            )
+            await asyncio.wait(set(self._running), timeout=1.0)
+        for task, ready in list(self._running.items()):
+            reason = f"the worker stopped after waiting {timeout_s:g} s for the handler"
+            self._settle(task, handed_back(ready, reason))
+
+    async def watch(self) -> None:
+        """Waits until an attempt ends without a result, which is our mistake and not a handler's.
+
+        Raises:
+            Exception: whatever it was; better a worker that is restarted than an attempt that never ends.
+        """
+        await self._broken
 
     async def _run(self, ready: ReadyTask) -> None:
-        self._reports.add(await self._execution.run(ready))
+        task = asyncio.current_task()
+        assert task is not None
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Our own mistake, not the handler's: its lease runs out, and the attempt is run again.
-            log.error("an attempt ended without a result", exc_info=error)
+        def abandon(result: StageResult) -> None:
+            assert result.error is not None
+            log.warning("task %d, stage %s: %s", ready.fence.id, ready.fence.stage, result.error.message)
+            self._settle(task, result)
+
+        result = await self._execution.run(ready, abandon)
+        if result is not None:
+            self._settle(task, result)
+
+    def _settle(self, task: asyncio.Task[None], result: StageResult) -> None:
+        """Reports an attempt, unless it was reported before, and gives its place to the next."""
+        if self._running.pop(task, None) is None:
+            return
+        self._reports.add(result)
         if self._backlog and not self._closed:
             self.start(self._backlog.popleft())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._broken.done():
+            self._broken.set_exception(error)
 
 
 async def _until(stopping: asyncio.Event, work: Any) -> None:

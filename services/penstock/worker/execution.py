@@ -1,4 +1,9 @@
-"""Running one attempt: whatever the handler does, one result comes of it."""
+"""Running one attempt: whatever the handler does, one result comes of it.
+
+What it raises is its failure, `SystemExit` and the like included: only the worker ends the worker. A handler that
+goes on after its time is cancelled; one that swallows even that is left to itself, and so is its thread if it is
+synchronous: the attempt fails without it, and what it returns one day is dropped.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,6 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import Failure, StageResult
 from penstock.core import completion
-from penstock.errors import PenstockError
 from penstock.objects import ObjectStore
 from penstock.worker.outcomes import KEEP, Done, Fail, Next, Outcome, RetryAfter, Task
 
@@ -25,6 +29,8 @@ Handler = Callable[[Task], Outcome | Awaitable[Outcome]]
 # What is kept of a traceback and of a message: the end tells most.
 TRACEBACK_LIMIT = 20_000
 MESSAGE_LIMIT = 2_000
+# How long a handler may go on after it was cancelled for its time before the attempt fails without it.
+STUBBORN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,63 @@ class Stage:
         return inspect.iscoroutinefunction(self.handler)
 
 
+class Limit:
+    """The time of an async handler, as a `with` block around it.
+
+    `asyncio.timeout` with a third of its work, since it is done at the rate of stages, and with an answer to a
+    handler that swallows its cancellation.
+
+    Args:
+        timeout_s: seconds until the handler is cancelled.
+        abandon: told when that was in vain for `STUBBORN_S`.
+    """
+
+    def __init__(self, timeout_s: float, abandon: Callable[[Failure], None]) -> None:
+        self.abandoned = False
+        self._timeout_s = timeout_s
+        self._abandon = abandon
+        self._expired = False
+        self._task: asyncio.Task[Any]
+        self._timer: asyncio.TimerHandle
+
+    def __enter__(self) -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        self._task = current
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        self._timer.cancel()
+        if not self._expired:
+            return
+        left = self._task.uncancel()
+        # Another cancellation beside ours is the worker's stop, and wins. A handler that swallowed ours and ended
+        # in its own way has ended.
+        if isinstance(error, asyncio.CancelledError) and left == 0:
+            raise TimeoutError(f"the handler took longer than {self._timeout_s:g} s") from error
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._task.cancel()
+        self._timer = asyncio.get_running_loop().call_later(STUBBORN_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self.abandoned = True
+        words = (
+            f"the handler took longer than {self._timeout_s:g} s, swallowed its cancellation "
+            f"and was left behind {STUBBORN_S:g} s later"
+        )
+        self._abandon(Failure(kind="Timeout", message=words))
+
+
+class _Raised(Exception):  # noqa: N818 (not an error of its own)
+    """Carries what a synchronous handler raised: `StopIteration` itself could not leave a coroutine."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 class Execution:
     """Runs attempts.
 
@@ -61,8 +124,13 @@ class Execution:
         self._objects = objects
         self._threads = asyncio.Semaphore(threads)
 
-    async def run(self, ready: ReadyTask) -> StageResult:
+    async def run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt to its result.
+
+        Args:
+            ready: the attempt.
+            abandon: told the result when the handler does not end, though its time is up and it was cancelled;
+                then this call goes on until it does, and returns None.
 
         Raises:
             CancelledError: the worker stops; the handler was cancelled.
@@ -77,72 +145,57 @@ class Execution:
             return _result(
                 ready, completion.Outcome.FAIL, started_ms, error=Failure(kind="NoHandler", message=reason)
             )
+        limit = Limit(stage.timeout_s, lambda failure: abandon(_failed(ready, stage, started_ms, failure)))
         try:
             context = await self._objects.check_out(ready.context) if ready.context.ref else ready.context
             fence = ready.fence
             task = Task(
                 fence.id, ready.type, fence.stage, fence.step, fence.attempt, ready.tries, context.decode()
             )
-            outcome = await self._call(stage, task)
-            return await self._conclude(ready, stage, outcome, started_ms)
-        except TimeoutError as error:
-            failure = _failure("Timeout", str(error) or "TimeoutError", error)
-        except PenstockError as error:
-            failure = _failure(type(error).__name__, str(error), error)
+            if stage.is_async:
+                with limit:
+                    outcome = await cast("Awaitable[Outcome]", stage.handler(task))
+            else:
+                outcome = await self._on_thread(stage, task)
+            result = await self._conclude(ready, stage, outcome, started_ms)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():
                 raise
             failure = _failure("CancelledError", "the handler cancelled itself", error)
-        except Exception as error:  # noqa: BLE001 (whatever the handler raises is its result)
-            failure = _failure(type(error).__name__, str(error), error)
-        return _result(
-            ready, completion.Outcome.FAIL, started_ms, error=failure, max_attempts=stage.max_attempts
-        )
+            result = _failed(ready, stage, started_ms, failure)
+        except TimeoutError as error:
+            result = _failed(ready, stage, started_ms, _failure("Timeout", _words(error), error))
+        except _Raised as raised:
+            result = _failed(ready, stage, started_ms, _failure_of(raised.error))
+        except BaseException as error:  # noqa: BLE001 (whatever the handler raises is its result)
+            result = _failed(ready, stage, started_ms, _failure_of(error))
+        return None if limit.abandoned else result
 
-    async def _call(self, stage: Stage, task: Task) -> Any:
-        if stage.is_async:
-            return await self._in_time(cast("Awaitable[Outcome]", stage.handler(task)), stage.timeout_s)
+    async def _on_thread(self, stage: Stage, task: Task) -> Any:
         async with self._threads:
-            future = _on_thread(stage.handler, task)
+            future = _start_thread(stage.handler, task)
             done, _pending = await asyncio.wait({future}, timeout=stage.timeout_s)
             if done:
-                return future.result()
+                outcome, error = future.result()
+                if error is not None:
+                    raise _Raised(error)
+                return outcome
         # Nothing can end a thread from outside: it is left to itself, and its place is given to another.
         future.cancel()
         raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was left behind")
 
-    async def _in_time(self, handling: Awaitable[Outcome], timeout_s: float) -> Outcome:
-        # What asyncio.timeout does, with a third of its work: it is done at the rate of stages.
-        current = asyncio.current_task()
-        assert current is not None
-        expired = False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = True
-            current.cancel()
-
-        timer = asyncio.get_running_loop().call_later(timeout_s, expire)
-        try:
-            outcome = await handling
-        except asyncio.CancelledError:
-            # Another cancellation beside ours is the worker's stop, and wins.
-            if expired and current.uncancel() == 0:
-                raise TimeoutError(f"the handler took longer than {timeout_s:g} s") from None
-            raise
-        else:
-            if expired:
-                current.uncancel()  # the handler swallowed it and ended in its own way
-            return outcome
-        finally:
-            timer.cancel()
-
     async def _conclude(self, ready: ReadyTask, stage: Stage, outcome: Any, started_ms: int) -> StageResult:
         match outcome:
             case Next(stage=name, context=value, delay_s=delay_s):
-                if not isinstance(cast("Any", name), str) or not 1 <= len(name) <= 200:
-                    raise TypeError(f"Next needs the name of a stage (1 to 200 characters), not {name!r}")
+                if (
+                    not isinstance(cast("Any", name), str)
+                    or not 1 <= len(name) <= 200
+                    or _writable(name) != name
+                ):
+                    raise TypeError(
+                        f"Next needs the name of a stage (1 to 200 characters, no NUL, no lone surrogate), not {name!r}"
+                    )
                 context = None if value is KEEP else await self._objects.check_in(Context.encode(value))
                 return _result(
                     ready,
@@ -162,10 +215,14 @@ class Execution:
                     started_ms,
                     permanent=bool(permanent),
                     max_attempts=stage.max_attempts,
-                    error=Failure(kind="Fail", message=str(reason)[:MESSAGE_LIMIT]),
+                    error=Failure(kind="Fail", message=_writable(str(reason))[:MESSAGE_LIMIT]),
                 )
             case RetryAfter(delay_s=delay_s, reason=reason):
-                error = Failure(kind="RetryAfter", message=str(reason)[:MESSAGE_LIMIT]) if reason else None
+                error = (
+                    Failure(kind="RetryAfter", message=_writable(str(reason))[:MESSAGE_LIMIT])
+                    if reason
+                    else None
+                )
                 return _result(
                     ready, completion.Outcome.RETRY, started_ms, delay_ms=_milliseconds(delay_s), error=error
                 )
@@ -183,25 +240,30 @@ def handed_back(ready: ReadyTask, reason: str) -> StageResult:
     )
 
 
-def _on_thread(handler: Handler, task: Task) -> asyncio.Future[Any]:
-    """Runs a synchronous handler on a daemon thread of its own: one that hangs must not keep the process."""
+def _start_thread(
+    handler: Handler, task: Task
+) -> asyncio.Future[tuple[Any, None] | tuple[None, BaseException]]:
+    """Runs a synchronous handler on a daemon thread of its own: one that hangs must not keep the process.
+
+    The future's result is what it returned, or what it raised.
+    """
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[tuple[Any, None] | tuple[None, BaseException]] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(method: Callable[[Any], None], value: Any) -> None:
+    def settle(ended: tuple[Any, None] | tuple[None, BaseException]) -> None:
         if not future.done():
-            method(value)
+            future.set_result(ended)
 
     def run() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
+        ended: tuple[Any, None] | tuple[None, BaseException]
         try:
-            outcome = (future.set_result, context.run(handler, task))
+            ended = (context.run(handler, task), None)
         except BaseException as error:  # noqa: BLE001 (handed to the loop, which makes a result of it)
-            outcome = (future.set_exception, error)
+            ended = (None, error)
         # A loop that has closed meanwhile has nobody left to tell.
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, *outcome)
+            loop.call_soon_threadsafe(settle, ended)
 
     threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.token}", daemon=True).start()
     return future
@@ -213,9 +275,33 @@ def _result(ready: ReadyTask, outcome: completion.Outcome, started_ms: int, **fi
     )
 
 
+def _failed(ready: ReadyTask, stage: Stage, started_ms: int, failure: Failure) -> StageResult:
+    return _result(ready, completion.Outcome.FAIL, started_ms, error=failure, max_attempts=stage.max_attempts)
+
+
+def _failure_of(error: BaseException) -> Failure:
+    return _failure(type(error).__name__, _words(error), error)
+
+
 def _failure(kind: str, message: str, error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(error))
-    return Failure(kind=kind[:200], message=message[:MESSAGE_LIMIT], traceback=text[-TRACEBACK_LIMIT:])
+    return Failure(
+        kind=_writable(kind)[:200],
+        message=_writable(message)[:MESSAGE_LIMIT],
+        traceback=_writable(text)[-TRACEBACK_LIMIT:],
+    )
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception as broken:  # noqa: BLE001 (an exception that cannot be printed: also the handler's)
+        return f"{type(error).__name__}, which cannot be printed: {type(broken).__name__}"
+
+
+def _writable(text: str) -> str:
+    """As UTF-8 and PostgreSQL take it: file names bring lone surrogates into messages, C strings bring NULs."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results
+from penstock.contracts.result import RESULTS_PER_RECORD, Failure, StageResult, encode_results
+from penstock.core.completion import Outcome
 from penstock.core.leases import Key
 from penstock.core.retry import RetryPolicy
 from penstock.errors import KafkaUnavailable
@@ -47,7 +49,11 @@ class Link:
         await self._send(self._heartbeats, heartbeat.encode())
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
-        """Returns once Kafka has them, however long that takes."""
+        """Returns once Kafka has them, however long that takes.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be written; none is sent.
+        """
         await self._send(self._results, encode_results(self._worker_id, results))
 
     async def _send(self, topic: str, value: bytes) -> None:
@@ -104,7 +110,11 @@ class Reports:
             self._some.clear()
             while self._waiting:
                 batch = self._take()
-                await self._link.send_results(batch)
+                try:
+                    await self._link.send_results(batch)
+                except (TypeError, ValueError):
+                    # Nothing was sent. A context made by hand can hold what is not what it says.
+                    await self._link.send_results([_written(result) for result in batch])
                 keys: list[Key] = [(r.fence.id, r.fence.step, r.fence.attempt) for r in batch]
                 self._let_go(keys)
                 self._to_release += keys
@@ -137,6 +147,18 @@ class Reports:
             count += 1
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
+
+
+def _written(result: StageResult) -> StageResult:
+    """The result, or a failure in its place when no record can say it: it must not stop the others."""
+    try:
+        encode_results("", [result])
+    except (TypeError, ValueError) as error:
+        failure = Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {error}")
+        return dataclasses.replace(
+            result, outcome=Outcome.FAIL, next_stage=None, context=None, delay_ms=0, error=failure
+        )
+    return result
 
 
 def _bytes(result: StageResult) -> int:

@@ -118,10 +118,10 @@ class Puller:
         except SessionLost as lost:
             # Partitions moved meanwhile: others may claim these too, and the fence lets one result count.
             log.info("%s: claimed while partitions moved: %s", self._type, lost)
-        except Unavailable:
-            self._start_all(claimed)
-            raise
-        self._start_all(claimed)
+        finally:
+            # Also when Kafka is away or the worker stops just now: what is claimed is run, or handed back.
+            for found in claimed:
+                self._start(found)
 
     def _read(self, records: Iterable[Any]) -> list[ReadyTask]:
         found = []
@@ -135,7 +135,3 @@ class Puller:
             if key_of(ready) not in self._hand:  # after a rebalance a record may come again
                 found.append(ready)
         return found
-
-    def _start_all(self, claimed: list[ReadyTask]) -> None:
-        for found in claimed:
-            self._start(found)

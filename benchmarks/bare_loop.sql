@@ -42,4 +42,4 @@ SELECT count(*), pg_notify('bare_ready', '') FROM moved;
 SELECT count(*) FROM public.bare WHERE state = 'succeeded';
 
 -- name: whole
-SELECT extract(epoch FROM finished_at)::float8 - (convert_from(context, 'UTF8')::jsonb ->> 'at')::float8 FROM public.bare;
+SELECT extract(epoch FROM finished_at)::float8 - (convert_from(context, 'UTF8')::jsonb ->> 'at')::float8 FROM public.bare ORDER BY id;

@@ -30,7 +30,7 @@ async def measure(loop: Loop, rate: float, seconds: float) -> dict[str, float]:
         await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
         await loop.submit([{"at": time.time(), "pad": "x" * 160}])
     await finish(loop, WARM_UP + count)
-    # The first second finds topics and prepares statements.
+    # The first ten seconds find topics, prepare statements and let the broker compile itself.
     starts, ends = loop.starts[WARM_UP:], (await loop.whole())[WARM_UP:]
     return {
         "first stage p50": round(percentile(starts, 0.5) * 1000, 1),
@@ -48,13 +48,11 @@ async def run(rate: float, seconds: float) -> int:
             async with Deployment(options(Path(folder))) as deployment, start(deployment) as loop:
                 figures[name] = await measure(loop, rate, seconds)
     ratio = figures["Penstock"]["whole p50"] / figures["bare loop"]["whole p50"]
-    first = figures["Penstock"]["first stage p50"] / figures["bare loop"]["first stage p50"]
     return report(
         "latency",
         {name: {f"{key} (ms)": value for key, value in row.items()} for name, row in figures.items()},
         {
             "three stages, median: at most 1.5 times the bare loop": (f"{ratio:.2f}", ratio <= 1.5),
-            "first stage, median, against the bare loop (for the record)": (f"{first:.2f}", True),
         },
     )
 

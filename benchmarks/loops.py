@@ -133,7 +133,7 @@ class Whole:
     async def whole(self) -> list[float]:
         rows = await self.connection.fetch(
             "SELECT extract(epoch FROM finished_at)::float8"
-            " - (convert_from(result, 'UTF8')::jsonb ->> 'at')::float8 FROM penstock.task"
+            " - (convert_from(result, 'UTF8')::jsonb ->> 'at')::float8 FROM penstock.task ORDER BY id"
         )
         return [row[0] for row in rows]
 

@@ -41,6 +41,8 @@ def parse(data: bytes, *, exact: bool = False) -> Any:
             if any(long in shape for long in _LONG):
                 json.loads(data, parse_int=_require_64_bits)
         return orjson.loads(data)
+    except RecursionError as error:
+        raise InvalidRecord("nested too deep") from error
     except ValueError as error:
         try:
             data.decode("utf-8")

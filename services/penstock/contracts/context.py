@@ -67,10 +67,10 @@ def too_deep(data: bytes, value: Any) -> bool:
     """Whether a JSON value is nested deeper than `DEPTH_LIMIT`.
 
     Args:
-        data: its encoded bytes, or more: with few brackets it cannot be.
+        data: its encoded bytes: when they are few, or few of them are brackets, it cannot be.
         value: what was read from them.
     """
-    if data.count(b"[") + data.count(b"{") <= DEPTH_LIMIT:
+    if len(data) <= 2 * DEPTH_LIMIT or data.count(b"[") + data.count(b"{") <= DEPTH_LIMIT:
         return False
     for _ in range(_ORJSON_DEPTH - DEPTH_LIMIT):
         value = [value]

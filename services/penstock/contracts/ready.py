@@ -12,7 +12,8 @@ from penstock.core.completion import Fence
 from penstock.errors import InvalidRecord
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: at the rate of stages the guard costs more than it guards.
+@dataclass(slots=True)
 class ReadyTask:
     """One attempt of one stage, free to be claimed.
 

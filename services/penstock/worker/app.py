@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 from penstock import process
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
+from penstock.core.leases import Key
 from penstock.errors import SettingsError
 from penstock.kafka.connection import make_producer, running
 from penstock.objects import ObjectStore
 from penstock.worker.execution import Execution, Stage, handed_back
-from penstock.worker.hand import Hand, beat
+from penstock.worker.hand import Hand, beat, key_of
 from penstock.worker.link import Link, Reports
 from penstock.worker.pull import Puller
 from penstock.worker.settings import WorkerSettings
@@ -131,7 +132,7 @@ class Pool:
         self._execution = execution
         self._reports = reports
         self._size = size
-        self._running: dict[asyncio.Task[None], ReadyTask] = {}
+        self._running: dict[Key, tuple[asyncio.Task[None], ReadyTask]] = {}
         self._backlog: deque[ReadyTask] = deque()
         self._closed = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,7 +143,7 @@ class Pool:
             self._reports.add(handed_back(ready, "the worker is stopping"))
         elif len(self._running) < self._size:
             task = asyncio.create_task(self._run(ready))
-            self._running[task] = ready
+            self._running[key_of(ready)] = (task, ready)
             task.add_done_callback(self._ended)
         else:
             self._backlog.append(ready)
@@ -154,15 +155,18 @@ class Pool:
             self._reports.add(handed_back(self._backlog.popleft(), "the worker is stopping"))
         if self._running:
             log.info("draining: %d handlers are still running", len(self._running))
-            await asyncio.wait(set(self._running), timeout=timeout_s)
-        for task in self._running:
+            await asyncio.wait(self._tasks(), timeout=timeout_s)
+        for task in self._tasks():
             task.cancel()
         if self._running:
             # A handler that swallows its cancellation must not keep the worker either.
-            await asyncio.wait(set(self._running), timeout=1.0)
-        for task, ready in list(self._running.items()):
+            await asyncio.wait(self._tasks(), timeout=1.0)
+        for key, (_task, ready) in list(self._running.items()):
             reason = f"the worker stopped after waiting {timeout_s:g} s for the handler"
-            self._settle(task, handed_back(ready, reason))
+            self._settle(key, handed_back(ready, reason))
+
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        return {task for task, _ready in self._running.values()}
 
     async def watch(self) -> None:
         """Waits until an attempt ends without a result, which is our mistake and not a handler's.
@@ -173,21 +177,20 @@ class Pool:
         await self._broken
 
     async def _run(self, ready: ReadyTask) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        key = key_of(ready)
 
         def abandon(result: StageResult) -> None:
             assert result.error is not None
             log.warning("task %d, stage %s: %s", ready.fence.id, ready.fence.stage, result.error.message)
-            self._settle(task, result)
+            self._settle(key, result)
 
         result = await self._execution.run(ready, abandon)
         if result is not None:
-            self._settle(task, result)
+            self._settle(key, result)
 
-    def _settle(self, task: asyncio.Task[None], result: StageResult) -> None:
+    def _settle(self, key: Key, result: StageResult) -> None:
         """Reports an attempt, unless it was reported before, and gives its place to the next."""
-        if self._running.pop(task, None) is None:
+        if self._running.pop(key, None) is None:
             return
         self._reports.add(result)
         if self._backlog and not self._closed:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from penstock.contracts.context import Context
@@ -41,16 +41,16 @@ class Stage:
         handler: async, or sync and then run on a thread.
         timeout_s: seconds it may take.
         max_attempts: tries, the first included; None is the type's own limit.
+        is_async: whether calling the handler gives an awaitable.
     """
 
     handler: Handler
     timeout_s: float
     max_attempts: int | None
+    is_async: bool = field(init=False)
 
-    @property
-    def is_async(self) -> bool:
-        """Whether calling the handler gives an awaitable."""
-        return inspect.iscoroutinefunction(self.handler)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_async", inspect.iscoroutinefunction(self.handler))
 
 
 class Limit:
@@ -301,6 +301,8 @@ def _words(error: BaseException) -> str:
 
 def _writable(text: str) -> str:
     """As UTF-8 and PostgreSQL take it: file names bring lone surrogates into messages, C strings bring NULs."""
+    if text.isascii() and "\0" not in text:
+        return text
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 

@@ -16,7 +16,8 @@ class _Keep:
 KEEP: Final = _Keep()
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: at the rate of stages the guard costs more than it guards.
+@dataclass(slots=True)
 class Task:
     """One attempt of one stage.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +16,13 @@ from penstock.errors import InvalidRecord, TooLarge
 
 # A context larger than this is refused: it does not fit a Kafka record together with its envelope.
 CONTEXT_LIMIT_BYTES = 900_000
+
+# What no URL contains as it is: blanks of any script, and control characters.
+_NOT_IN_URLS = re.compile(r"[\s\x00-\x20\x7f-\x9f]")
+# A name as resolvers take it: labels of 1 to 63 letters, digits, hyphens and (seen in private networks) underscores.
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_LONGEST_HOST_NAME = 253
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +112,18 @@ def _moment(text: str) -> datetime:
 
 
 def _check_url(url: str, pointer: str) -> None:
+    """Refuses what could never be called, which would else be tried until its schedule is exhausted.
+
+    Raises:
+        InvalidRecord: not an http(s) URL with a host that can exist.
+    """
+    # Before it is split, which drops some of them silently.
+    if found := _NOT_IN_URLS.search(url):
+        raise InvalidRecord(
+            f"character {found.start() + 1} is {found.group()!r}: "
+            "a URL has neither blanks nor control characters (write them as %20 and so on)",
+            pointer=pointer,
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -110,7 +131,24 @@ def _check_url(url: str, pointer: str) -> None:
         raise InvalidRecord(f"not a URL: {error}", pointer=pointer) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRecord("a callback must be an absolute http:// or https:// URL", pointer=pointer)
-    if parts.username or parts.password:
+    # Also when they are empty: "http://@host/".
+    if "@" in parts.netloc:
         raise InvalidRecord("a callback URL must not carry a user name or password", pointer=pointer)
+    if not _can_be_host(parts.hostname, bracketed="[" in parts.netloc):
+        raise InvalidRecord(f"{parts.hostname!r} is neither a host name nor an IP address", pointer=pointer)
     if port == 0:
         raise InvalidRecord("port 0 cannot be called", pointer=pointer)
+
+
+def _can_be_host(name: str, *, bracketed: bool) -> bool:
+    if bracketed:
+        try:
+            ipaddress.IPv6Address(name)
+        except ValueError:
+            return False
+        return True
+    try:
+        ascii_name = name.encode("idna").decode("ascii")
+    except UnicodeError:
+        return False
+    return len(ascii_name) <= _LONGEST_HOST_NAME and _HOST_NAME.fullmatch(ascii_name.lower()) is not None

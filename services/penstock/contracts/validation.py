@@ -72,7 +72,7 @@ def faults(checked: jsonschema_rs.Draft202012Validator, document: Any) -> list[I
     """Everything that `checked` finds at fault in a document, each with a JSON Pointer."""
     return [
         InvalidRecord(
-            _shorten(error.message), pointer="".join(f"/{_escape(part)}" for part in error.instance_path)
+            _shorten(_reason(error)), pointer="".join(f"/{_escape(part)}" for part in error.instance_path)
         )
         for error in checked.iter_errors(document)
     ]
@@ -82,6 +82,14 @@ def _require_64_bits(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
         raise InvalidRecord(f"the integer {_shorten(digits)} has more than 64 bits: send it as a string")
     return int(digits)
+
+
+def _reason(error: jsonschema_rs.ValidationError) -> str:
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Enum) and isinstance(error.instance, str):
+        # The library names two choices and counts the others, but whoever mistyped one needs all of them.
+        choices = ", ".join(orjson.dumps(choice).decode() for choice in error.kind.options)
+        return f"{orjson.dumps(error.instance).decode()} is not one of {choices}"
+    return error.message
 
 
 def _escape(part: str | int) -> str:

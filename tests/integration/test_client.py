@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from tests.gateways import running_gateway
 
-from penstock.client import Client, Draft, SyncClient
+from penstock.client import Cancelled, Client, Draft, SyncClient
 from penstock.contracts.context import ContentType, Context
 from penstock.core.task import Priority, State
 from penstock.errors import (
@@ -156,7 +156,7 @@ async def test_watching_tells_the_counts_until_all_have_ended(url: str, database
         [other] = await client.submit_many([Draft(type="media")])
         with pytest.raises(TimeoutError):
             await client.wait([other.id], timeout_s=0.2)
-        assert await client.cancel([*ids, other.id]) == [other.id]
+        assert await client.cancel([*ids, other.id, 10**9]) == Cancelled([other.id], ids, [10**9])
 
 
 async def test_the_synchronous_client_does_the_same(url: str, database: str) -> None:
@@ -169,7 +169,7 @@ async def test_the_synchronous_client_does_the_same(url: str, database: str) -> 
             many = client.submit_many({"type": "media"} for _ in range(3))
             assert len(list(client.list(type="media"))) == 4
             assert client.states([one.id]) == {"ready": 1}
-            assert list(client.cancel([t.id for t in many])) == [t.id for t in many]
+            assert client.cancel([t.id for t in many]).cancelled == [t.id for t in many]
             assert client.wait([t.id for t in many]) == {"cancelled": 3}
             assert list(client.watch([many[0].id])) == [{"cancelled": 1}]
             assert [t["name"] for t in client.types()] == ["media"]

@@ -107,9 +107,18 @@ async def test_one_task(penstock: Invoke, tmp_path: Path) -> None:
     assert listed["id"] == first["id"]
     assert "scheduled" in (await penstock("list")).stdout
     assert (await penstock("list", "--state", "failed")).stdout == "no tasks\n"
-    assert documents(await penstock("cancel", str(first["id"]), "4711", "--json")) == [
-        {"cancelled": [first["id"]], "unchanged": [4711]}
+    assert documents(await penstock("cancel", str(first["id"]), "--json")) == [
+        {"cancelled": [first["id"]], "unchanged": [], "unknown": []}
     ]
+
+
+async def test_cancelling_what_is_not_there_ends_with_4(penstock: Invoke) -> None:
+    """O8: the others are cancelled nevertheless, and the unknown ones are named."""
+    ids = [str(one["id"]) for _ in range(2) for one in documents(await penstock("submit", "media", "--json"))]
+    assert (await penstock("cancel", ids[0])).exit_code == 0
+    outcome = await penstock("cancel", *ids, "4711", "4712")
+    assert (outcome.exit_code, outcome.stdout) == (4, "1 cancelled, 1 had ended\n")
+    assert "there is no task 4711, 4712" in outcome.stderr
 
 
 async def test_many_tasks_from_a_file_and_from_standard_input(penstock: Invoke, tmp_path: Path) -> None:

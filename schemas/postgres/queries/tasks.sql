@@ -72,6 +72,10 @@ LIMIT $7;
 -- How many of the tasks are in which state.
 SELECT state, count(*) AS tasks FROM task WHERE id = ANY ($1::bigint[]) GROUP BY state;
 
+-- name: known
+-- Which of some ids are tasks'.
+SELECT id FROM task WHERE id = ANY ($1::bigint[]);
+
 -- name: cancel
 -- Returns the tasks that were cancelled by this call; those already final are not.
 UPDATE task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.cli.output import (
 from penstock.cli.reading import Lines, context_of
 from penstock.client import Submitted, SyncClient, Task
 from penstock.core.task import FINAL, Priority, State
-from penstock.errors import Invalid
+from penstock.errors import Invalid, NotFound
 from penstock.http.problems import relocated
 
 _AMISS = 1
@@ -251,14 +252,21 @@ def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
 @gateway_option
 @as_json
 def cancel(ids: tuple[int, ...], gateway: str | None, json_: bool) -> None:
-    """Cancels tasks that have not ended."""
+    """Cancels tasks that have not ended; status 4 if an id is no task's."""
     with client(gateway) as found:
-        cancelled = found.cancel(ids)
+        told = found.cancel(ids)
     if json_:
-        print_json({"cancelled": list(cancelled), "unchanged": sorted(set(ids) - set(cancelled))})
+        print_json(dataclasses.asdict(told))
     else:
-        left = len(set(ids)) - len(cancelled)
-        click.echo(f"{len(cancelled):,} cancelled" + (f", {left:,} had ended or are unknown" if left else ""))
+        ended = len(told.unchanged)
+        click.echo(f"{len(told.cancelled):,} cancelled" + (f", {ended:,} had ended" if ended else ""))
+    if told.unknown:
+        raise NotFound(f"there is no task {_listed(told.unknown)}")
+
+
+def _listed(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:_LATEST]))
+    return shown if len(ids) <= _LATEST else f"{shown} and {len(ids) - _LATEST:,} more"
 
 
 @click.command()

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 import penstock
-from penstock.client.models import Draft, Submitted, Task
+from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
 from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError
@@ -176,13 +176,17 @@ class Client:
                 return
             cursor = [("cursor", page["next"])]
 
-    async def cancel(self, ids: Iterable[int]) -> Sequence[int]:
-        """Cancels those of the tasks that have not ended; returns them."""
-        cancelled: list[int] = []
+    async def cancel(self, ids: Iterable[int]) -> Cancelled:
+        """Cancels those of the tasks that have not ended; tells what became of each id."""
+        told = Cancelled([], [], [])
         for some in _parts([*ids]):
             found = await self._ask("POST", "/tasks/cancel", orjson.dumps({"ids": some}))
-            cancelled += found["cancelled"]
-        return cancelled
+            told = Cancelled(
+                [*told.cancelled, *found["cancelled"]],
+                [*told.unchanged, *found["unchanged"]],
+                [*told.unknown, *found["unknown"]],
+            )
+        return told
 
     async def states(self, ids: Iterable[int]) -> dict[str, int]:
         """How many of the tasks are in which state; unknown ids count nowhere."""

@@ -70,6 +70,21 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What became of a wish to cancel some tasks; each id is in one of the three.
+
+    Attributes:
+        cancelled: by this call.
+        unchanged: had ended before.
+        unknown: no task has these ids.
+    """
+
+    cancelled: Sequence[int]
+    unchanged: Sequence[int]
+    unknown: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A task as it was when the gateway was asked.
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from penstock.client.asynchronous import Client
-from penstock.client.models import Draft, Submitted, Task
+from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.core.task import Priority
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class SyncClient:
             self._client.list(type=type, state=state, stage=stage, labels=labels, key=key, limit=limit)
         )
 
-    def cancel(self, ids: Iterable[int]) -> Sequence[int]:
+    def cancel(self, ids: Iterable[int]) -> Cancelled:
         """See `Client.cancel`."""
         return self._run(self._client.cancel(ids))
 

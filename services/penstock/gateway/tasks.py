@@ -195,12 +195,16 @@ class Tasks:
         return respond({"id": task_id, "state": State.CANCELLED, "cancelled": bool(cancelled)})
 
     async def cancel_many(self, request: web.Request) -> web.Response:
-        """POST /tasks/cancel: those that are not final; the others stay as they are."""
+        """POST /tasks/cancel: those that are not final; tells which others had ended and which are no task's."""
         ids = await self._ids(request)
         cancelled, owed = await advance.cancel(self._pool, ids)
         self._broker.owe(owed)
         done = set(cancelled)
-        return respond({"cancelled": sorted(done), "unchanged": sorted(set(ids) - done)})
+        left = set(ids) - done
+        ended = await tasks.known(self._pool, left) if left else set()
+        return respond(
+            {"cancelled": sorted(done), "unchanged": sorted(ended), "unknown": sorted(left - ended)}
+        )
 
     async def _ids(self, request: web.Request) -> list[int]:
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)

@@ -174,3 +174,14 @@ async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
     with translated():
         rows = await executor.fetch(query("tasks.states_of"), list(ids))
     return {row["state"]: row["tasks"] for row in rows}
+
+
+async def known(executor: Any, ids: Iterable[int]) -> set[int]:
+    """Which of these ids are tasks'.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(query("tasks.known"), list(ids))
+    return {row["id"] for row in rows}

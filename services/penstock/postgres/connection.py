@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import asyncpg
 
-from penstock.errors import PostgresUnavailable
+from penstock.errors import PostgresUnavailable, SettingsError
 
 SCHEMA = "penstock"
 
@@ -28,13 +29,66 @@ _PASSING = (
 )
 
 
+# Said by the server of a user, password or database that will be wrong however often it is tried.
+_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+# Up to the last @: an unescaped password may contain any of the separators.
+_PASSWORDS = re.compile(r"(?P<before>://[^:/@]*:).*(?=@)|(?P<name>\bpassword=)[^&]*")
+
+
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns asyncpg's passing errors into `PostgresUnavailable`; a wrong statement stays what it is."""
+    """Turns asyncpg's errors into ours; a wrong statement stays what it is.
+
+    Raises:
+        PostgresUnavailable: worth trying again.
+        SettingsError: PENSTOCK_POSTGRES names a user, password or database that the server refuses. A pool hears of
+            that late, too, when what was right has been changed.
+    """
     try:
         yield
+    except _REFUSED as error:
+        raise SettingsError(
+            f"PostgreSQL refuses: {error}: set PENSTOCK_POSTGRES (or --postgres) to "
+            "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with a user who may use that database"
+        ) from error
     except _PASSING as error:
         raise PostgresUnavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _connecting(dsn: str) -> Iterator[None]:
+    """As `translated`, and names the URL, without its password.
+
+    Raises:
+        PostgresUnavailable: no server, or none that takes us now.
+        SettingsError: the URL is none, or what it names is refused.
+    """
+    shown = without_password(dsn)
+    try:
+        with translated():
+            yield
+    except PostgresUnavailable as error:
+        if isinstance(error.__cause__, asyncpg.ClientConfigurationError):
+            raise SettingsError(f"postgres={shown!r} is not a connection URL: {error.__cause__}") from error
+        raise PostgresUnavailable(f"{error} (at {shown})") from error
+    except SettingsError as error:
+        raise SettingsError(f"{error} (this was {shown})") from error
+    except (ValueError, OverflowError) as error:
+        # Of the driver's own parsing, which may quote a part of the password.
+        raise SettingsError(
+            f"postgres={shown!r} is not a connection URL: give postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+            "with %40 for @, %2F for / and so on in the password"
+        ) from error
+
+
+def without_password(dsn: str) -> str:
+    """A connection URL as it may be shown."""
+    return _PASSWORDS.sub(lambda found: f"{found['before'] or found['name']}***", dsn)
 
 
 def _options(name: str) -> dict[str, Any]:
@@ -64,11 +118,12 @@ async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Conne
 
     Raises:
         PostgresUnavailable: no server, or none that takes us.
+        SettingsError: user, password, database or the URL itself is wrong.
     """
     options = _options(name)
     if not durable:
         options["server_settings"]["synchronous_commit"] = "off"
-    with translated():
+    with _connecting(dsn):
         return await asyncpg.connect(dsn, **options)
 
 
@@ -85,8 +140,9 @@ async def open_pool(dsn: str, name: str, *, size: int = 4) -> AsyncIterator[asyn
 
     Raises:
         PostgresUnavailable: no server, or none that takes us.
+        SettingsError: user, password, database or the URL itself is wrong.
     """
-    with translated():
+    with _connecting(dsn):
         pool = await asyncpg.create_pool(dsn, min_size=1, max_size=size, reset=_leave_as_is, **_options(name))
     try:
         yield pool

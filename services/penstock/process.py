@@ -78,8 +78,15 @@ def configure_logging() -> None:
         format="%(asctime)s %(levelname)-7s %(name)s %(message)s",
         stream=sys.stderr,
     )
-    # The client libraries narrate every rebalance, and call it an error when a coordinator is not there yet;
-    # what matters of it is raised to us, and we say it ourselves.
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Leaves out what the client libraries log, unless PENSTOCK_LIBRARY_LOG_LEVEL asks for it.
+
+    They narrate every rebalance, and call it an error when a coordinator is not there yet; what matters of it is
+    raised to us, and we say it ourselves.
+    """
     for chatty in ("aiokafka", "faust", "mode"):
         logging.getLogger(chatty).setLevel(os.environ.get("PENSTOCK_LIBRARY_LOG_LEVEL", "CRITICAL").upper())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, get_type_hints
@@ -16,6 +17,9 @@ from typing import Any, Self, get_type_hints
 from penstock.errors import SettingsError
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
+
+# A host alone has Kafka's own port; an IPv6 address stands in brackets.
+_SERVER = re.compile(r"([^\s:/\[\]]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?")
 
 _BOOLEANS = {
     "1": True,
@@ -101,6 +105,11 @@ class Kafka(Settings):
             )
         if not self.kafka:
             problems.append("kafka is empty: give host:port, for instance 127.0.0.1:9092")
+        problems += [
+            f"kafka={self.kafka!r}: {server.strip()!r} is not host:port"
+            for server in self.kafka.split(",")
+            if self.kafka and not _SERVER.fullmatch(server.strip())
+        ]
         return problems
 
 

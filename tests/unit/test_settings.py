@@ -30,3 +30,16 @@ def test_a_session_the_broker_would_refuse_is_refused_here():
     """The broker's bounds are 6 s to 30 min."""
     with pytest.raises(SettingsError, match="session_timeout_s=1"):
         Kafka.load({}, session_timeout_s=1.0)
+
+
+@pytest.mark.parametrize("servers", ["nope:x", "a:1,,b:2", "http://a:9092", "a b:1", "::1:9092"])
+def test_what_is_no_server_is_refused(servers):
+    """The client library would fail with an error of its own much later."""
+    with pytest.raises(SettingsError, match="is not host:port"):
+        Kafka.load({}, kafka=servers)
+
+
+@pytest.mark.parametrize("servers", ["a", "a:1, b-c.d:2", "127.0.0.1:9092", "[::1]:9092"])
+def test_what_is_a_server_is_taken(servers):
+    """Names, addresses, several; without a port it is Kafka's own."""
+    assert Kafka.load({}, kafka=servers).kafka == servers

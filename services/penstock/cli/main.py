@@ -19,6 +19,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.http.problems import Faults
+from penstock.process import quiet_libraries
 
 # In order: the first that fits decides.
 _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
@@ -79,6 +80,7 @@ class _Verbs(click.Group):
 @click.version_option(penstock.__version__, prog_name="penstock")
 def cli() -> None:
     """Asynchronous, multi-stage tasks on Kafka and PostgreSQL."""
+    quiet_libraries()
 
 
 for verb in (

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.event import Owed
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.connection import make_producer, translated
+from penstock.kafka.connection import make_producer, start, translated
 from penstock.kafka.outbox import Publisher
 from penstock.postgres import outbox
 from penstock.settings import Kafka
@@ -92,12 +91,8 @@ class Broker:
         while True:
             producer = make_producer(self._settings)
             try:
-                with translated():
-                    await _to_the_end(producer.start())
-            except BaseException as error:
-                await producer.stop()
-                if not isinstance(error, KafkaUnavailable):
-                    raise
+                await start(producer)
+            except KafkaUnavailable as error:
                 if self._why_not != str(error):
                     self._why_not = str(error)
                     log.warning("%s: trying again every %g s", error, CONNECT_AGAIN_S)
@@ -107,17 +102,3 @@ class Broker:
 
     async def _strike_out(self, ids: Sequence[int]) -> None:
         await outbox.paid(self._pool, ids)
-
-
-async def _to_the_end(start: Coroutine[Any, Any, None]) -> None:
-    """Lets a start under way end even when cancelled: aiokafka would leave the connection it is opening behind."""
-    task = asyncio.ensure_future(start)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=STOP_S)
-        if task.done() and not task.cancelled():
-            # Read, or asyncio complains that nobody did.
-            task.exception()
-        task.cancel()
-        raise

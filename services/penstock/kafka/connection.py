@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -25,6 +25,9 @@ from penstock.settings import Kafka
 
 # What we keep our own records below; the broker refuses them a little above.
 MAX_RECORD_BYTES = 1_000_000
+
+# How long a start that nobody wants any more may take to end.
+_LET_GO_S = 5.0
 
 
 @contextmanager
@@ -84,6 +87,31 @@ def make_consumer(
 Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
 
 
+async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    """Starts a producer or consumer; when that fails or is cancelled, nothing of it stays open.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    await _start(client.start(), client.stop)
+
+
+async def _start(starting: Awaitable[None], stop: Callable[[], Awaitable[None]]) -> None:
+    # Shielded and let end even when cancelled: aiokafka would leave the connection it is opening behind.
+    task = asyncio.ensure_future(starting)
+    try:
+        with translated():
+            await asyncio.shield(task)
+    except BaseException:
+        await asyncio.wait({task}, timeout=_LET_GO_S)
+        if task.done() and not task.cancelled():
+            # Read, or asyncio complains that nobody did.
+            task.exception()
+        task.cancel()
+        await stop()
+        raise
+
+
 @asynccontextmanager
 async def running(client: Client) -> AsyncIterator[Client]:
     """Starts a producer or consumer and stops it at the end of the block.
@@ -91,8 +119,7 @@ async def running(client: Client) -> AsyncIterator[Client]:
     Raises:
         KafkaUnavailable: no broker answered.
     """
-    with translated():
-        await client.start()
+    await start(client)
     try:
         yield client
     finally:
@@ -107,8 +134,8 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
         KafkaUnavailable: no broker answered.
     """
     client = AIOKafkaAdminClient(bootstrap_servers=settings.kafka)
+    await _start(client.start(), client.close)
     with translated():
-        await client.start()
         try:
             yield client
         finally:

@@ -108,7 +108,7 @@ class Options:
 
     def validate(self) -> list[str]:
         """Problems across fields, one sentence each."""
-        problems = []
+        problems = Kafka(kafka=self.kafka).validate() if self.kafka else []
         wanted = self.replicas if self.replicas is not None else {}
         unknown = sorted(set(wanted) - set(self.services))
         if unknown:

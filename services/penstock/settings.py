@@ -89,8 +89,9 @@ class Kafka(Settings):
     kafka: str = option("127.0.0.1:9092", "Bootstrap servers, comma-separated host:port.")
     prefix: str = option("penstock.", "Put before the name of every topic and consumer group.")
     objects: str = option(
-        "file:///var/lib/penstock/objects",
-        "Object store for large contexts: a file:// or s3:// URL that every service and worker can reach.",
+        "",
+        "Object store for large contexts: a file:/// or s3:// URL, the same for all. "
+        "Workers, gateway and task-sync do not start without.",
     )
     session_timeout_s: float = option(
         10.0, "Seconds after which Kafka gives a silent member's partitions away."

@@ -84,6 +84,17 @@ def test_nobody_at_the_address_ends_with_5(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize(
+    "url", ["notaurl", "127.0.0.1:8420", "http://", "http://a b", "http://a:x", "ftp://a"]
+)
+def test_an_address_that_is_none_ends_with_6(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """O8: it is a wrong setting, not a gateway that does not answer."""
+    monkeypatch.setenv("PENSTOCK_GATEWAY", url)
+    outcome = CliRunner().invoke(cli, ["list"])
+    assert outcome.exit_code == 6
+    assert f"gateway={url!r} is not a URL: set PENSTOCK_GATEWAY" in outcome.stderr
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["submit"],
@@ -109,6 +120,10 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
         (["submit", "media", "--context", "@/nowhere"], "cannot read /nowhere"),
         (["submit", "media", "--label", "x"], "name=value"),
         (["submit", "--file", "/nowhere"], "cannot read /nowhere"),
+        (["submit", "--file", "/dev/null"], "/dev/null is empty"),
+        (["submit", "media", "--file", "/dev/null"], "/dev/null is empty"),
+        (["submit", "media", "--file", "-"], "standard input is empty"),
+        (["submit", "media", "--file", ""], "cannot read"),
     ],
 )
 def test_what_cannot_be_read_ends_with_3(arguments: list[str], words: str) -> None:

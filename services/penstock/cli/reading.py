@@ -53,6 +53,9 @@ class Lines:
     Args:
         name: of the file; `-` is standard input.
         defaults: for fields that a line leaves out.
+
+    Raises:
+        InvalidRecord: it cannot be read, or there is no task in it.
     """
 
     def __init__(self, name: str, defaults: Mapping[str, Any]) -> None:
@@ -60,6 +63,9 @@ class Lines:
         self._defaults = defaults
         self._numbers: list[int] = []
         self._lines = sys.stdin.buffer.readlines() if name == "-" else _lines_of(name)
+        if not len(self):
+            where = "standard input" if name == "-" else name
+            raise InvalidRecord(f"{where} is empty: --file takes one JSON object a line, one for each task")
 
     def __len__(self) -> int:
         return sum(1 for line in self._lines if line.strip())

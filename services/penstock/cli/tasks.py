@@ -79,9 +79,9 @@ def submit(
     With --file the other options are defaults for what a line leaves out. A line is an object such as
     {"type": "media", "context": {"file": "a.mp4"}, "priority": "HIGH"}.
     """
-    if not type_ and not file:
+    if not type_ and file is None:
         raise click.UsageError("give a TYPE, or --file with many tasks")
-    if file and (given["key"] or context):
+    if file is not None and (given["key"] or context):
         raise click.UsageError("--key and --context are for one task; put them into the lines of --file")
     wire = without_nothing(
         type=type_,
@@ -96,9 +96,9 @@ def submit(
     if context is not None:
         wire |= {"content_type": content_type, "context": context_of(context, content_type)}
     with client(gateway) as found:
-        lines = Lines(file, wire) if file else None
+        lines = Lines(file, wire) if file is not None else None
         submitted = _submit_many(found, lines, quiet=json_) if lines else [_submit_one(found, wire)]
-        _tell(submitted, single=not file, json_=json_)
+        _tell(submitted, single=lines is None, json_=json_)
         if watch_:
             ctx.exit(_watch(found, [one.id for one in submitted], json_=json_))
 

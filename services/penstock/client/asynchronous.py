@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -18,7 +19,7 @@ import penstock
 from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
-from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError
+from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError, SettingsError
 from penstock.http.problems import error_of, relocated
 
 DEFAULT_URL = "http://127.0.0.1:8420"
@@ -43,6 +44,9 @@ class Client:
         timeout_s: seconds one request may take.
         own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
 
+    Raises:
+        SettingsError: the address is no http:// or https:// URL.
+
     Every method raises `GatewayUnavailable` when no gateway answers, or what is behind it is away.
     """
 
@@ -54,7 +58,7 @@ class Client:
         timeout_s: float = 60.0,
         own_keys: bool = True,
     ) -> None:
-        self.url = (url or os.environ.get("PENSTOCK_GATEWAY") or DEFAULT_URL).rstrip("/")
+        self.url = _base(url or os.environ.get("PENSTOCK_GATEWAY") or DEFAULT_URL)
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._own_keys = own_keys
@@ -316,6 +320,25 @@ class Client:
         except orjson.JSONDecodeError as error:
             raise PenstockError(f"what answers at {self.url} is no Penstock gateway") from error
         return found
+
+
+def _base(url: str) -> str:
+    """An address without the slash at its end.
+
+    Raises:
+        SettingsError: no http:// or https:// URL.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        usable = False
+    if not usable or not url.isprintable() or " " in url:
+        raise SettingsError(
+            f"gateway={url!r} is not a URL: set PENSTOCK_GATEWAY (or --gateway) to http://HOST:PORT, "
+            f"such as {DEFAULT_URL}"
+        )
+    return url.rstrip("/")
 
 
 _Entry = tuple[bytes, bool, bool]

@@ -14,7 +14,8 @@ from penstock.contracts.validation import conform
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord, TooLarge
 
-# A context larger than this is refused: it does not fit a Kafka record together with its envelope.
+# A submitted context larger than this is refused: it does not fit a record of `submitted` together with its envelope.
+# What handlers return has no such limit: it goes to the object store before anything is written to Kafka.
 CONTEXT_LIMIT_BYTES = 900_000
 
 # What no URL contains as it is: blanks of any script, and control characters.

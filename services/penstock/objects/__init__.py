@@ -7,8 +7,9 @@ In doubt it refuses: bytes that do not match their reference are never handed to
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
@@ -16,6 +17,10 @@ from obstore.store import from_url
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES, Context, ObjectRef
 from penstock.errors import CorruptObject, ObjectsUnavailable, SettingsError
+
+_REMEDY = (
+    "set PENSTOCK_OBJECTS to file:///FOLDER or s3://BUCKET/PREFIX, the same for every service and worker"
+)
 
 
 class ObjectStore:
@@ -26,15 +31,23 @@ class ObjectStore:
             or `memory:///`.
 
     Raises:
-        SettingsError: no such kind of store.
+        SettingsError: none is named, no such kind of store, or a folder that cannot be made or written.
     """
 
     def __init__(self, url: str) -> None:
-        options: dict[str, Any] = {"mkdir": True} if urlsplit(url).scheme == "file" else {}
+        if not url:
+            # No default: a folder of its own would serve a worker until the first context that another has stored.
+            raise SettingsError(f"objects is not set, so large contexts have no place: {_REMEDY}")
         try:
+            parts = urlsplit(url)
+            options: dict[str, Any] = {"mkdir": True} if parts.scheme == "file" else {}
             self._store = from_url(url, **options)
-        except (BaseError, ValueError) as error:
-            raise SettingsError(f"objects={url!r} is not an object store: {error}") from error
+        except (BaseError, ValueError, OSError) as error:
+            # The first line: after it some errors show the innards of the library.
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise SettingsError(f"objects={url!r} is not an object store ({why}): {_REMEDY}") from error
+        if parts.scheme == "file" and not os.access(unquote(parts.path), os.R_OK | os.W_OK | os.X_OK):
+            raise SettingsError(f"objects={url!r} may not be read and written by this user: {_REMEDY}")
 
     async def check_in(self, context: Context) -> Context:
         """Stores a context above the inline limit and returns one that refers to it; a small one as it is.

@@ -2,7 +2,8 @@
 
 Guarantees: SIGTERM or SIGINT asks the service to drain and stop; a second one, or a drain that outlasts its
 grace, ends the process at once (status 70). An exception that leaves the service ends the process with
-status 1 and its message, so that a supervisor restarts it; what it leaves behind cannot keep the process. In doubt this harness stops: a process that
+its message and the status of `exit_status`, so that a supervisor restarts it; what it leaves behind cannot keep
+the process. In doubt this harness stops: a process that
 cannot go on must not look alive.
 """
 
@@ -18,12 +19,29 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from penstock.errors import PenstockError
+from penstock.errors import (
+    CannotStart,
+    Conflict,
+    Invalid,
+    NotFound,
+    PenstockError,
+    SettingsError,
+    Unavailable,
+)
 
 EXIT_FAILED = 1
 EXIT_FORCED = 70
 # How long what a service has left behind (a handler that cannot be cancelled) may keep its process.
 LEAVE_S = 5.0
+
+_STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
+    (Invalid, 3),
+    (Conflict, 3),
+    (NotFound, 4),
+    (Unavailable, 5),
+    (SettingsError, 6),
+    (CannotStart, 6),
+)
 
 # Told once the service serves; the second line of a supervisor's "started".
 Ready = Callable[[], None]
@@ -49,6 +67,11 @@ def run(name: str, service: Service, *, grace_s: float = 40.0) -> int:
         leaving = _after(LEAVE_S, lambda: _leave(name, status))
     leaving.cancel()
     return status
+
+
+def exit_status(error: PenstockError) -> int:
+    """The status with which a process ends that an error ends: the same for services, workers and the command line."""
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), EXIT_FAILED)
 
 
 def collect_garbage_seldom() -> None:
@@ -146,7 +169,7 @@ async def _supervise(name: str, service: Service, grace_s: float) -> int:
         await service(stopping, lambda: _say_ready(name))
     except PenstockError as error:
         log.error("%s: %s: %s", name, type(error).__name__, error)  # noqa: TRY400 (the message says it all)
-        return EXIT_FAILED
+        return exit_status(error)
     except Exception:
         log.exception("%s: failed", name)
         return EXIT_FAILED

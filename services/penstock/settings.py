@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, get_type_hints
 
+from penstock.discovery import local_environment
 from penstock.errors import SettingsError
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
@@ -82,6 +83,9 @@ def _parse(text: str, kind: Any, variable: str) -> Any:
     return text
 
 
+_ADDRESSES = ("kafka", "postgres", "prefix", "objects")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kafka(Settings):
     """What it takes to reach the cluster; all that a worker needs besides the object store."""
@@ -96,6 +100,22 @@ class Kafka(Settings):
     session_timeout_s: float = option(
         10.0, "Seconds after which Kafka gives a silent member's partitions away."
     )
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, /, **given: Any) -> Self:
+        """As `Settings.load`; the process's own environment is completed by a local deployment.
+
+        When neither it nor `given` names any server or prefix, the addresses are those of the deployment that
+        `penstock up` runs in PENSTOCK_DATA_DIR or `.penstock`, if one does. All of them or none: halves of two
+        deployments would lose each other's records.
+        """
+        if environ is None:
+            environ = os.environ
+            told = any(
+                given.get(name) or environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in _ADDRESSES
+            )
+            environ = environ if told else {**environ, **local_environment()}
+        return super().load(environ, **given)
 
     def validate(self) -> list[str]:
         """A session must be long enough for three heartbeats and the broker's own bounds (6 s to 30 min)."""

@@ -17,10 +17,10 @@ import asyncpg
 import psutil
 import pytest
 
+from penstock.discovery import running
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka.connection import admin_client
 from penstock.local.deployment import Deployment, Options, Service
-from penstock.local.state import running
 from penstock.settings import Kafka
 from tests.waiting import wait_until
 
@@ -90,14 +90,15 @@ async def test_up_says_where_it_is_and_stops_in_order_when_asked(start_up, data_
 
     second = start_up()
     message, _ = await asyncio.to_thread(second.communicate)
-    assert second.returncode == 1
+    assert second.returncode == 6
     assert f"another `penstock up` (process {process.pid}) runs in {data_dir}" in message
 
     process.send_signal(signal.SIGTERM)
     output, _ = await asyncio.to_thread(process.communicate)
     assert process.returncode == 0, output
     assert f"port {port} is taken: the gateway listens on " in output
-    for promised in (addresses.gateway, addresses.kafka, str(data_dir), "Ctrl-C stops everything"):
+    hint = f"export PENSTOCK_DATA_DIR={data_dir}"
+    for promised in (addresses.gateway, addresses.kafka, addresses.objects, hint, "Ctrl-C stops everything"):
         assert promised in output
     assert f"stages       told {addresses.kafka} penstock." in output
     goodbyes = [line.split()[0] for line in output.splitlines() if line.endswith(" bye")]

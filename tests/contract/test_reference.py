@@ -5,10 +5,12 @@ PENSTOCK_WRITE_DOCS=1 pytest tests/contract/test_reference.py    renews it.
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+import penstock.cli
 from penstock import errors
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.core.completion import Outcome
@@ -17,6 +19,7 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.processor import ProcessorSettings
 from penstock.kafka.topics import PLATFORM, ready
+from penstock.process import exit_status
 from penstock.settings import ENVIRONMENT_PREFIX, Kafka, Platform
 from penstock.stages.settings import StagesSettings
 from penstock.task_sync.settings import TaskSyncSettings
@@ -72,7 +75,15 @@ def error_table() -> str:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.PenstockError)
     ]
-    return "\n".join(f"| `{kind.__name__}` | {(kind.__doc__ or '').splitlines()[0]} |" for kind in kinds)
+    return "\n".join(
+        f"| `{kind.__name__}` | {exit_status(kind('x'))} | {(kind.__doc__ or '').splitlines()[0]} |"
+        for kind in kinds
+    )
+
+
+def status_table() -> str:
+    rows = re.findall(r"^    (\d+) +(.+)$", penstock.cli.__doc__ or "", flags=re.MULTILINE)
+    return "\n".join(f"| {status} | {text} |" for status, text in rows)
 
 
 def document() -> str:
@@ -96,6 +107,11 @@ Every setting is an environment variable; a keyword or an option on the command 
 `PENSTOCK_LOG_LEVEL` (INFO) and `PENSTOCK_LIBRARY_LOG_LEVEL` (CRITICAL) choose what is logged, on standard error.
 `PENSTOCK_GATEWAY` is the gateway's address for clients and the command line.
 
+`PENSTOCK_DATA_DIR` names the data directory of a `penstock up` (`--data-dir` does so for one verb); left out, it is `.penstock` in
+the directory where a program is started. A worker or service that is told none of `PENSTOCK_KAFKA`, `PENSTOCK_POSTGRES`,
+`PENSTOCK_PREFIX` and `PENSTOCK_OBJECTS` takes all of them from the deployment that runs there. A verb takes each from its option, or
+from `--data-dir`, or from the environment, or from the deployment that runs there, whichever comes first.
+
 ## Topics
 
 Names stand behind the deployment's prefix (`penstock.`). Contracts: [asyncapi.json](../schemas/messages/asyncapi.json).
@@ -116,8 +132,10 @@ Open: {states}. Final: {finals}. The transitions are drawn in [ARCHITECTURE.md](
 
 ## Errors
 
-| error | meaning |
-| --- | --- |
+The status is that of a process which an error ends: a verb, a service or a worker.
+
+| error | status | meaning |
+| --- | --- | --- |
 {error_table()}
 
 ## HTTP
@@ -127,8 +145,11 @@ with `errors: [{{pointer, detail}}]`.
 
 ## Command line
 
-`penstock --help` and `penstock VERB --help`. Exit statuses: 0 done · 1 something is amiss · 2 wrong command line · 3 refused ·
-4 not found · 5 unreachable · 6 cannot start · 130 interrupted.
+`penstock --help` and `penstock VERB --help`. Exit statuses, also of services and workers:
+
+| status | meaning |
+| --- | --- |
+{status_table()}
 """
 
 

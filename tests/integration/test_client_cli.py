@@ -190,7 +190,7 @@ async def test_a_running_local_deployment_is_found(penstock: Invoke, monkeypatch
     """Issue 1: without PENSTOCK_GATEWAY the deployment that `penstock up` runs in this directory is asked."""
     url = os.environ["PENSTOCK_GATEWAY"]
     monkeypatch.delenv("PENSTOCK_GATEWAY")
-    monkeypatch.setattr("penstock.cli.gateway.local_environment", lambda: {"PENSTOCK_GATEWAY": url})
+    monkeypatch.setattr("penstock.cli.deployment.local_environment", lambda: {"PENSTOCK_GATEWAY": url})
     assert (await penstock("types")).exit_code == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import penstock.cli
+from penstock import process
 from penstock.cli.main import Failure, cli
 from penstock.cli.reading import Lines, context_of
 from penstock.errors import (
@@ -21,6 +23,7 @@ from penstock.errors import (
     KafkaUnavailable,
     NotFound,
     PenstockError,
+    SessionLost,
     SettingsError,
     TooLarge,
     UnknownType,
@@ -49,6 +52,7 @@ def test_every_verb_explains_itself() -> None:
         (KafkaUnavailable("x"), 5),
         (SettingsError("x"), 6),
         (CannotStart("x"), 6),
+        (SessionLost("x"), 1),
         (PenstockError("x"), 1),
     ],
 )
@@ -56,6 +60,11 @@ def test_each_kind_of_error_has_its_exit_status(error: PenstockError, status: in
     """O8: scripts can tell what went wrong; the statuses are in the documentation of the package."""
     assert Failure(error).exit_code == status
     assert f"\n    {status} " in (penstock.cli.__doc__ or "")
+
+    async def service(_stopping: asyncio.Event, _ready: process.Ready) -> None:
+        raise error
+
+    assert asyncio.run(process._supervise("test", service, 1.0)) == status
 
 
 def test_errors_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:

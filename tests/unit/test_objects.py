@@ -35,7 +35,7 @@ def test_what_is_no_store_is_a_wrong_setting(url: str, words: str) -> None:
 
 def test_there_is_no_store_by_default() -> None:
     """T4: a worker with a folder of its own would work until the first large context, which it could not find."""
-    with pytest.raises(SettingsError, match="objects is not set.*PENSTOCK_OBJECTS"):
+    with pytest.raises(SettingsError, match=r"objects is not set.*PENSTOCK_OBJECTS"):
         ObjectStore(Kafka.load({}).objects)
 
 

@@ -9,7 +9,8 @@ standard error. Exit statuses:
     3    refused: the input is invalid, or the thing is not in a state for it
     4    not found
     5    something cannot be reached: the gateway, Kafka, PostgreSQL
-    6    cannot start: a setting is wrong, or a package or part is missing
+    6    cannot start: a setting is wrong, a port or directory is taken, or a package or part is missing
+    70   a service did not drain in time, or was asked twice to stop
     130  interrupted by Ctrl-C
 
 What a verb needs beyond the client is imported when the verb runs, so that the worker's installation has them all

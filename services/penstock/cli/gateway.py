@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
+from penstock.cli.deployment import data_dir_option, environment
 from penstock.client import SyncClient
 from penstock.errors import InvalidRecord
 
 # Long enough for a gateway that is being restarted, short enough for a person.
 PATIENCE_S = 3.0
 
-gateway_option = click.option(
+_gateway_option = click.option(
     "--gateway",
-    envvar="PENSTOCK_GATEWAY",
     metavar="URL",
-    help="Address of the gateway. Default: $PENSTOCK_GATEWAY, else the deployment that `penstock up` runs in this "
-    "directory, else http://127.0.0.1:8420.",
+    help="Address of the gateway. Default: that of --data-dir, else $PENSTOCK_GATEWAY, else the deployment that "
+    "`penstock up` runs in this directory, else http://127.0.0.1:8420.",
 )
 
 
+def gateway_option(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The two ways to name a gateway: by its address, and by the data directory of its deployment."""
+    return _gateway_option(data_dir_option(verb))
+
+
 def client(url: str | None) -> SyncClient:
-    """A client of the gateway that is meant."""
-    return SyncClient(url or local_environment().get("PENSTOCK_GATEWAY"), patience_s=PATIENCE_S)
+    """A client of the gateway that is meant.
 
-
-def local_environment() -> dict[str, str]:
-    """The settings of the deployment that `penstock up` runs in this directory; empty when none does."""
-    try:
-        from penstock.local.state import running  # noqa: PLC0415 (not on every system: see below)
-    except ImportError:
-        # Its lock needs fcntl, which Windows has not; neither has Windows a local deployment.
-        return {}
-    found = running()
-    return found.environment() if found else {}
+    Raises:
+        SettingsError: a data directory was named in which no deployment runs, or the address is no URL.
+    """
+    return SyncClient(url or environment().get("PENSTOCK_GATEWAY"), patience_s=PATIENCE_S)
 
 
 def labels_of(pairs: tuple[str, ...]) -> dict[str, str]:

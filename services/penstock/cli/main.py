@@ -8,27 +8,10 @@ import click
 
 import penstock
 from penstock.cli import serving, tasks, types
-from penstock.errors import (
-    Conflict,
-    Fatal,
-    GatewayUnavailable,
-    Invalid,
-    NotFound,
-    PenstockError,
-    Unavailable,
-    UnknownType,
-)
+from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
 from penstock.http.problems import Faults
-from penstock.process import quiet_libraries
+from penstock.process import exit_status, quiet_libraries
 
-# In order: the first that fits decides.
-_STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
-    (Invalid, 3),
-    (Conflict, 3),
-    (NotFound, 4),
-    (Unavailable, 5),
-    (Fatal, 6),
-)
 _INTERRUPTED = 130
 
 # Of many things at fault.
@@ -41,7 +24,7 @@ class Failure(click.ClickException):
     def __init__(self, error: PenstockError) -> None:
         super().__init__(str(error))
         self.error = error
-        self.exit_code = next((status for kind, status in _STATUSES if isinstance(error, kind)), 1)
+        self.exit_code = exit_status(error)
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Says what happened and what to do next."""
@@ -50,18 +33,21 @@ class Failure(click.ClickException):
             click.echo(f"penstock: {fault}", file=file, err=file is None)
         if isinstance(self.error, Faults) and len(self.error.faults) > _SHOWN:
             click.echo(f"  … and {len(self.error.faults) - _SHOWN} more", file=file, err=file is None)
-        if hint := _hint(self.error):
+        for hint in getattr(self.error, "__notes__", None) or _hints(self.error):
             click.echo(f"  {hint}", file=file, err=file is None)
 
 
-def _hint(error: PenstockError) -> str | None:
+def _hints(error: PenstockError) -> tuple[str, ...]:
     if isinstance(error, GatewayUnavailable) and str(error).startswith("no gateway"):
-        return "start one with `penstock up`, or set PENSTOCK_GATEWAY to the address of one that runs"
+        return (
+            "start one with `penstock up`, or name one that runs: by its directory with --data-dir or PENSTOCK_DATA_DIR,",
+            "or by its address with --gateway or PENSTOCK_GATEWAY",
+        )
     if isinstance(error, UnknownType):
-        return "`penstock types` lists those there are, `penstock types add NAME` registers one"
+        return ("`penstock types` lists those there are, `penstock types add NAME` registers one",)
     if isinstance(error, Unavailable):
-        return "is it running, and do PENSTOCK_KAFKA and PENSTOCK_POSTGRES name the right servers?"
-    return None
+        return ("is it running, and do PENSTOCK_KAFKA and PENSTOCK_POSTGRES name the right servers?",)
+    return ()
 
 
 class _Verbs(click.Group):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import local_environment, without_nothing
+from penstock.cli.deployment import Found, data_dir_option
+from penstock.cli.gateway import without_nothing
 from penstock.cli.output import as_json, counts_text, print_json, table
+from penstock.discovery import DATA_DIR_VARIABLE
 from penstock.errors import CannotStart
 from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
@@ -54,7 +55,8 @@ def extra(name: str, what: str) -> Iterator[None]:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything that lasts is kept. Default: .penstock",
+    envvar=DATA_DIR_VARIABLE,
+    help=f"Where everything that lasts is kept. Default: ${DATA_DIR_VARIABLE}, else .penstock",
 )
 @click.option("--fresh", is_flag=True, help="Drop what an earlier run left in the data directory.")
 @click.option(
@@ -96,13 +98,15 @@ def run(ctx: click.Context, service: str) -> None:
 @kafka_option
 @postgres_option
 @prefix_option
+@data_dir_option
 @as_json
 @click.pass_context
 def check(ctx: click.Context, /, json_: bool, **given: Any) -> None:
     """Proves that no task and no callback is in limbo; status 1 if one is."""
     with extra("services", "the check"):
         from penstock.checks.app import check as run_check  # noqa: PLC0415 (optional packages)
-    report = asyncio.run(run_check(_settings(Platform, given)))
+    with Found(Platform, given).telling("kafka", "postgres") as settings:
+        report = asyncio.run(run_check(settings))
     if json_:
         print_json(report.to_wire())
     else:
@@ -117,12 +121,14 @@ def check(ctx: click.Context, /, json_: bool, **given: Any) -> None:
 
 @click.command()
 @postgres_option
+@data_dir_option
 @as_json
 def migrate(json_: bool, **given: Any) -> None:
     """Brings the database's tables up to date; harmless when they are."""
     with extra("services", "migrating"):
         from penstock.postgres.migrations import migrate as run_migrate  # noqa: PLC0415 (optional packages)
-    applied = asyncio.run(run_migrate(_settings(Platform, given).postgres))
+    with Found(Platform, given).telling("postgres") as settings:
+        applied = asyncio.run(run_migrate(settings.postgres))
     if json_:
         print_json({"applied": applied})
     else:
@@ -135,21 +141,17 @@ def migrate(json_: bool, **given: Any) -> None:
 @click.option(
     "--replication", type=click.IntRange(min=1), help="Copies of each partition. Default: the broker's."
 )
+@data_dir_option
 @as_json
 def topics(replication: int | None, json_: bool, **given: Any) -> None:
     """Creates the platform's topics that do not exist; harmless when they do.
 
     Ready topics are created by task-sync when their types are registered.
     """
-    settings = _settings(Kafka, given)
-    asyncio.run(create_topics(settings, PLATFORM, replication=replication or -1))
+    with Found(Kafka, given).telling("kafka") as settings:
+        asyncio.run(create_topics(settings, PLATFORM, replication=replication or -1))
     names = [settings.prefix + topic.name for topic in PLATFORM]
     if json_:
         print_json({"topics": names})
     else:
         click.echo("\n".join(names))
-
-
-def _settings(kind: type[Any], given: dict[str, Any]) -> Any:
-    """Options first, then the environment, then the deployment that runs here."""
-    return kind.load({**local_environment(), **os.environ}, **given)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from penstock.core.restart import RestartPolicy
+from penstock.discovery import DEFAULT_DATA_DIR, Addresses
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka.connection import create_topics, wait_kafka
 from penstock.kafka.topics import PLATFORM
@@ -29,7 +30,7 @@ from penstock.local.jars import Progress
 from penstock.local.leftovers import end_leftovers
 from penstock.local.output import FileLog, both
 from penstock.local.ports import LOOPBACK, choose_port
-from penstock.local.state import CALLBACK_SECRETS, DEFAULT_DATA_DIR, Addresses, DataDir, make_secret
+from penstock.local.state import CALLBACK_SECRETS, DataDir, make_secret
 from penstock.local.supervisor import OnLine, Program, Supervisor
 from penstock.settings import Kafka
 

@@ -1,7 +1,6 @@
-"""Who owns a data directory, and where the deployment in it can be reached.
+"""Who owns a data directory, and what it publishes there for `penstock.discovery`.
 
-The lock lives as long as its owner's process, however that ends. The addresses are in `state.json`, for
-`penstock submit` and the like; without a held lock the file is only what a killed owner left.
+The lock lives as long as its owner's process, however that ends.
 """
 
 from __future__ import annotations
@@ -13,63 +12,12 @@ import json
 import os
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.discovery import Addresses
 from penstock.errors import CannotStart
 
-DEFAULT_DATA_DIR = Path(".penstock")
 CALLBACK_SECRETS = "PENSTOCK_CALLBACK_SECRETS"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Addresses:
-    """Where a running deployment's parts are.
-
-    Attributes:
-        pid: the process that owns it.
-        gateway: base URL.
-        kafka: bootstrap servers.
-        postgres: connection URL.
-        prefix: of topics and groups.
-        objects: URL of the object store.
-    """
-
-    pid: int
-    gateway: str
-    kafka: str
-    postgres: str
-    prefix: str
-    objects: str
-
-    def environment(self) -> dict[str, str]:
-        """The settings under which a service, worker or client finds this deployment."""
-        return {
-            "PENSTOCK_KAFKA": self.kafka,
-            "PENSTOCK_POSTGRES": self.postgres,
-            "PENSTOCK_PREFIX": self.prefix,
-            "PENSTOCK_OBJECTS": self.objects,
-            "PENSTOCK_GATEWAY": self.gateway,
-        }
-
-
-def running(data_dir: Path = DEFAULT_DATA_DIR) -> Addresses | None:
-    """The deployment that runs in `data_dir` now, or None."""
-    try:
-        addresses = Addresses(**json.loads((data_dir / "state.json").read_text()))
-        owner = (data_dir / "lock").read_text()
-    except FileNotFoundError:
-        return None
-    return addresses if owner == str(addresses.pid) and _is_held(data_dir / "lock") else None
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        with path.open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 class DataDir:
@@ -105,7 +53,7 @@ class DataDir:
         self._lock.flush()
 
     def _acquire(self) -> bool:
-        # Not at the first refusal: `running` holds the lock for a moment when it looks.
+        # Not at the first refusal: `discovery.running` holds the lock for a moment when it looks.
         for _ in range(10):
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 from penstock.errors import PenstockError
 from penstock.local.deployment import Deployment, Options, Reporter
 from penstock.local.output import MergedLog, wants_colour
-
-EXIT_FAILED = 1
+from penstock.process import exit_status
 
 
 async def up(
@@ -30,7 +31,7 @@ async def up(
         on_ready: called once all services serve.
 
     Returns:
-        The exit status: 0 after an orderly stop, 1 when something is missing; the console has been told what.
+        The exit status: 0 after an orderly stop, else that of `process.exit_status`; the console has been told why.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     stopping = asyncio.Event()
@@ -55,7 +56,7 @@ async def up(
                 step("stopped")
             except PenstockError as error:
                 console.print(f"penstock up: {error}", style="bold red", markup=False)
-                return EXIT_FAILED
+                return exit_status(error)
     return 0
 
 
@@ -78,12 +79,19 @@ def _summary(deployment: Deployment) -> str:
         "Gateway": deployment.gateway_url,
         "Kafka": deployment.kafka,
         "PostgreSQL": postgres.tcp_dsn() if postgres else deployment.postgres,
+        "Objects": deployment.addresses.objects,
         "Data": str(deployment.data_dir),
         "Log": str(deployment.log_file),
         "Callbacks": f"signed with the secret in {deployment.callback_secret_file}",
     }
     lines = [f"  {name:<11} {value}" for name, value in rows.items()]
-    return "\n".join(["", "Penstock is up. Ctrl-C stops everything.", "", *lines, ""])
+    told = f"export {DATA_DIR_VARIABLE}={shlex.quote(str(deployment.data_dir))}"
+    # Where a worker or a verb that was told nothing looks, if it is started in this directory.
+    if deployment.data_dir == DEFAULT_DATA_DIR.absolute():
+        found = f"Workers and the command line find it when started in this directory; elsewhere: {told}"
+    else:
+        found = f"Workers and the command line find it after: {told}"
+    return "\n".join(["", "Penstock is up. Ctrl-C stops everything.", "", *lines, "", f"  {found}", ""])
 
 
 @contextmanager

@@ -1,0 +1,152 @@
+"""A local deployment is found by its data directory: by workers, services and the command line."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli.main import cli
+from penstock.discovery import Addresses, local_environment, running
+from penstock.errors import SettingsError
+from penstock.local.state import DataDir
+from penstock.settings import Platform
+from penstock.worker import Worker
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing runs and nothing is set."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("penstock.cli.gateway.PATIENCE_S", 0.0)
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+def deployed(place: Path, nobody: str) -> DataDir:
+    """A data directory as `penstock up` leaves it while it runs; none of its servers answers."""
+    owned = DataDir(place)
+    addresses = Addresses(
+        pid=os.getpid(),
+        gateway=f"http://{nobody}",
+        kafka=nobody,
+        postgres=f"postgresql://u:secret@{nobody}/d",
+        prefix="x.",
+        objects=f"file://{place}/objects",
+    )
+    owned.publish(addresses)
+    assert running(place) == addresses
+    return owned
+
+
+def test_a_worker_finds_the_deployment_of_its_directory(nobody: str) -> None:
+    """O1: by nothing but being started there; once it has ended the defaults are back."""
+    owned = deployed(Path(".penstock"), nobody)
+    found = Worker().settings
+    assert (found.kafka, found.prefix) == (nobody, "x.")
+    assert found.objects == f"file://{Path('.penstock')}/objects"
+    owned.close()
+    assert Worker().settings.kafka == "127.0.0.1:9092"
+    assert local_environment() == {}
+
+
+def test_a_worker_finds_the_deployment_it_is_told(
+    nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: PENSTOCK_DATA_DIR names it; one in which nothing runs is a mistake to be told."""
+    owned = deployed(tmp_path / "data", nobody)
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
+    assert Worker().settings.kafka == nobody
+    owned.close()
+    with pytest.raises(
+        SettingsError, match=r"no `penstock up` of this user runs in .*/data.*PENSTOCK_DATA_DIR"
+    ):
+        Worker()
+
+
+@pytest.mark.parametrize("name", ["kafka", "postgres", "prefix", "objects"])
+def test_the_environment_and_keywords_win_as_a_whole(
+    nobody: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: one address that is set, and none is taken from a deployment that happens to run here."""
+    owned = deployed(Path(".penstock"), nobody)
+    given = Platform.load(**{name: "given"})
+    monkeypatch.setenv(f"PENSTOCK_{name.upper()}", "given")
+    for settings in (given, Platform.load()):
+        others = {"kafka", "postgres", "prefix", "objects"} - {name}
+        assert getattr(settings, name) == "given"
+        assert all(getattr(settings, other) == getattr(Platform(), other) for other in others)
+    owned.close()
+
+
+def test_check_says_where_it_looked(nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: the origin of each address, and how to name a deployment; --data-dir wins over the environment."""
+    owned = deployed(tmp_path / "data", nobody)
+    monkeypatch.setenv("PENSTOCK_POSTGRES", "postgresql://u@127.0.0.1:1/elsewhere")
+    for verb in ("check", "migrate"):
+        outcome = CliRunner().invoke(cli, [verb, "--data-dir", str(tmp_path / "data")])
+        assert outcome.exit_code == 5, outcome.stderr
+        assert nobody in outcome.stderr
+        assert f"postgres is that of the deployment in {tmp_path / 'data'}" in outcome.stderr
+        assert "secret" not in outcome.stderr
+        assert "Unclosed" not in outcome.stderr
+
+    outcome = CliRunner().invoke(cli, ["check"])
+    assert outcome.exit_code == 5
+    assert "127.0.0.1:1/elsewhere" in outcome.stderr
+    assert "kafka is the default; postgres is as PENSTOCK_POSTGRES says" in outcome.stderr
+    assert f"no `penstock up` runs in {Path('.penstock').absolute()}" in outcome.stderr
+    assert "--data-dir or PENSTOCK_DATA_DIR" in outcome.stderr
+
+    outcome = CliRunner().invoke(cli, ["topics", "--kafka", nobody])
+    assert outcome.exit_code == 5
+    assert "kafka is as --kafka says" in outcome.stderr
+    assert "no `penstock up`" not in outcome.stderr
+    owned.close()
+
+
+@pytest.mark.parametrize(
+    "verb", [["check"], ["migrate"], ["topics"], ["list"], ["types"], ["types", "add", "a"]]
+)
+def test_a_directory_in_which_nothing_runs_is_told(verb: list[str], tmp_path: Path) -> None:
+    """O8: rather than silently asking what answers at the default addresses."""
+    outcome = CliRunner().invoke(cli, [*verb, "--data-dir", str(tmp_path / "data")])
+    assert outcome.exit_code == 6
+    assert f"no `penstock up` of this user runs in {tmp_path / 'data'}" in outcome.stderr
+
+
+def test_the_gateway_of_a_data_directory_is_asked(
+    nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O8: --gateway, then --data-dir, then the environment; also where a group's option stands before its verb."""
+    owned = deployed(tmp_path / "data", nobody)
+    monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
+    there = ["--data-dir", str(tmp_path / "data")]
+    for arguments in (
+        ["list", *there],
+        ["types", *there],
+        ["types", *there, "add", "a"],
+        ["types", "add", "a", *there],
+    ):
+        outcome = CliRunner().invoke(cli, arguments)
+        assert outcome.exit_code == 5
+        assert nobody in outcome.stderr
+    assert "127.0.0.1:1 " in CliRunner().invoke(cli, ["list"]).stderr
+    assert (
+        "127.0.0.1:2 " in CliRunner().invoke(cli, ["list", *there, "--gateway", "http://127.0.0.1:2"]).stderr
+    )
+    owned.close()

@@ -2,7 +2,7 @@
 
     python -m examples.media.stages
 
-runs a worker; it finds Kafka and the object store by PENSTOCK_KAFKA and PENSTOCK_OBJECTS.
+runs a worker; it finds Kafka and the object store by PENSTOCK_KAFKA and PENSTOCK_OBJECTS, or by a `penstock up` that runs here.
 """
 
 from __future__ import annotations

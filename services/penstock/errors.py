@@ -3,7 +3,7 @@
     PenstockError
     ├── Fatal                     the process must not go on; its supervisor restarts it
     │   ├── SettingsError         a setting is missing or two contradict each other
-    │   ├── CannotStart           a part of a local deployment is missing or refuses to start
+    │   ├── CannotStart           something that must be there first is missing or refuses
     │   ├── SessionLost           the Kafka group, the PostgreSQL session or a lock is gone
     │   └── Stalled               there is work and no progress
     ├── Unavailable               a server does not answer: worth trying again
@@ -40,7 +40,7 @@ class SettingsError(Fatal):
 
 
 class CannotStart(Fatal):
-    """A part of a local deployment is missing or refuses to start; the message says what to do about it."""
+    """Something that must be there first (a package, a port, a directory, a table) is missing or refuses; the message says what to do."""
 
 
 class SessionLost(Fatal):

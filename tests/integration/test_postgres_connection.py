@@ -8,9 +8,10 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 
-from penstock.errors import PenstockError, PostgresUnavailable, SettingsError
+from penstock.errors import CannotStart, PenstockError, PostgresUnavailable, SettingsError
 from penstock.postgres.connection import connect, open_pool, translated, without_password
 from penstock.postgres.migrations import migrate
+from penstock.postgres.queries import query
 
 
 @pytest.fixture
@@ -87,6 +88,13 @@ async def test_nobody_there_is_worth_trying_again() -> None:
     assert isinstance(refused, PostgresUnavailable)
     assert address in str(refused)
     assert "secret" not in str(refused)
+
+
+async def test_a_database_without_tables_is_told_with_the_remedy(empty_database: str) -> None:
+    """O8: `penstock check` of a database that is somebody else's."""
+    async with open_pool(empty_database, "test") as pool:
+        with pytest.raises(CannotStart, match="penstock migrate"), translated():
+            await pool.fetch(query("checks.states"))
 
 
 async def test_a_pool_that_is_refused_later_says_so(stranger: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import cli
+from penstock.client import SyncClient
 from penstock.discovery import Addresses, local_environment, running
 from penstock.errors import SettingsError
 from penstock.local.state import DataDir
@@ -53,14 +54,16 @@ def deployed(place: Path, nobody: str) -> DataDir:
     return owned
 
 
-def test_a_worker_finds_the_deployment_of_its_directory(nobody: str) -> None:
+def test_worker_and_client_find_the_deployment_of_their_directory(nobody: str) -> None:
     """O1: by nothing but being started there; once it has ended the defaults are back."""
     owned = deployed(Path(".penstock"), nobody)
     found = Worker().settings
     assert (found.kafka, found.prefix) == (nobody, "x.")
     assert found.objects == f"file://{Path('.penstock')}/objects"
+    assert SyncClient().url == f"http://{nobody}"
     owned.close()
     assert Worker().settings.kafka == "127.0.0.1:9092"
+    assert SyncClient().url == "http://127.0.0.1:8420"
     assert local_environment() == {}
 
 

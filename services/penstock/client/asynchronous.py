@@ -19,6 +19,7 @@ import penstock
 from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
+from penstock.discovery import local_environment
 from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError, SettingsError
 from penstock.http.problems import error_of, relocated
 
@@ -39,13 +40,14 @@ class Client:
     """Speaks with a gateway, for the time of an `async with` block.
 
     Args:
-        url: the gateway's address; by default PENSTOCK_GATEWAY, else `http://127.0.0.1:8420`.
+        url: the gateway's address; by default PENSTOCK_GATEWAY, else that of the `penstock up` which runs in
+            PENSTOCK_DATA_DIR or `.penstock`, else `http://127.0.0.1:8420`.
         patience_s: for how long a request that is safe to repeat is repeated, in seconds; 0 never repeats.
         timeout_s: seconds one request may take.
         own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
 
     Raises:
-        SettingsError: the address is no http:// or https:// URL.
+        SettingsError: the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
 
     Every method raises `GatewayUnavailable` when no gateway answers, or what is behind it is away.
     """
@@ -58,7 +60,12 @@ class Client:
         timeout_s: float = 60.0,
         own_keys: bool = True,
     ) -> None:
-        self.url = _base(url or os.environ.get("PENSTOCK_GATEWAY") or DEFAULT_URL)
+        self.url = _base(
+            url
+            or os.environ.get("PENSTOCK_GATEWAY")
+            or local_environment().get("PENSTOCK_GATEWAY")
+            or DEFAULT_URL
+        )
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._own_keys = own_keys

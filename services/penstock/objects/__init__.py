@@ -37,7 +37,10 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         if not url:
             # No default: a folder of its own would serve a worker until the first context that another has stored.
-            raise SettingsError(f"objects is not set, so large contexts have no place: {_REMEDY}")
+            raise SettingsError(
+                f"objects is not set, so large contexts have no place: {_REMEDY}; for a `penstock up` on this "
+                "machine, start in its directory or set PENSTOCK_DATA_DIR to its --data-dir instead"
+            )
         try:
             parts = urlsplit(url)
             options: dict[str, Any] = {"mkdir": True} if parts.scheme == "file" else {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.errors import PostgresUnavailable, SettingsError
+from penstock.errors import CannotStart, PostgresUnavailable, SettingsError
 
 SCHEMA = "penstock"
 
@@ -46,11 +46,16 @@ def translated() -> Iterator[None]:
 
     Raises:
         PostgresUnavailable: worth trying again.
+        CannotStart: the database has none of our tables.
         SettingsError: PENSTOCK_POSTGRES names a user, password or database that the server refuses. A pool hears of
             that late, too, when what was right has been changed.
     """
     try:
         yield
+    except asyncpg.UndefinedTableError as error:
+        raise CannotStart(
+            f"PostgreSQL: {error}: run `penstock migrate` against this database, or name another"
+        ) from error
     except _REFUSED as error:
         raise SettingsError(
             f"PostgreSQL refuses: {error}: set PENSTOCK_POSTGRES (or --postgres) to "

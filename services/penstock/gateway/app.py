@@ -41,6 +41,8 @@ def create_app(
     """
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
+        # First: a wrong setting is told also while the database is away.
+        objects = ObjectStore(settings.objects)
         async with open_pool(settings.postgres, NAME, size=settings.gateway_connections) as pool:
             missing = await missing_migrations(pool)
             if missing:
@@ -49,7 +51,6 @@ def create_app(
                 )
             broker = Broker(settings, pool)
             known = KnownTypes(pool)
-            objects = ObjectStore(settings.objects)
             hold = Hold(settings, known, objects, broker)
             app = web.Application(
                 middlewares=[problems, same_origin], client_max_size=settings.gateway_body_limit_bytes

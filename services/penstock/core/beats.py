@@ -1,15 +1,15 @@
 """When to give which sign of life: the worker's side of heartbeats. Two queues; time is an argument.
 
-The main deque holds what is still to be beaten in this cycle, the backup queue what has been. Step A, at a steady
-rate, takes from the main deque what is due; step B, at the end of each cycle, moves the backup queue behind it.
-Any report about an attempt (its claim, a beat, progress) counts as its beat, so what has just been heard of is
-passed over until it has been silent for a cycle.
+Main holds what is still to be beaten in this cycle, backup what has been. Step A (`step`), at a steady rate, takes
+from main what is due, the most overdue first, and moves it to backup once it is heard. Step B, at the end of each
+cycle, moves backup to main. Any report about an attempt counts as its beat (`touch`), so an attempt that has just
+been heard of is not due before it was silent for half a cycle.
 
-Guarantees, while `step` is called at least once a step:
-- Nothing is silent for longer than two cycles and a step, which fits into the timeout (`BeatPolicy.validate`).
-- No step sends more than the rate allows. The rate is what the policy says, or what the number of attempts in hand
-  needs, up to the platform's limit; beyond that limit there is no room (`room`), rather than attempts that are missed.
-- After a standstill the overdue are sent first the most overdue, at the highest rate allowed and no faster.
+Guarantees, while `step` is called about once a step and beats are heard
+- Nothing is silent for longer than two cycles and two steps, which the policy makes fit into the timeout.
+- No step sends more than the limit allows, whatever happened before: after a standstill what is overdue is made up
+  for at the limit, in order, and not in a burst. At ease the rate is only what the attempts in hand need.
+- More attempts than the limit can keep alive are not taken in (`room`): none is silently missed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ import heapq
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Answer(Enum):
-    """What came of a beat.
+    """What came of a beat; but for `HEARD` the classes of errors.
 
-    The error classes: `GONE` (unknown to the platform, or cancelled), `THROTTLED` (sent too fast) and `UNKNOWN`
-    (anything else: no answer, an answer that makes no sense).
+    `GONE`: unknown to the platform, or cancelled. `THROTTLED`: too fast. `UNKNOWN`: anything else, no answer included.
     """
 
     HEARD = "heard"
@@ -43,11 +42,11 @@ class BeatPolicy:
 
     Attributes:
         timeout_s: seconds of silence after which the platform takes an attempt for lost.
-        cycle_s: seconds within which each attempt is beaten once.
+        cycle_s: seconds within which each silent attempt is beaten once.
         step_s: seconds between two steps.
-        rate_per_s: beats a second at ease.
-        limit_per_s: beats a second that the platform takes at most.
-        retries: how often an unknown error is answered within a cycle before the attempt waits for the next.
+        rate_per_s: beats a second at ease, at least.
+        limit_per_s: beats a second at most.
+        retries: how often a beat that met an unknown error is sent again within a cycle.
     """
 
     timeout_s: float = 300.0
@@ -58,68 +57,80 @@ class BeatPolicy:
     retries: int = 3
 
     def validate(self) -> list[str]:
-        """What is wrong with it, one sentence each."""
+        """What is wrong with it, a sentence each."""
         problems = [
             f"{name}={getattr(self, name)} must be above 0"
             for name in ("timeout_s", "cycle_s", "step_s", "rate_per_s", "limit_per_s")
             if not getattr(self, name) > 0
         ]
-        if problems:
-            return problems
-        if 2 * self.cycle_s + 2 * self.step_s > self.timeout_s:
-            problems.append(
-                f"cycle_s={self.cycle_s:g} must fit twice, with two steps of {self.step_s:g} s, in "
-                f"timeout_s={self.timeout_s:g}: one beat may be lost without the attempt being taken for lost"
-            )
-        if self.limit_per_s < self.rate_per_s:
-            problems.append(
-                f"limit_per_s={self.limit_per_s:g} must not be below rate_per_s={self.rate_per_s:g}"
-            )
         if self.retries < 0:
             problems.append(f"retries={self.retries} must be at least 0")
+        if problems:
+            return problems
+        if 2 * (self.cycle_s + self.step_s) > self.timeout_s:
+            problems.append(
+                f"cycle_s={self.cycle_s:g} and step_s={self.step_s:g} must fit twice in timeout_s={self.timeout_s:g}: "
+                "else an attempt may be taken for lost although its beats are heard"
+            )
+        if self.limit_per_s < self.rate_per_s or self.limit_per_s * self.step_s < 1:
+            problems.append(
+                f"limit_per_s={self.limit_per_s:g} must allow rate_per_s={self.rate_per_s:g} and a beat a step"
+            )
         return problems
 
     @classmethod
-    def for_timeout(cls, timeout_s: float) -> BeatPolicy:
-        """The usual proportions (120 s in 300 s, a step a second) for another timeout."""
+    def within(cls, timeout_s: float) -> BeatPolicy:
+        """The proportions of 120 s in 300 s, in steps of a second, for another timeout."""
         step_s = min(1.0, timeout_s / 30)
-        return cls(timeout_s=timeout_s, cycle_s=timeout_s * 0.4, step_s=step_s)
+        return cls(timeout_s=timeout_s, cycle_s=timeout_s * 0.4, step_s=step_s, rate_per_s=1 / step_s)
 
     @property
     def capacity(self) -> int:
-        """How many attempts can be kept alive at the highest rate."""
+        """How many attempts can be kept alive."""
         return math.floor(self.limit_per_s * self.cycle_s)
+
+
+class _Rank(IntEnum):
+    """Where in main: in front of the others, among them by silence, or behind them."""
+
+    FRONT = 0
+    MIDDLE = 1
+    END = 2
 
 
 @dataclass(slots=True)
 class _Pulse:
-    """One attempt: when it was last heard of, when the beat under way was sent, and its errors in this cycle."""
+    """One attempt.
+
+    Attributes:
+        heard_s: when it was last heard of.
+        sent_s: when the beat was sent that is under way; None when none is.
+        due: its number in main; None while it is in backup or under way. Entries with another number are stale.
+        retries: unknown errors in this cycle.
+    """
 
     heard_s: float
-    queued: bool = True
     sent_s: float | None = None
+    due: int | None = None
     retries: int = 0
 
 
 class BeatQueue(Generic[K]):
-    """The attempts of one worker that share a timeout.
+    """The attempts in one worker's hand that share a timeout.
 
     Args:
         policy: see `BeatPolicy`.
-        now_s: the time, on the caller's clock, which only grows.
+        now_s: seconds on the caller's clock, which only grows.
     """
 
     def __init__(self, policy: BeatPolicy, now_s: float) -> None:
         self.policy = policy
         self._pulses: dict[K, _Pulse] = {}
-        # By when it was last heard of, so that the most overdue is first; stale entries are passed over.
-        self._main: list[tuple[float, int, K]] = []
-        self._backup: list[K] = []
-        self._order = 0
-        self._front = -1
+        self._main: list[tuple[_Rank, float, int, K]] = []
+        self._number = 0
         self._cycle_ends_s = now_s + policy.cycle_s
-        self._allowance = 0.0
         self._stepped_s = now_s
+        self._allowance = 0.0
 
     def __len__(self) -> int:
         return len(self._pulses)
@@ -130,10 +141,101 @@ class BeatQueue(Generic[K]):
     @property
     def room(self) -> int:
         """How many more attempts can be kept alive."""
-        return self.policy.capacity - len(self._pulses)
+        return max(0, self.policy.capacity - len(self._pulses))
 
-    @property
-    def rate_per_s(self) -> float:
-        """Beats a second that the attempts in hand need, at least what the policy says, at most its limit."""
+    def add(self, key: K, now_s: float) -> None:
+        """An attempt was claimed; its claim was its first sign of life."""
+        self._pulses[key] = _Pulse(now_s)
+        self._file(key, _Rank.MIDDLE)
+
+    def discard(self, keys: Iterable[K]) -> None:
+        """Nothing more is to be said of these."""
+        for key in keys:
+            self._pulses.pop(key, None)
+
+    def touch(self, key: K, now_s: float) -> None:
+        """Something else was heard of it: as good as a beat."""
+        pulse = self._pulses.get(key)
+        if pulse is not None:
+            pulse.heard_s = max(pulse.heard_s, now_s)
+
+    def silent(self, now_s: float, for_s: float) -> list[K]:
+        """What was not heard of for `for_s` seconds or longer."""
+        return [key for key, pulse in self._pulses.items() if now_s - pulse.heard_s >= for_s]
+
+    def step(self, now_s: float) -> list[K]:
+        """Step A, and step B when a cycle has ended: what to beat now. Each is guarded until it is answered."""
+        if now_s >= self._cycle_ends_s:
+            self._begin_cycle(now_s)
+        idle_s = self.policy.cycle_s / 2
+        chosen: list[K] = []
+        allowed = self._allowed(now_s)
+        while self._main and len(chosen) < allowed:
+            rank, heard_s, number, key = self._main[0]
+            pulse = self._pulses.get(key)
+            if pulse is None or pulse.due != number:
+                heapq.heappop(self._main)
+            elif pulse.heard_s > heard_s:
+                # Heard of since it was filed.
+                heapq.heappop(self._main)
+                self._file(key, rank)
+            elif rank is _Rank.MIDDLE and now_s - heard_s < idle_s:
+                break  # and so is everything behind it
+            else:
+                heapq.heappop(self._main)
+                pulse.due = None
+                pulse.sent_s = now_s
+                chosen.append(key)
+        self._allowance -= len(chosen)
+        return chosen
+
+    def answer(self, key: K, answer: Answer) -> None:
+        """What came of a beat. A second answer to the same beat, and one to a beat given up, is ignored."""
+        pulse = self._pulses.get(key)
+        if pulse is None or pulse.sent_s is None:
+            return
+        sent_s, pulse.sent_s = pulse.sent_s, None
+        if answer is Answer.HEARD:
+            # As of when it was sent: it may have been long on its way.
+            pulse.heard_s = max(pulse.heard_s, sent_s)
+            pulse.retries = 0
+        elif answer is Answer.GONE:
+            del self._pulses[key]
+        elif answer is Answer.THROTTLED:
+            self._file(key, _Rank.FRONT)
+        elif pulse.retries < self.policy.retries:
+            pulse.retries += 1
+            self._file(key, _Rank.END)
+
+    def _allowed(self, now_s: float) -> int:
+        """How many beats this step may send."""
         policy = self.policy
-        return min(policy.limit_per_s, max(policy.rate_per_s, len(self._pulses) / policy.cycle_s))
+        elapsed_s = max(0.0, now_s - self._stepped_s)
+        self._stepped_s = now_s
+        rate = max(policy.rate_per_s, len(self._pulses) / policy.cycle_s)
+        if self._main:
+            pulse = self._pulses.get(self._main[0][3])
+            # Longer silent than a cycle and the idle time before it: there is something to make up for.
+            if pulse is not None and now_s - pulse.heard_s > 1.5 * policy.cycle_s:
+                rate = policy.limit_per_s
+        rate = min(rate, policy.limit_per_s)
+        most = max(1.0, policy.limit_per_s * policy.step_s)
+        self._allowance = min(most, self._allowance + rate * elapsed_s)
+        return math.floor(self._allowance)
+
+    def _begin_cycle(self, now_s: float) -> None:
+        """Step B: everything is to be beaten again; a beat that nobody answered in a whole cycle is given up."""
+        given_up_s = now_s - self.policy.cycle_s
+        self._cycle_ends_s = now_s + self.policy.cycle_s
+        self._main.clear()
+        for key, pulse in self._pulses.items():
+            pulse.retries = 0
+            if pulse.sent_s is None or pulse.sent_s <= given_up_s:
+                pulse.sent_s = None
+                self._file(key, _Rank.MIDDLE)
+
+    def _file(self, key: K, rank: _Rank) -> None:
+        self._number += 1
+        pulse = self._pulses[key]
+        pulse.due = self._number
+        heapq.heappush(self._main, (rank, pulse.heard_s, self._number, key))

@@ -15,6 +15,7 @@ from penstock.contracts.files import schemas_folder
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.result import Failure, StageResult, encode_results
+from penstock.contracts.revocation import Revocation
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import conform, parse, problems
 from penstock.core.completion import Fence, Outcome
@@ -81,6 +82,7 @@ ROUND_TRIPS = {
     "submitted": through_submission,
     "ready": lambda data: ReadyTask.decode(data).encode(),
     "heartbeat": lambda data: inbound.decode_heartbeat(data).encode(),
+    "revoked": lambda data: Revocation.decode(data).encode(),
     "stage-results": through_results,
     "event": through_event,
     "callback": lambda data: inbound.decode_callback(data).encode(),

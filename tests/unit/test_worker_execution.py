@@ -17,6 +17,7 @@ from penstock.objects import ObjectStore
 from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings, execution
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.hand import Hand
+from penstock.worker.heart import Heart
 from penstock.worker.link import Reports
 from penstock.worker.pull import Puller
 
@@ -316,22 +317,6 @@ async def test_a_worker_without_stages_says_so():
         await Worker(WorkerSettings(objects="memory:///")).serve(asyncio.Event())
 
 
-def test_the_hand_beats_what_was_silent_for_a_third_of_its_lease():
-    """H5: a sign of life counts from when it was given, each lease by its own timeout."""
-    hand = Hand(10)
-    quick = ReadyTask(Fence(1, 0, "s", 0), "t", Context.encode(None), 9_000)
-    slow = ReadyTask(Fence(2, 0, "s", 0), "t", Context.encode(None), 300_000)
-    hand.take(quick, 0.0)
-    hand.take(slow, 0.0)
-    assert hand.due(1.0) == {}
-    assert hand.due(2.5) == {9_000: [(1, 0, 0)]}
-    assert hand.due(3.0) == {}
-    assert hand.due(99.5) == {9_000: [(1, 0, 0)], 300_000: [(2, 0, 0)]}
-    hand.let_go([(1, 0, 0)])
-    assert hand.due(200.0) == {300_000: [(2, 0, 0)]}
-    assert hand.room == 9
-
-
 async def test_what_is_claimed_when_the_worker_stops_is_started_all_the_same():
     """W1: a stop between claim and commit must not leave tasks to their leases: the pool hands them back."""
     committing = asyncio.Event()
@@ -349,7 +334,10 @@ async def test_what_is_claimed_when_the_worker_stops_is_started_all_the_same():
             pass
 
     started = []
-    puller = Puller(WorkerSettings(objects="memory:///"), "t", Link(), Hand(1), "w", started.append)
+    hand, link = Hand(1), Link()
+    heart = Heart(link, "w", asyncio.get_running_loop().time, lambda _keys: None)
+    settings = WorkerSettings(objects="memory:///")
+    puller = Puller(settings, "t", link, hand, heart, "w", started.extend)
     pulling = asyncio.ensure_future(puller._pull(Consumer()))
     await committing.wait()
     pulling.cancel()

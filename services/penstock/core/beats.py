@@ -79,10 +79,17 @@ class BeatPolicy:
         return problems
 
     @classmethod
-    def within(cls, timeout_s: float) -> BeatPolicy:
+    def within(cls, timeout_s: float, *, limit_per_s: float = 1_000.0) -> BeatPolicy:
         """The proportions of 120 s in 300 s, in steps of a second, for another timeout."""
         step_s = min(1.0, timeout_s / 30)
-        return cls(timeout_s=timeout_s, cycle_s=timeout_s * 0.4, step_s=step_s, rate_per_s=1 / step_s)
+        rate_per_s = 1 / step_s
+        return cls(
+            timeout_s=timeout_s,
+            cycle_s=timeout_s * 0.4,
+            step_s=step_s,
+            rate_per_s=rate_per_s,
+            limit_per_s=max(limit_per_s, rate_per_s),
+        )
 
     @property
     def capacity(self) -> int:

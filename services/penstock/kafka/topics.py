@@ -31,6 +31,7 @@ HEARTBEATS = Topic("heartbeats", 8, DAY_MS, "Claims, beats and releases, keyed b
 HEARTBEATS_REJECTED = Topic(
     "heartbeats.rejected", 1, 30 * DAY_MS, "Heartbeat records that broke their contract.", REJECTION_BYTES
 )
+REVOKED = Topic("revoked", 1, DAY_MS, "Leases taken back, read by every worker.")
 STAGE_RESULTS = Topic("stage-results", 8, 7 * DAY_MS, "Batches of stage results, keyed by worker.")
 STAGE_RESULTS_REJECTED = Topic(
     "stage-results.rejected", 1, 30 * DAY_MS, "Results that broke their contract.", REJECTION_BYTES
@@ -50,6 +51,7 @@ PLATFORM = (
     SUBMITTED_REJECTED,
     HEARTBEATS,
     HEARTBEATS_REJECTED,
+    REVOKED,
     STAGE_RESULTS,
     STAGE_RESULTS_REJECTED,
     EVENTS,

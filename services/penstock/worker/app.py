@@ -16,12 +16,11 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.leases import Key
 from penstock.errors import SettingsError
-from penstock.kafka.connection import make_producer, running
 from penstock.objects import ObjectStore
+from penstock.worker.beside import beside
 from penstock.worker.execution import Execution, Stage, handed_back
-from penstock.worker.hand import Hand, beat, key_of
-from penstock.worker.link import Link, Reports
-from penstock.worker.pull import Puller
+from penstock.worker.hand import key_of
+from penstock.worker.liaison import Liaison
 from penstock.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -94,29 +93,34 @@ class Worker:
         if not self._stages:
             raise SettingsError("the worker has no stage: register handlers with @worker.stage('type.stage')")
         settings = self.settings
-        async with running(make_producer(settings)) as producer:
-            hand = Hand(settings.pool + settings.backlog)
-            link = Link(producer, settings, self.id)
-            reports = Reports(link, self.id, hand.let_go)
-            pool = Pool(
-                Execution(self._stages, ObjectStore(settings.objects), settings.threads),
-                reports,
-                settings.pool,
+        here = asyncio.get_running_loop()
+        objects = ObjectStore(settings.objects)
+        async with beside("penstock platform") as platform:
+            liaison = Liaison(
+                settings,
+                self.id,
+                {type_name for type_name, _stage in self._stages},
+                lambda claimed: here.call_soon_threadsafe(pool.start_all, claimed),
+                lambda keys: here.call_soon_threadsafe(pool.drop, keys),
             )
-            pulling = process.together(
-                *(
-                    Puller(settings, type_name, link, hand, self.id, pool.start).run()
-                    for type_name in sorted({type_name for type_name, _stage in self._stages})
-                )
-            )
+            pool = Pool(Execution(self._stages, objects, settings.threads), liaison.add, settings.pool)
+            pulled = asyncio.Event()
 
             async def work() -> None:
-                await _until(stopping, pulling)
+                await stopping.wait()
+                platform.tell(liaison.stop)
+                await pulled.wait()
                 await pool.drain(settings.drain_timeout_s)
-                await reports.wait_sent()
+                platform.tell(liaison.finish)
+                # The other loop has the rest.
+                await asyncio.Event().wait()
 
-            ready()
-            await process.leading(work(), reports.run(), beat(hand, link, self.id), pool.watch())
+            speaking = platform.call(
+                liaison.run(
+                    lambda: here.call_soon_threadsafe(ready), lambda: here.call_soon_threadsafe(pulled.set)
+                )
+            )
+            await process.leading(speaking, work(), pool.watch())
 
 
 class Pool:
@@ -124,23 +128,38 @@ class Pool:
 
     Args:
         execution: runs one.
-        reports: where results go.
+        report: takes results.
         size: how many at once.
     """
 
-    def __init__(self, execution: Execution, reports: Reports, size: int) -> None:
+    def __init__(self, execution: Execution, report: Callable[[StageResult], None], size: int) -> None:
         self._execution = execution
-        self._reports = reports
+        self._report = report
         self._size = size
         self._running: dict[Key, tuple[asyncio.Task[None], ReadyTask]] = {}
         self._backlog: deque[ReadyTask] = deque()
         self._closed = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def start_all(self, claimed: list[ReadyTask]) -> None:
+        """Runs a batch of attempts."""
+        for ready in claimed:
+            self.start(ready)
+
+    def drop(self, keys: list[Key]) -> None:
+        """Ends attempts that nobody wants any more, without a result: their handlers are cancelled."""
+        unwanted = set(keys)
+        self._backlog = deque(ready for ready in self._backlog if key_of(ready) not in unwanted)
+        for key in keys:
+            entry = self._running.pop(key, None)
+            if entry is not None:
+                entry[0].cancel()
+        self._fill()
+
     def start(self, ready: ReadyTask) -> None:
         """Runs an attempt now or, when all places are taken, as soon as one is free."""
         if self._closed:
-            self._reports.add(handed_back(ready, "the worker is stopping"))
+            self._report(handed_back(ready, "the worker is stopping"))
         elif len(self._running) < self._size:
             task = asyncio.create_task(self._run(ready))
             self._running[key_of(ready)] = (task, ready)
@@ -152,7 +171,7 @@ class Pool:
         """Hands back what waits, gives what runs `timeout_s` seconds, then cancels it and hands it back."""
         self._closed = True
         while self._backlog:
-            self._reports.add(handed_back(self._backlog.popleft(), "the worker is stopping"))
+            self._report(handed_back(self._backlog.popleft(), "the worker is stopping"))
         if self._running:
             log.info("draining: %d handlers are still running", len(self._running))
             await asyncio.wait(self._tasks(), timeout=timeout_s)
@@ -192,26 +211,13 @@ class Pool:
         """Reports an attempt, unless it was reported before, and gives its place to the next."""
         if self._running.pop(key, None) is None:
             return
-        self._reports.add(result)
-        if self._backlog and not self._closed:
+        self._report(result)
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._backlog and len(self._running) < self._size and not self._closed:
             self.start(self._backlog.popleft())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self._broken.done():
             self._broken.set_exception(error)
-
-
-async def _until(stopping: asyncio.Event, work: Any) -> None:
-    """Runs `work` until `stopping` is set, then cancels it.
-
-    Raises:
-        Exception: what `work` raised before.
-    """
-    working = asyncio.ensure_future(work)
-    waiting = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (working, waiting):
-        task.cancel()
-    await asyncio.wait({working, waiting})
-    if not working.cancelled() and (error := working.exception()) is not None:
-        raise error

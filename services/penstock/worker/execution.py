@@ -175,13 +175,18 @@ class Execution:
     async def _on_thread(self, stage: Stage, task: Task) -> Any:
         async with self._threads:
             future = _start_thread(stage.handler, task)
-            done, _pending = await asyncio.wait({future}, timeout=stage.timeout_s)
+            try:
+                done, _pending = await asyncio.wait({future}, timeout=stage.timeout_s)
+            except asyncio.CancelledError:
+                task.cancelled = True
+                raise
             if done:
                 outcome, error = future.result()
                 if error is not None:
                     raise _Raised(error)
                 return outcome
-        # Nothing can end a thread from outside: it is left to itself, and its place is given to another.
+        # Nothing can end a thread from outside: it is told, left to itself, and its place is given to another.
+        task.cancelled = True
         future.cancel()
         raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was left behind")
 

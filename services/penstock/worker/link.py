@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from aiokafka import AIOKafkaProducer
@@ -48,6 +49,15 @@ class Link:
         """Returns once Kafka has it, however long that takes."""
         await self._send(self._heartbeats, heartbeat.encode())
 
+    async def try_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Sends once, for what the next one makes up for.
+
+        Raises:
+            KafkaUnavailable: it is not on Kafka.
+        """
+        with translated():
+            await self._producer.send_and_wait(self._heartbeats, heartbeat.encode(), key=self._key)
+
     async def send_results(self, results: Sequence[StageResult]) -> None:
         """Returns once Kafka has them, however long that takes.
 
@@ -75,6 +85,8 @@ class Reports:
 
     So a lone result is sent at once, and batches grow with the load.
 
+    Made in the loop in which it runs; results may be added from any thread.
+
     Args:
         link: the way to Kafka.
         worker_id: whose leases they are.
@@ -82,6 +94,9 @@ class Reports:
     """
 
     def __init__(self, link: Link, worker_id: str, let_go: Callable[[list[Key]], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._added: deque[StageResult] = deque()
+        self._told = False
         self._link = link
         self._worker_id = worker_id
         self._let_go = let_go
@@ -94,9 +109,19 @@ class Reports:
 
     def add(self, result: StageResult) -> None:
         """A result to be sent with the next record."""
-        self._waiting.append(result)
-        self._idle.clear()
-        self._some.set()
+        self._added.append(result)
+        # One call a batch: whoever sees that the other loop has been told has added before it looks.
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._take_over)
+
+    def _take_over(self) -> None:
+        self._told = False
+        while self._added:
+            self._waiting.append(self._added.popleft())
+        if self._waiting:
+            self._idle.clear()
+            self._some.set()
 
     async def run(self) -> None:
         """Sends until cancelled."""
@@ -105,8 +130,6 @@ class Reports:
     async def _send_results(self) -> None:
         while True:
             await self._some.wait()
-            # One turn of the loop: handlers that end in the same turn report together.
-            await asyncio.sleep(0)
             self._some.clear()
             while self._waiting:
                 batch = self._take()
@@ -135,6 +158,7 @@ class Reports:
 
     async def wait_sent(self) -> None:
         """Waits until everything added is on Kafka, and the leases are released."""
+        self._take_over()
         await self._idle.wait()
         await self._release()
 

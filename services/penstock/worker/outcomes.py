@@ -29,6 +29,8 @@ class Task:
         attempt: which run of this stage; 0 is the first.
         tries: vain tries of this stage so far.
         context: what was submitted or handed on: any JSON value, `str` for text and URL, `bytes` for bytes.
+        cancelled: True once nobody wants the attempt any more (cancelled, lost, or out of time): a synchronous
+            handler that looks at it now and then and returns ends early. An async one is cancelled instead.
     """
 
     id: int
@@ -38,6 +40,7 @@ class Task:
     attempt: int
     tries: int
     context: Any
+    cancelled: bool = False
 
     @property
     def token(self) -> str:

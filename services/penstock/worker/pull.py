@@ -17,6 +17,7 @@ from penstock.kafka.connection import admin_client, make_consumer, running, tran
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
 from penstock.worker.hand import Hand, key_of
+from penstock.worker.heart import Heart
 from penstock.worker.link import Link
 from penstock.worker.settings import WorkerSettings
 
@@ -38,8 +39,9 @@ class Puller:
         type_name: whose tasks.
         link: the way to Kafka.
         hand: what is in hand; decides whether there is room.
+        heart: keeps alive what is in hand; decides, too.
         worker_id: who claims.
-        start: begins an attempt that was claimed.
+        start: begins attempts that were claimed.
     """
 
     def __init__(
@@ -48,13 +50,15 @@ class Puller:
         type_name: str,
         link: Link,
         hand: Hand,
+        heart: Heart,
         worker_id: str,
-        start: Callable[[ReadyTask], None],
+        start: Callable[[list[ReadyTask]], object],
     ) -> None:
         self._settings = settings
         self._type = type_name
         self._link = link
         self._hand = hand
+        self._heart = heart
         self._worker_id = worker_id
         self._start = start
 
@@ -98,20 +102,21 @@ class Puller:
                 await consumer.getmany(timeout_ms=0)
             consumer.resume(*(paused & consumer.assignment()))
             return
-        most = min(self._hand.room, POLL_RECORDS)
+        most = int(min(self._hand.room, max(1, self._heart.room), POLL_RECORDS))
         with translated():
             fetched = await consumer.getmany(timeout_ms=1000, max_records=most)
         if not fetched:
             return
         claimed = self._read(record for records in fetched.values() for record in records)
         if claimed:
+            # As of before it was sent: the platform may take it for silent from then on.
+            heard_s = asyncio.get_running_loop().time()
             claim = [key_of(found) for found in claimed]
             await self._link.send_heartbeat(
                 Heartbeat(Kind.CLAIM, self._worker_id, claimed[0].lease_ms, claim)
             )
-        now_s = asyncio.get_running_loop().time()
-        for found in claimed:
-            self._hand.take(found, now_s)
+            self._hand.take(claimed)
+            self._heart.take(claimed, heard_s)
         try:
             with translated():
                 await consumer.commit()
@@ -120,8 +125,8 @@ class Puller:
             log.info("%s: claimed while partitions moved: %s", self._type, lost)
         finally:
             # Also when Kafka is away or the worker stops just now: what is claimed is run, or handed back.
-            for found in claimed:
-                self._start(found)
+            if claimed:
+                self._start(claimed)
 
     def _read(self, records: Iterable[Any]) -> list[ReadyTask]:
         found = []

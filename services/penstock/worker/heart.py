@@ -1,0 +1,117 @@
+"""Signs of life of what a worker has in hand, and what it does when the platform no longer hears them.
+
+Drives `core.beats`, a queue for each length of lease. Beats of a step travel as one record. Who is not heard of for
+`CUT_OFF` of a lease stops by itself: a moment later somebody else may begin the same attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.ready import ReadyTask
+from penstock.core.beats import Answer, BeatPolicy, BeatQueue
+from penstock.core.leases import Key
+from penstock.errors import KafkaUnavailable
+from penstock.worker.hand import key_of
+from penstock.worker.link import Link
+
+log = logging.getLogger(__name__)
+
+# The share of a lease after which a worker that is not heard gives its attempts up (W6).
+CUT_OFF = 0.8
+# Beats of so many attempts go into one record.
+BEATS_PER_RECORD = 1_000
+# What the platform takes from one worker; many beats a record make that cheap.
+LIMIT_PER_S = 10_000.0
+LONGEST_STEP_S = 1.0
+
+
+class Heart:
+    """Beats for the attempts of one worker.
+
+    Args:
+        link: the way to Kafka.
+        worker_id: who beats.
+        clock: seconds that only grow.
+        give_up: told of attempts that nobody has heard of for too long; they are beaten no more.
+    """
+
+    def __init__(
+        self, link: Link, worker_id: str, clock: Callable[[], float], give_up: Callable[[list[Key]], object]
+    ) -> None:
+        self._link = link
+        self._worker_id = worker_id
+        self._clock = clock
+        self._give_up = give_up
+        self._queues: dict[int, BeatQueue[Key]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._vain = 0
+
+    @property
+    def room(self) -> float:
+        """How many more attempts can be kept alive, whatever the length of their leases."""
+        return min((queue.room for queue in self._queues.values()), default=math.inf)
+
+    def take(self, claimed: Iterable[ReadyTask], heard_s: float) -> None:
+        """Attempts whose claim was sent at `heard_s`."""
+        for ready in claimed:
+            queue = self._queues.get(ready.lease_ms)
+            if queue is None:
+                policy = BeatPolicy.within(ready.lease_ms / 1000, limit_per_s=LIMIT_PER_S)
+                queue = self._queues[ready.lease_ms] = BeatQueue(policy, heard_s)
+            queue.add(key_of(ready), heard_s)
+
+    def let_go(self, keys: list[Key]) -> None:
+        """Nothing more is to be said of these."""
+        for queue in self._queues.values():
+            queue.discard(keys)
+
+    async def run(self) -> None:
+        """Beats until cancelled."""
+        try:
+            while True:
+                step_s = min((q.policy.step_s for q in self._queues.values()), default=LONGEST_STEP_S)
+                await asyncio.sleep(step_s)
+                self.step()
+        finally:
+            for sending in self._sending:
+                sending.cancel()
+
+    def step(self) -> None:
+        """One step of every queue."""
+        now_s = self._clock()
+        for lease_ms, queue in self._queues.items():
+            lost = queue.silent(now_s, CUT_OFF * queue.policy.timeout_s)
+            if lost:
+                log.error(
+                    "cut off: %d attempts were not heard of for %g s of their %g: giving them up",
+                    len(lost),
+                    CUT_OFF * queue.policy.timeout_s,
+                    queue.policy.timeout_s,
+                )
+                queue.discard(lost)
+                self._give_up(lost)
+            due = queue.step(now_s)
+            for begin in range(0, len(due), BEATS_PER_RECORD):
+                sending = asyncio.create_task(
+                    self._send(queue, lease_ms, due[begin : begin + BEATS_PER_RECORD])
+                )
+                self._sending.add(sending)
+                sending.add_done_callback(self._sending.discard)
+
+    async def _send(self, queue: BeatQueue[Key], lease_ms: int, keys: list[Key]) -> None:
+        answer = Answer.UNKNOWN
+        try:
+            await self._link.try_heartbeat(Heartbeat(Kind.BEAT, self._worker_id, lease_ms, keys))
+            answer = Answer.HEARD
+            self._vain = 0
+        except KafkaUnavailable as error:
+            self._vain += 1
+            log.warning("%d beats in a row were not heard: %s", self._vain, error)
+        finally:
+            for key in keys:
+                queue.answer(key, answer)

@@ -1,0 +1,133 @@
+"""The worker's side towards the platform: it pulls, claims, reports, gives signs of life and hears what is taken back.
+
+It runs in a loop on a thread of its own, so that a handler that blocks the worker's loop costs neither partitions nor
+leases (W7). With the handlers' side it exchanges batches only: `start`, `drop` and results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock import process
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
+from penstock.contracts.revocation import Revocation
+from penstock.core.leases import Key
+from penstock.kafka.connection import make_producer, running
+from penstock.worker.hand import Hand
+from penstock.worker.heart import Heart
+from penstock.worker.link import Link, Reports
+from penstock.worker.pull import Puller
+from penstock.worker.revocations import listen
+from penstock.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Liaison:
+    """One worker's; made and run in its own loop, but for `add`, which any thread may call once it is `ready`.
+
+    Args:
+        settings: of the worker.
+        worker_id: who it speaks for.
+        types: whose tasks are pulled.
+        start: told of attempts to run.
+        drop: told of attempts that nobody wants any more: they are to end without a result.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        worker_id: str,
+        types: Iterable[str],
+        start: Callable[[list[ReadyTask]], object],
+        drop: Callable[[list[Key]], object],
+    ) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._types = sorted(types)
+        self._start = start
+        self._drop = drop
+        self._stopping = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._hand = Hand(settings.pool + settings.backlog)
+        self._heart: Heart
+        self._reports: Reports
+
+    def add(self, result: StageResult) -> None:
+        """A result to be reported."""
+        self._reports.add(result)
+
+    def stop(self) -> None:
+        """Pull no more."""
+        self._stopping.set()
+
+    def finish(self) -> None:
+        """Everything there will be was added: report it and end."""
+        self._drained.set()
+
+    async def run(self, ready: Callable[[], object], pulled: Callable[[], object]) -> None:
+        """Works until it was told to stop and to finish.
+
+        Args:
+            ready: told when results may be added.
+            pulled: told when nothing more will be started.
+
+        Raises:
+            KafkaUnavailable: no broker answered at the start.
+        """
+        settings = self._settings
+        async with running(make_producer(settings)) as producer:
+            link = Link(producer, settings, self._worker_id)
+            clock = asyncio.get_running_loop().time
+            self._heart = Heart(link, self._worker_id, clock, self._give_up)
+            self._reports = Reports(link, self._worker_id, self._let_go)
+            pulling = process.together(*(self._puller(name, link).run() for name in self._types))
+
+            async def work() -> None:
+                await _until(self._stopping, pulling)
+                pulled()
+                await self._drained.wait()
+                await self._reports.wait_sent()
+
+            ready()
+            await process.leading(
+                work(), self._reports.run(), self._heart.run(), listen(settings, self._revoked)
+            )
+
+    def _puller(self, type_name: str, link: Link) -> Puller:
+        return Puller(self._settings, type_name, link, self._hand, self._heart, self._worker_id, self._start)
+
+    def _let_go(self, keys: list[Key]) -> None:
+        self._hand.let_go(keys)
+        self._heart.let_go(keys)
+
+    def _give_up(self, keys: list[Key]) -> None:
+        self._hand.let_go(keys)
+        self._drop(keys)
+
+    def _revoked(self, revocation: Revocation) -> None:
+        here = [key for key in revocation.tasks if key in self._hand]
+        if here:
+            log.info("%d attempts were taken back: %s", len(here), revocation.why)
+            self._let_go(here)
+            self._drop(here)
+
+
+async def _until(stopping: asyncio.Event, work: Any) -> None:
+    """Runs `work` until `stopping` is set, then cancels it.
+
+    Raises:
+        Exception: what `work` raised before.
+    """
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, waiting):
+        task.cancel()
+    await asyncio.wait({working, waiting})
+    if not working.cancelled() and (error := working.exception()) is not None:
+        raise error

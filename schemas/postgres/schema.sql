@@ -139,9 +139,13 @@ CREATE TABLE penstock.task_type (
     events text DEFAULT 'final'::text NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    max_losses integer DEFAULT 3 NOT NULL,
+    late_results text DEFAULT 'accept'::text NOT NULL,
     CONSTRAINT task_type_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
+    CONSTRAINT task_type_late_results_check CHECK ((late_results = ANY (ARRAY['accept'::text, 'refuse'::text]))),
     CONSTRAINT task_type_lease_ms_check CHECK ((lease_ms > 0)),
     CONSTRAINT task_type_max_attempts_check CHECK ((max_attempts > 0)),
+    CONSTRAINT task_type_max_losses_check CHECK ((max_losses > 0)),
     CONSTRAINT task_type_partitions_check CHECK ((partitions > 0))
 );
 

@@ -109,6 +109,20 @@ async def test_the_last_try_lost_fails_the_task(settings, pool):
     assert (event["event"], event["error"]["kind"]) == ("task.failed", "LeaseExpired")
 
 
+async def test_a_task_that_loses_its_workers_is_quarantined(settings, pool):
+    """W8: counted apart from failures; and whoever may still run it is told to stop."""
+    [key] = await queued(pool, settings)
+    await pool.execute("UPDATE task_type SET max_attempts = 100, max_losses = 2")
+    await pool.execute("UPDATE task SET losses = 1, failures = 7, attempt = 8 WHERE id = $1", key[0])
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, [(key[0], 0, 8)], lease_ms=1_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'quarantined'"))
+        [event] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}events"))
+        [revoked] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}revoked"))
+    assert (event["event"], event["error"]["kind"]) == ("task.quarantined", "LeaseExpired")
+    assert revoked == {"why": "expired", "tasks": [[key[0], 0, 8]]}
+
+
 async def test_a_running_task_whose_result_was_lost_is_watched_again(settings, pool):
     """H10: released, but nothing ended it: it gets another lease, which expires."""
     [key] = await queued(pool, settings)

@@ -13,6 +13,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Fence, Outcome, conclude
+from penstock.core.retry import RetryPolicy
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
@@ -223,6 +224,55 @@ async def test_a_result_for_another_stage_fails_its_attempt(settings, pool):
         "message": "the result speaks of stage 'elsewhere'; this attempt runs 'start'",
     }
     assert (found["attempt"], found["failures"]) == (1, 1)
+
+
+async def expire(pool, fence, worker="lost"):
+    """What the heartbeat processor does when a lease runs out."""
+    verdict = conclude(fence, Outcome.EXPIRED, policy=RetryPolicy(max_attempts=9, base_s=60), chance=0)
+    ending = advance.Ending(fence=fence, outcome=Outcome.EXPIRED, verdict=verdict, worker=None)
+    done = await advance.advance(pool, [ending], datetime.now(UTC))
+    assert done.applied == {fence}
+    assert done.owed.revocation.tasks == [(fence.id, fence.step, fence.attempt)]
+
+
+async def test_a_late_result_counts_while_nobody_has_finished_the_stage(settings, pool):
+    """H10: accepted, not thrown away, whether the next attempt waits or runs; that attempt is taken back."""
+    waiting, running, twice = await queued(pool, settings, 3)
+    for fence in (waiting, running, twice):
+        await expire(pool, fence)
+    await pool.execute("UPDATE task SET state = 'running', due_at = NULL WHERE id = $1", running.id)
+    async with running_service(create_app(settings)):
+        await report(settings, *[result(fence, Outcome.DONE) for fence in (waiting, running)])
+        for fence in (waiting, running):
+            found = await in_state(pool, fence, "succeeded")
+            assert [a["outcome"] for a in found["attempts"]] == ["expired", "done"]
+        # Nobody finished it, so the first result counts; the attempt that took its place has come too late.
+        await report(settings, result(twice), worker="first")
+        await in_state(pool, twice, "ready")
+        await report(settings, result(twice._replace(attempt=1), Outcome.DONE), worker="second")
+        marker = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}revoked"))
+    assert (await task(pool, twice))["stage"] == "two"
+    revoked = [
+        key for record in await read(settings.kafka, f"{settings.prefix}revoked") for key in record["tasks"]
+    ]
+    assert marker[0]["why"] == "superseded"
+    assert sorted(revoked) == sorted([fence.id, 0, 1] for fence in (waiting, running, twice))
+
+
+async def test_a_type_may_refuse_late_results(settings, pool):
+    """H10: policy per type. A repeated result of an attempt that did not expire is not late, but over."""
+    refused, retried = await queued(pool, settings, 2)
+    await expire(pool, refused)
+    async with running_service(create_app(settings)):
+        await report(settings, result(retried, Outcome.RETRY, delay_ms=60_000))
+        await in_state(pool, retried, "scheduled")
+        await report(settings, result(retried, Outcome.DONE))
+        await pool.execute("UPDATE task_type SET late_results = 'refuse'")
+        await report(settings, result(refused, Outcome.DONE))
+        [last] = await queued(pool, settings)
+        await report(settings, result(last, Outcome.DONE))
+        await in_state(pool, last, "succeeded")
+    assert [(await task(pool, fence))["state"] for fence in (refused, retried)] == ["scheduled", "scheduled"]
 
 
 async def test_a_cancelled_task_stays_cancelled(settings, pool):

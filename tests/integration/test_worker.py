@@ -4,14 +4,18 @@ import asyncio
 import os
 import signal
 import sys
+import threading
+import time
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
-from tests.running import make_topics, producing, read, read_records, running_service
+from tests.running import make_topics, producing, read, read_records, running_service, write
 from tests.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.revocation import Revocation
 from penstock.core.completion import Fence
 from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import ready, workers_group
@@ -245,3 +249,65 @@ async def test_kill_leaves_a_lease_and_loses_nothing_unclaimed(settings):
     async with process(settings) as worker:
         assert await worker.stdout.readline() == b"ran 2-0-0\n"
         await wait_until(lambda: has_results(settings, 1))
+
+
+async def test_a_handler_that_blocks_its_loop_costs_no_lease(settings):
+    """W7: the platform's side beats on, on a thread of its own, while the handlers' loop stands still."""
+    worker = Worker(settings)
+
+    @worker.stage("t.quick")
+    async def blocks(_task):
+        time.sleep(3)  # noqa: ASYNC251 (that is what is tested)
+        return Done()
+
+    await release(settings, 7, lease_ms=1_000)
+    async with running_service(worker.serve):
+        await wait_until(lambda: has_results(settings, 1))
+    signs = [
+        record.timestamp / 1000
+        for record in await read_records(settings.kafka, f"{settings.prefix}heartbeats")
+        if record.key == worker.id.encode()
+    ]
+    gaps = [after - before for before, after in pairwise(signs)]
+    assert len(gaps) >= 4
+    assert max(gaps) < 1, f"silent for {max(gaps):.2f} s of a lease of 1 s"
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_revoked_attempt_ends_without_a_result(settings, sync):
+    """W5: an async handler is cancelled, a synchronous one sees a flag; nothing is reported, and there is room again."""
+    worker = Worker(WorkerSettings(**{**vars(settings), "pool": 1, "backlog": 0}))
+    began, ended = threading.Event(), threading.Event()
+
+    def on_thread(task):
+        if task.id == 1:
+            began.set()
+            while not task.cancelled:
+                ended.wait(0.01)
+            ended.set()
+        return Done(task.id)
+
+    async def in_loop(task):
+        if task.id == 1:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return Done(task.id)
+
+    worker.stage("t.quick")(on_thread if sync else in_loop)
+    await release(settings, 1)
+    async with running_service(worker.serve):
+        await wait_until(began.is_set)
+        # Whoever starts listening hears what is said from then on, so it is said until it was heard.
+        revocation = Revocation("cancelled", [(1, 0, 0), (99, 0, 0)]).encode()
+
+        async def heard():
+            await write(settings.kafka, f"{settings.prefix}revoked", b"nonsense", revocation)
+            return ended.is_set()
+
+        await wait_until(heard)
+        await release(settings, 2)
+        await wait_until(lambda: has_results(settings, 1))
+    assert list(await results(settings)) == [2]

@@ -76,21 +76,34 @@ def test_a_permanent_failure_does_not_wait_for_its_tries():
     failures=st.integers(0, 10),
     losses=st.integers(0, 10),
     limit=st.integers(1, 12),
+    max_losses=st.integers(1, 12),
     outcome=st.sampled_from([Outcome.FAIL, Outcome.EXPIRED]),
     chance=st.floats(0, 1),
 )
-def test_a_vain_try_is_counted_once_and_the_last_one_fails(failures, losses, limit, outcome, chance):
-    """H10: attempt + 1 after back-off, or failed when the tries are used up; the fence always moves on retry."""
+def test_a_vain_try_is_counted_once_and_the_last_one_ends_the_task(
+    failures, losses, limit, max_losses, outcome, chance
+):
+    """H10, W8: attempt + 1 after back-off, failed when the tries are used up, quarantined when too many workers
+    were lost; failures and losses are counted apart, and the fence always moves on retry."""
     policy = RetryPolicy(max_attempts=limit)
-    verdict = conclude(FENCE, outcome, tally=Tally(failures, losses), policy=policy, chance=chance)
-    assert verdict.tally.failures + verdict.tally.losses == failures + losses + 1
-    if failures + losses + 1 >= limit:
-        assert verdict.state is State.FAILED
-        assert verdict.attempt == FENCE.attempt
+    verdict = conclude(
+        FENCE, outcome, tally=Tally(failures, losses), policy=policy, max_losses=max_losses, chance=chance
+    )
+    if outcome is Outcome.FAIL:
+        assert verdict.tally == Tally(failures + 1, losses)
+        expected = State.FAILED if failures + 1 >= limit else State.SCHEDULED
     else:
-        assert verdict.state is State.SCHEDULED
+        assert verdict.tally == Tally(failures, losses + 1)
+        used_up = failures + losses + 1 >= limit
+        expected = State.FAILED if used_up else State.SCHEDULED
+        if losses + 1 >= max_losses:
+            expected = State.QUARANTINED
+    assert verdict.state is expected
+    if expected is State.SCHEDULED:
         assert verdict.attempt == FENCE.attempt + 1
         assert 0 <= verdict.delay_s <= policy.max_s
+    else:
+        assert verdict.attempt == FENCE.attempt
 
 
 @given(tries=st.integers(1, 10_000), chance=st.floats(0, 1))

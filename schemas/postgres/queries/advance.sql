@@ -3,7 +3,7 @@
 -- name: tallies
 -- Vain tries and policy of tasks about to fail or to expire.
 SELECT t.id, t.stage, t.failures, t.losses,
-       y.max_attempts, y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
+       y.max_losses, y.max_attempts, y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 
@@ -13,6 +13,16 @@ SELECT t.id, t.step, t.attempt, t.stage
 FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
   ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
+
+-- name: late_attempts
+-- Attempts that expired before their result came, of stages that nobody has finished since.
+SELECT t.id, t.step, t.stage, a.attempt, t.attempt AS now_at
+FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[]) AS i (id, step, stage, attempt)
+JOIN task t ON t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt > i.attempt
+JOIN attempt a ON a.task_id = i.id AND a.step = i.step AND a.attempt = i.attempt AND a.outcome = 'expired'
+JOIN task_type y ON y.name = t.type
+WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
+  AND t.state IN ('scheduled', 'ready', 'queued', 'running') AND y.late_results = 'accept';
 
 -- name: advance
 -- Moves every task that is still in the very attempt its verdict speaks of, writes the attempt's history,
@@ -51,7 +61,8 @@ WITH input AS (
     -- By key first: the statistics of a queue are always stale, and a plan that trusts them is quadratic.
     WHERE t.id = ANY ($1::bigint[])
       AND t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt = i.attempt
-      AND t.state IN ('queued', 'running')
+      -- A late result may find the next attempt not begun.
+      AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready')))
       -- A lease that moved to another worker is not this worker's to lose.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,

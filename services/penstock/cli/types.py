@@ -45,6 +45,10 @@ def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
 @click.option("--retry-max-ms", type=int, help="No delay is longer. Default: 300000.")
 @click.option("--retry-jitter", type=float, help="Share of the delay that is random, 0 to 1. Default: 0.5.")
 @click.option("--events", type=click.Choice(["final", "all"]), help="Transitions reported. Default: final.")
+@click.option("--max-losses", type=int, help="Workers a stage may lose before quarantine. Default: 3.")
+@click.option(
+    "--late-results", type=click.Choice(["accept", "refuse"]), help="Of expired attempts. Default: accept."
+)
 @gateway_option
 @as_json
 def add(name: str, gateway: str | None, json_: bool, **given: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from penstock.contracts.revocation import Revocation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -81,9 +83,11 @@ class Owed:
         keys: of the event records.
         events: their values.
         callbacks: their records.
+        revocation: leases to take back; not kept for after a crash, since the fence sees to what is not heard.
     """
 
     outbox_id: int | None = None
     keys: list[bytes] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
     callbacks: list[Callback] = field(default_factory=list)
+    revocation: Revocation | None = None

@@ -227,7 +227,8 @@ class BeatQueue(Generic[K]):
                 rate = policy.limit_per_s
         rate = min(rate, policy.limit_per_s)
         most = max(1.0, policy.limit_per_s * policy.step_s)
-        self._allowance = min(most, self._allowance + rate * elapsed_s)
+        # What was not needed is not saved up, but for a fraction: beats come at a steady rate, not in bursts.
+        self._allowance = min(most, min(self._allowance, 1.0) + rate * elapsed_s)
         return math.floor(self._allowance)
 
     def _begin_cycle(self, now_s: float) -> None:

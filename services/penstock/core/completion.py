@@ -76,6 +76,7 @@ def conclude(
     permanent: bool = False,
     tally: Tally | None = None,
     policy: RetryPolicy | None = None,
+    max_losses: int = 3,
     chance: float = 0.0,
 ) -> Verdict:
     """Decides what becomes of a task.
@@ -88,6 +89,7 @@ def conclude(
         permanent: with FAIL, the handler knows that trying again is useless.
         tally: with FAIL and EXPIRED, the vain tries before this one.
         policy: with FAIL and EXPIRED, how often to try.
+        max_losses: with EXPIRED, how many workers the stage may lose before its task is quarantined.
         chance: with FAIL and EXPIRED, a random number from 0 to 1 for the jitter.
     """
     if outcome is Outcome.NEXT:
@@ -111,15 +113,23 @@ def conclude(
             tally,
         )
     policy = policy or RetryPolicy()
+    end: Happening | None = None
     if outcome is Outcome.EXPIRED:
+        # Counted apart (W8): a task that kills its workers is no task that fails, and one that may be tried only
+        # once is not tried again because its worker was lost.
         tally = Tally(tally.failures, tally.losses + 1)
+        tries = tally.failures + tally.losses
+        if tally.losses >= max_losses:
+            end = Happening.QUARANTINED
+        elif policy.exhausted(tries):
+            end = Happening.FAILED
     else:
         tally = Tally(tally.failures + 1, tally.losses)
-    tries = tally.failures + tally.losses
-    if permanent or policy.exhausted(tries):
-        return Verdict(
-            after(State.RUNNING, Happening.FAILED), fence.stage, fence.step, fence.attempt, 0.0, tally
-        )
+        tries = tally.failures
+        if permanent or policy.exhausted(tries):
+            end = Happening.FAILED
+    if end is not None:
+        return Verdict(after(State.RUNNING, end), fence.stage, fence.step, fence.attempt, 0.0, tally)
     wait_s = policy.delay_s(tries, chance)
     return Verdict(
         after(State.RUNNING, Happening.RETRIED), fence.stage, fence.step, fence.attempt + 1, wait_s, tally

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 LISTEN_AGAIN_S = 1.0
 
-_WHOLE = ("partitions", "lease_ms", "max_attempts", "retry_base_ms", "retry_max_ms")
+_WHOLE = ("partitions", "lease_ms", "max_attempts", "retry_base_ms", "retry_max_ms", "max_losses")
 
 
 class Types:

@@ -219,7 +219,12 @@ class Watch:
                 continue  # ended or cancelled since
             fence = Fence(task_id, step, trial.stage, attempt)
             verdict = conclude(
-                fence, Outcome.EXPIRED, tally=trial.tally, policy=trial.policy, chance=self._chance()
+                fence,
+                Outcome.EXPIRED,
+                tally=trial.tally,
+                policy=trial.policy,
+                max_losses=trial.max_losses,
+                chance=self._chance(),
             )
             error = Failure(
                 kind="LeaseExpired",

@@ -14,9 +14,10 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import DefaultPartitioner
 
 from penstock.contracts.event import Callback, Owed
+from penstock.contracts.revocation import Revocation
 from penstock.errors import Unavailable
 from penstock.kafka.connection import send_in_batches, translated
-from penstock.kafka.topics import CALLBACKS, EVENTS
+from penstock.kafka.topics import CALLBACKS, EVENTS, REVOKED
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ _PARTITIONER = DefaultPartitioner()
 
 # Debts paid within this many seconds are struck out by one statement.
 STRIKE_OUT_EVERY_S = 0.1
+# Leases taken back by one record, well below what a record may hold.
+REVOKED_A_RECORD = 10_000
 
 
 async def send_all(
@@ -71,6 +74,18 @@ async def publish(
     )
 
 
+async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revocation) -> None:
+    """Tells every worker of leases taken back.
+
+    Raises:
+        KafkaUnavailable: not all may hear of it.
+    """
+    tasks = revocation.tasks
+    some = (tasks[at : at + REVOKED_A_RECORD] for at in range(0, len(tasks), REVOKED_A_RECORD))
+    records = [(None, Revocation(revocation.why, keys).encode()) for keys in some]
+    await send_all(producer, settings.prefix + REVOKED.name, records)
+
+
 class Publisher:
     """Publishes what transactions owe, in the background, and strikes out what is paid.
 
@@ -97,7 +112,7 @@ class Publisher:
 
     def owe(self, owed: Owed) -> None:
         """Takes over a committed transaction's debt."""
-        if owed.events:
+        if owed.events or owed.revocation:
             task = asyncio.create_task(self._pay(owed))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
@@ -117,6 +132,8 @@ class Publisher:
 
     async def _pay(self, owed: Owed) -> None:
         try:
+            if owed.revocation:
+                await revoke(self._producer, self._settings, owed.revocation)
             await publish(self._producer, self._settings, owed.keys, owed.events, owed.callbacks)
         except Unavailable as error:
             log.warning("left to the sweeper: %d events, %s", len(owed.events), error)

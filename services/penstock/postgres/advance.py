@@ -18,6 +18,7 @@ import orjson
 from penstock.contracts.context import Context
 from penstock.contracts.event import Callback, Event, Owed
 from penstock.contracts.result import Failure
+from penstock.contracts.revocation import Revocation
 from penstock.core.completion import Fence, Outcome, Tally, Verdict
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, State
@@ -65,11 +66,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The stage a task is in, its vain tries so far, and how often its type lets it try."""
+    """The stage a task is in, its vain tries so far, and how many of which kind its type lets it have."""
 
     stage: str
     tally: Tally
     policy: RetryPolicy
+    max_losses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +93,30 @@ async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, Trial]:
     with translated():
         rows = await executor.fetch(query("advance.tallies"), list(ids))
     return {
-        row["id"]: Trial(row["stage"], Tally(row["failures"], row["losses"]), policy_of(row)) for row in rows
+        row["id"]: Trial(
+            row["stage"], Tally(row["failures"], row["losses"]), policy_of(row), row["max_losses"]
+        )
+        for row in rows
     }
 
 
-async def advance(pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending], now: datetime) -> Advanced:
+async def advance(
+    pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending], now: datetime, *, late: bool = False
+) -> Advanced:
     """Commits a batch of endings, at most one an attempt, in one transaction.
+
+    Args:
+        pool: of the database.
+        endings: what ended and what is to become of it.
+        now: for what is to begin after a delay.
+        late: they end attempts that may not have begun (see `late_attempts`).
 
     Raises:
         PostgresUnavailable: nothing took effect.
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            rows = await connection.fetch(query("advance.advance"), *_columns(endings, now))
+            rows = await connection.fetch(query("advance.advance"), *_columns(endings, now), late)
             applied = [
                 Fence(row["id"], row["from_step"], row["from_stage"], row["from_attempt"]) for row in rows
             ]
@@ -116,6 +129,7 @@ async def advance(pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending],
                     if row["events"] == "all" or row["state"] in FINAL
                 ],
             )
+            owed.revocation = _revocation(endings, applied, late=late)
     return Advanced(set(applied), owed)
 
 
@@ -137,6 +151,32 @@ async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
     return {fence: stage for fence, stage in found.items() if stage is not None and stage != fence.stage}
 
 
+def _revocation(endings: Sequence[Ending], applied: Sequence[Fence], *, late: bool) -> Revocation | None:
+    """What somebody may still be working on in vain: expired attempts, and those a late result has made useless."""
+    over = {e.fence for e in endings if late or e.outcome is Outcome.EXPIRED}
+    keys = [(fence.id, fence.step, fence.attempt) for fence in applied if fence in over] if over else []
+    return Revocation("superseded" if late else "expired", keys) if keys else None
+
+
+async def late_attempts(executor: Any, fences: Sequence[Fence]) -> dict[Fence, int]:
+    """Of fences that found nothing, those that may still count, with the attempt that each task is at now.
+
+    Their attempts expired, nobody has finished their stages since, and their types accept late results.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(
+            query("advance.late_attempts"),
+            [fence.id for fence in fences],
+            [fence.step for fence in fences],
+            [fence.stage for fence in fences],
+            [fence.attempt for fence in fences],
+        )
+    return {Fence(row["id"], row["step"], row["stage"], row["attempt"]): row["now_at"] for row in rows}
+
+
 async def cancel(pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int]) -> tuple[list[int], Owed]:
     """Cancels those of the tasks that are not final; returns them, and what that owes.
 
@@ -149,6 +189,8 @@ async def cancel(pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int]) -> tupl
             owed = await owe(
                 connection, [(_transition(row, State.CANCELLED.value, {}), row["callbacks"]) for row in rows]
             )
+    if rows:
+        owed.revocation = Revocation("cancelled", [(row["id"], row["step"], row["attempt"]) for row in rows])
     return [row["id"] for row in rows], owed
 
 

@@ -32,6 +32,8 @@ class TaskType:
     retry_max_ms: int = 300_000
     retry_jitter: float = 0.5
     events: str = "final"
+    max_losses: int = 3
+    late_results: str = "accept"
 
     @property
     def policy(self) -> RetryPolicy:

@@ -20,7 +20,7 @@ from penstock.core.retry import RetryPolicy
 from penstock.errors import Invalid, PostgresUnavailable
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
-from penstock.postgres.advance import Ending, advance, stages_of, tallies
+from penstock.postgres.advance import Ending, advance, late_attempts, stages_of, tallies
 from penstock.stages.settings import StagesSettings
 
 log = logging.getLogger(__name__)
@@ -118,15 +118,36 @@ class Committer:
                 for fence, stage in astray.items()
             }
         )
-        if len(astray) < len(vain):
-            log.info("%d late or repeated results changed nothing", len(vain) - len(astray))
+        late = await self._accept_late({fence: results[fence] for fence in vain if fence not in astray})
+        if len(astray) + late < len(vain):
+            log.info("%d late or repeated results changed nothing", len(vain) - len(astray) - late)
 
-    async def _advance(self, results: Mapping[Fence, tuple[str, StageResult]]) -> list[Fence]:
+    async def _accept_late(self, results: Mapping[Fence, tuple[str, StageResult]]) -> int:
+        """Lets results of expired attempts end the attempts that have taken their place (H10); returns how many."""
+        good = [fence for fence, (_, r) in results.items() if r.outcome in (Outcome.NEXT, Outcome.DONE)]
+        if not good:
+            return 0
+        now_at = await self._insist(lambda: late_attempts(self._pool, good))
+        standing_in: dict[Fence, tuple[str, StageResult]] = {}
+        for fence, attempt in sorted(now_at.items()):
+            worker, result = results[fence]
+            instead = fence._replace(attempt=attempt)
+            # Of several late ones the earliest attempt's stands.
+            standing_in.setdefault(instead, (worker, dataclasses.replace(result, fence=instead)))
+        vain = await self._advance(standing_in, late=True)
+        accepted = len(standing_in) - len(vain)
+        if accepted:
+            log.info("%d results of expired attempts were accepted", accepted)
+        return accepted
+
+    async def _advance(
+        self, results: Mapping[Fence, tuple[str, StageResult]], *, late: bool = False
+    ) -> list[Fence]:
         """Commits results and publishes what that owes; returns those whose attempts were not found."""
         if not results:
             return []
         endings = await self._insist(lambda: self._conclude(results.values()))
-        advanced = await self._insist(lambda: advance(self._pool, endings, datetime.now(UTC)))
+        advanced = await self._insist(lambda: advance(self._pool, endings, datetime.now(UTC), late=late))
         self._publisher.owe(advanced.owed)
         return [fence for fence in results if fence not in advanced.applied]
 

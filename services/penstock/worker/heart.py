@@ -104,7 +104,8 @@ class Heart:
                 sending.add_done_callback(self._sending.discard)
 
     async def _send(self, queue: BeatQueue[Key], lease_ms: int, keys: list[Key]) -> None:
-        answer = Answer.UNKNOWN
+        # A broker that is away is no attempt's fault: they come first again at the next step.
+        answer = Answer.THROTTLED
         try:
             await self._link.try_heartbeat(Heartbeat(Kind.BEAT, self._worker_id, lease_ms, keys))
             answer = Answer.HEARD

@@ -1,0 +1,86 @@
+"""The worker's heart: beats in batches, and gives up what the platform does not hear of."""
+
+import asyncio
+
+import pytest
+
+from penstock.contracts.context import Context
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence
+from penstock.errors import KafkaUnavailable
+from penstock.worker.heart import CUT_OFF, Heart
+
+
+class Link:
+    def __init__(self):
+        self.away = False
+        self.sent = []
+
+    async def try_heartbeat(self, heartbeat):
+        if self.away:
+            raise KafkaUnavailable("nobody there")
+        self.sent.append((heartbeat.lease_ms, sorted(heartbeat.tasks)))
+
+
+def task(number, lease_ms=300_000):
+    return ReadyTask(Fence(number, 0, "s", 0), "t", Context.encode(None), lease_ms)
+
+
+class Rig:
+    def __init__(self):
+        self.now_s = 0.0
+        self.link = Link()
+        self.given_up = []
+        self.heart = Heart(self.link, "w", lambda: self.now_s, self.given_up.extend)
+
+    async def go_on(self, until_s, step_s=1.0):
+        while self.now_s < until_s:
+            self.now_s += step_s
+            self.heart.step()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+async def test_beats_of_a_step_are_one_record_for_each_length_of_lease(rig):
+    """Batch on the hot path: 300 attempts are not 300 records."""
+    rig.heart.take([task(number) for number in range(300)], 0)
+    rig.heart.take([task(1_000, lease_ms=30_000)], 0)
+    await rig.go_on(190)
+    long = [keys for lease_ms, keys in rig.link.sent if lease_ms == 300_000]
+    assert {key[0] for keys in long for key in keys} == set(range(300))
+    assert max(len(keys) for keys in long) <= 300 / 120 + 1
+    assert next(keys for lease_ms, keys in rig.link.sent if lease_ms == 30_000) == [(1_000, 0, 0)]
+    assert rig.given_up == []
+
+
+async def test_cut_off_it_gives_up_before_the_lease_ends_and_not_after_a_short_outage(rig):
+    """W6, H6: a broker that is away for less costs nothing; at 0.8 of the lease the attempts are given up."""
+    rig.heart.take([task(1)], 0)
+    await rig.go_on(100)
+    rig.link.away = True
+    await rig.go_on(250)
+    rig.link.away = False
+    await rig.go_on(400)
+    assert rig.given_up == []
+    rig.link.away = True
+    heard_s = rig.now_s
+    while not rig.given_up:
+        await rig.go_on(rig.now_s + 1)
+    assert rig.now_s - heard_s <= CUT_OFF * 300 + 1
+    assert rig.given_up == [(1, 0, 0)]
+    rig.link.away, rig.link.sent = False, []
+    await rig.go_on(rig.now_s + 400)
+    assert rig.link.sent == [], "what was given up is not beaten any more"
+
+
+async def test_what_was_let_go_is_not_beaten(rig):
+    """H1: only what still runs."""
+    rig.heart.take([task(1), task(2)], 0)
+    rig.heart.let_go([(1, 0, 0)])
+    await rig.go_on(200)
+    assert {key[0] for _lease_ms, keys in rig.link.sent for key in keys} == {2}

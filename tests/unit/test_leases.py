@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.core.leases import Lease, LeaseWheel
+from penstock.core.reading import ReadingProgress
 
 KEYS = st.tuples(st.integers(1, 6), st.just(0), st.integers(0, 1))
 WORKERS = st.sampled_from(["a", "b"])
@@ -84,3 +85,50 @@ def test_a_lease_that_is_beaten_in_time_never_expires(beats):
         assert wheel.expired(now) == []
         assert wheel.beat((1, 0, 0), "a", now)
     assert len(wheel.expired(now + 302)) == 1
+
+
+@given(
+    said=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 2)), max_size=30),
+    looks=st.lists(
+        st.tuples(st.floats(0.1, 30), st.dictionaries(st.integers(0, 2), st.floats(0, 60))), max_size=15
+    ),
+)
+def test_silence_that_was_not_read_expires_nobody(said, looks):
+    """H8: time in which the processor itself was not reading does not count against a task."""
+    wheel = LeaseWheel(1.0)
+    held = {}
+    for number, (seen, partition) in enumerate(said):
+        held[number, 0, 0] = (seen, partition)
+        wheel.grant(Lease((number, 0, 0), "w", 10.0, seen, partition))
+    now = 100.0
+    for seconds, behind in looks:
+        now += seconds
+        until = {partition: now - lag for partition, lag in behind.items()}
+        for lease in wheel.expired(now, until):
+            seen, partition = held.pop(lease.key)
+            assert seen + 10.0 <= until[partition]
+    gone = {lease.key for lease in wheel.expired(now + 200, dict.fromkeys(range(3), now + 200))}
+    assert gone == set(held), "what was put off is not forgotten"
+
+
+@given(
+    looks=st.lists(
+        st.tuples(
+            st.dictionaries(st.integers(0, 1), st.integers(0, 50)),
+            st.dictionaries(st.integers(0, 1), st.integers(0, 50)),
+        ),
+        max_size=20,
+    )
+)
+def test_everything_said_before_is_read_once_the_mark_is_passed(looks):
+    """H8: against the plainest model: the last asking whose every end was read."""
+    progress = ReadingProgress()
+    asked = []
+    for at, (ends, expected) in enumerate(looks):
+        progress.asked(ends, at)
+        progress.read(expected)
+        asked = [(when, which, end) for when, which, end in asked if which in expected]
+        asked += [(at, which, end) for which, end in ends.items() if which in expected]
+        for which, until in progress.until_s.items():
+            assert which in expected
+            assert (until, which) in {(when, partition) for when, partition, _end in asked}

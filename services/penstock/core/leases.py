@@ -8,7 +8,7 @@ moves to the slot of its later deadline. So a lease is looked at about once a ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 # (task id, step, attempt): what a lease is held on.
@@ -90,21 +90,29 @@ class LeaseWheel:
             del self._leases[key]
         return len(gone)
 
-    def expired(self, now_s: float) -> list[Lease]:
-        """Takes out and returns the leases whose time is up, oldest deadline first."""
+    def expired(self, now_s: float, read_until_s: Mapping[int, float] | None = None) -> list[Lease]:
+        """Takes out and returns the leases whose time is up, oldest deadline first.
+
+        Args:
+            now_s: seconds on the caller's clock.
+            read_until_s: until when everything that was said over a partition is known to have been read: later
+                silence is not the worker's, but the reader's. A partition that is not in it expires nothing.
+                None: everything was read.
+        """
         current = math.floor(now_s / self._tick_s)
         due = [slot for slot in self._slots if slot < current]
+        self._next_slot = current
         found: list[Lease] = []
         for slot in sorted(due):
             for lease in self._slots.pop(slot):
                 if self._leases.get(lease.key) is not lease:
                     continue  # released or replaced since it was filed here
-                if lease.deadline_s <= now_s:
+                known_s = now_s if read_until_s is None else read_until_s.get(lease.partition, -math.inf)
+                if lease.deadline_s <= min(now_s, known_s):
                     del self._leases[lease.key]
                     found.append(lease)
                 else:
                     self._file(lease)
-        self._next_slot = current
         found.sort(key=lambda lease: lease.deadline_s)
         return found
 

@@ -8,11 +8,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from penstock import process
+from penstock.core.acknowledgement import Partition
 from penstock.heartbeats.handlers import Watch
+from penstock.heartbeats.reading import Reading
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
-from penstock.kafka.processor import Processor
+from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import HEARTBEATS
 from penstock.postgres import outbox
 from penstock.postgres.connection import open_pool
@@ -28,22 +30,26 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
             pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
             producer = await stack.enter_async_context(running(make_producer(settings)))
             publisher = Publisher(producer, settings, partial(outbox.paid, pool))
-            watch = Watch(settings, pool, publisher, asyncio.get_running_loop().time, random.random)
 
-            async def assigned(partitions: frozenset[tuple[str, int]]) -> None:
+            async def take(delivery: Delivery) -> None:
+                await watch.take(delivery)
+
+            async def assigned(partitions: frozenset[Partition]) -> None:
                 await watch.assigned(frozenset(number for _topic, number in partitions))
 
-            async def revoked(partitions: frozenset[tuple[str, int]]) -> None:
+            async def revoked(partitions: frozenset[Partition]) -> None:
                 watch.revoked(frozenset(number for _topic, number in partitions))
 
             processor = Processor(
                 settings,
                 NAME,
-                {HEARTBEATS: watch.take},
+                {HEARTBEATS: take},
                 on_assigned=assigned,
                 on_revoked=revoked,
                 linger_s=settings.linger_s,
             )
+            reading = Reading(processor.ends, processor.expected)
+            watch = Watch(settings, pool, publisher, reading, asyncio.get_running_loop().time, random.random)
             await process.leading(processor.run(stopping, ready), watch.run(), publisher.run())
             await publisher.drain()
 

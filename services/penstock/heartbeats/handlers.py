@@ -15,6 +15,7 @@ from penstock.contracts.inbound import decode_heartbeat
 from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.leases import Key, Lease, LeaseWheel
+from penstock.heartbeats.reading import Reading
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
@@ -22,6 +23,12 @@ from penstock.postgres import leases
 from penstock.postgres.advance import Ending, advance, tallies
 
 log = logging.getLogger(__name__)
+
+# So many expiries at once, and such a share of all leases, make this process suspect itself first.
+FEW = 3
+SUSPICIOUS = 0.1
+# How long it then waits until it has read everything that is there; in doubt it expires nothing and looks again later.
+SURE_WITHIN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -53,6 +60,7 @@ class Watch:
         settings: of the service.
         pool: of the database.
         publisher: of the events that an expiry owes.
+        reading: how far the reading has come.
         clock: seconds that only grow (`loop.time`).
         chance: random numbers from 0 to 1, for jitter.
     """
@@ -62,12 +70,14 @@ class Watch:
         settings: HeartbeatsSettings,
         pool: asyncpg.Pool[asyncpg.Record],
         publisher: Publisher,
+        reading: Reading,
         clock: Callable[[], float],
         chance: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._publisher = publisher
+        self._reading = reading
         self._clock = clock
         self._wheel = LeaseWheel(settings.tick_s)
         # In order of arrival, so the oldest are at the front.
@@ -206,7 +216,22 @@ class Watch:
             claim.held.resolve()
 
     async def _expire(self, now_s: float) -> None:
-        expired = self._wheel.expired(now_s)
+        await self._reading.look(now_s)
+        expired = self._wheel.expired(now_s, self._reading.until_s)
+        if len(expired) > max(FEW, SUSPICIOUS * (len(self._wheel) + len(expired))):
+            # More likely than that so many workers died at once is that we do not hear.
+            log.warning(
+                "%d of %d leases would expire at once: making sure that it is not us who do not hear",
+                len(expired),
+                len(self._wheel) + len(expired),
+            )
+            for lease in expired:
+                self._wheel.grant(lease)
+            expired = []
+            sure_s = self._clock()
+            if await self._reading.look(sure_s, patience_s=SURE_WITHIN_S):
+                expired = self._wheel.expired(sure_s + self._settings.tick_s, self._reading.until_s)
+            log.warning("%d leases expire: everything that was said before was read", len(expired))
         if not expired:
             return
         trials = await tallies(self._pool, [lease.key[0] for lease in expired])

@@ -133,6 +133,18 @@ class Processor:
         if not hand.full:
             self._room.set()
 
+    async def ends(self) -> dict[Partition, int]:
+        """Where the partitions that are read here end now: the offsets behind their newest records.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
+        return await self._observer.ends(self._hand.expected())
+
+    def expected(self) -> dict[Partition, int]:
+        """The offset that comes next of each partition that is read here; handlers have been given all before it."""
+        return self._hand.expected()
+
     async def reject(self, delivery: Delivery, invalid: Invalid, *, settle: bool = True) -> None:
         """Parks a record, or a part of it, on `<topic>.rejected`, then settles it.
 

@@ -2,7 +2,7 @@
 
 -- name: tallies
 -- Vain tries and policy of tasks about to fail or to expire.
-SELECT t.id, t.stage, t.failures, t.losses,
+SELECT t.id, t.type, t.stage, t.failures, t.losses,
        y.max_losses, y.max_attempts, y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');

@@ -62,6 +62,10 @@ class LeaseWheel:
         """The lease on this attempt, if there is one."""
         return self._leases.get(key)
 
+    def holders(self) -> set[str]:
+        """Every worker that holds a lease."""
+        return {lease.worker for lease in self._leases.values()}
+
     def grant(self, lease: Lease) -> None:
         """Begins a lease, or replaces the one there was on the same attempt."""
         self._leases[lease.key] = lease

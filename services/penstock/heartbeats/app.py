@@ -9,6 +9,7 @@ from functools import partial
 
 from penstock import process
 from penstock.core.acknowledgement import Partition
+from penstock.heartbeats.bereavement import Bereavement
 from penstock.heartbeats.handlers import Watch
 from penstock.heartbeats.reading import Reading
 from penstock.heartbeats.settings import HeartbeatsSettings
@@ -49,7 +50,9 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 linger_s=settings.linger_s,
             )
             reading = Reading(processor.ends, processor.expected)
-            watch = Watch(settings, pool, publisher, reading, asyncio.get_running_loop().time, random.random)
+            lost = Bereavement(settings).lost
+            clock = asyncio.get_running_loop().time
+            watch = Watch(settings, pool, publisher, reading, lost, clock, random.random)
             await process.leading(processor.run(stopping, ready), watch.run(), publisher.run())
             await publisher.drain()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,6 +62,7 @@ class Watch:
         pool: of the database.
         publisher: of the events that an expiry owes.
         reading: how far the reading has come.
+        lost: told of a worker that holds nothing any more, and of the types whose tasks it has lost.
         clock: seconds that only grow (`loop.time`).
         chance: random numbers from 0 to 1, for jitter.
     """
@@ -71,6 +73,7 @@ class Watch:
         pool: asyncpg.Pool[asyncpg.Record],
         publisher: Publisher,
         reading: Reading,
+        lost: Callable[[str, set[str]], None],
         clock: Callable[[], float],
         chance: Callable[[], float],
     ) -> None:
@@ -78,6 +81,7 @@ class Watch:
         self._pool = pool
         self._publisher = publisher
         self._reading = reading
+        self._lost = lost
         self._clock = clock
         self._wheel = LeaseWheel(settings.tick_s)
         # In order of arrival, so the oldest are at the front.
@@ -216,6 +220,11 @@ class Watch:
             claim.held.resolve()
 
     async def _expire(self, now_s: float) -> None:
+        if silent := await self._silent(now_s):
+            await self._end(silent)
+
+    async def _silent(self, now_s: float) -> list[Lease]:
+        """Takes out and returns the leases whose time is up."""
         await self._reading.look(now_s)
         expired = self._wheel.expired(now_s, self._reading.until_s)
         if len(expired) > max(FEW, SUSPICIOUS * (len(self._wheel) + len(expired))):
@@ -232,16 +241,20 @@ class Watch:
             if await self._reading.look(sure_s, patience_s=SURE_WITHIN_S):
                 expired = self._wheel.expired(sure_s + self._settings.tick_s, self._reading.until_s)
             log.warning("%d leases expire: everything that was said before was read", len(expired))
-        if not expired:
-            return
+        return expired
+
+    async def _end(self, expired: Sequence[Lease]) -> None:
+        """Ends the attempts of expired leases, and what is left of their workers."""
         trials = await tallies(self._pool, [lease.key[0] for lease in expired])
         now = datetime.now(UTC)
         endings = []
+        losers: defaultdict[str, set[str]] = defaultdict(set)
         for lease in expired:
             task_id, step, attempt = lease.key
             trial = trials.get(task_id)
             if trial is None:
                 continue  # ended or cancelled since
+            losers[lease.worker].add(trial.type)
             fence = Fence(task_id, step, trial.stage, attempt)
             verdict = conclude(
                 fence,
@@ -260,6 +273,10 @@ class Watch:
                     fence=fence, outcome=Outcome.EXPIRED, verdict=verdict, worker=lease.worker, error=error
                 )
             )
+        holders = self._wheel.holders() if losers else set()
+        for worker, types in losers.items():
+            if worker not in holders:
+                self._lost(worker, types)
         if endings:
             advanced = await advance(self._pool, endings, now)
             self._publisher.owe(advanced.owed)

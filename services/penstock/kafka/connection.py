@@ -66,12 +66,17 @@ def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
 
 
 def make_consumer(
-    settings: Kafka, group: str | None, *topics: str, max_poll_interval_s: float = 300.0
+    settings: Kafka,
+    group: str | None,
+    *topics: str,
+    max_poll_interval_s: float = 300.0,
+    name: str = "penstock",
 ) -> AIOKafkaConsumer:
     """A consumer that commits by hand and starts at the beginning of what it has never seen; not yet started."""
     return AIOKafkaConsumer(
         *topics,
         bootstrap_servers=settings.kafka,
+        client_id=name,
         group_id=group,
         enable_auto_commit=False,
         auto_offset_reset="earliest",

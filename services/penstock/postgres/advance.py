@@ -68,6 +68,7 @@ class Ending:
 class Trial:
     """The stage a task is in, its vain tries so far, and how many of which kind its type lets it have."""
 
+    type: str
     stage: str
     tally: Tally
     policy: RetryPolicy
@@ -94,7 +95,11 @@ async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, Trial]:
         rows = await executor.fetch(query("advance.tallies"), list(ids))
     return {
         row["id"]: Trial(
-            row["stage"], Tally(row["failures"], row["losses"]), policy_of(row), row["max_losses"]
+            row["type"],
+            row["stage"],
+            Tally(row["failures"], row["losses"]),
+            policy_of(row),
+            row["max_losses"],
         )
         for row in rows
     }

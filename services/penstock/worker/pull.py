@@ -70,7 +70,8 @@ class Puller:
         while True:
             try:
                 await self._wait_topic(topic)
-                consumer = make_consumer(self._settings, group, topic)
+                # By its name the platform takes a worker out of the group whose leases have run out.
+                consumer = make_consumer(self._settings, group, topic, name=self._worker_id)
                 async with running(consumer):
                     log.info("waiting for tasks of type %s", self._type)
                     tries = 0

@@ -83,7 +83,7 @@ class Watch:
         self._reading = reading
         self._lost = lost
         self._clock = clock
-        self._wheel = LeaseWheel(settings.tick_s)
+        self._wheel = LeaseWheel(settings.tick_s / 2)
         # In order of arrival, so the oldest are at the front.
         self._young: dict[Key, Claim] = {}
         self._partitions: frozenset[int] = frozenset()
@@ -162,9 +162,11 @@ class Watch:
         Raises:
             PostgresUnavailable: claims not written are not acknowledged; another process reads them again.
         """
-        interval_s = min(self._settings.settle_s / 2, self._settings.tick_s)
+        # Half a tick for a lease's slot to pass, half for the look: an expiry is late by at most a tick.
+        half_s = self._settings.tick_s / 2
+        interval_s = min(self._settings.settle_s / 2, half_s)
         last_s = self._clock()
-        next_tick_s = last_s + self._settings.tick_s
+        next_tick_s = last_s + half_s
         next_recount_s = last_s + self._settings.recount_s
         while True:
             await asyncio.sleep(interval_s)
@@ -177,7 +179,7 @@ class Watch:
                     lease.seen_s += stood_still_s
             await self._write_settled(now_s)
             if now_s >= next_tick_s:
-                next_tick_s = now_s + self._settings.tick_s
+                next_tick_s = now_s + half_s
                 await self._expire(now_s)
             if now_s >= next_recount_s:
                 next_recount_s = now_s + self._settings.recount_s

@@ -7,9 +7,11 @@ Drives `core.beats`, a queue for each length of lease. Beats of a step travel as
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
@@ -27,7 +29,8 @@ CUT_OFF = 0.8
 BEATS_PER_RECORD = 1_000
 # What the platform takes from one worker; many beats a record make that cheap.
 LIMIT_PER_S = 10_000.0
-LONGEST_STEP_S = 1.0
+# Longer steps make fewer and fuller records.
+LONGEST_STEP_S = 5.0
 
 
 class Heart:
@@ -48,6 +51,8 @@ class Heart:
         self._clock = clock
         self._give_up = give_up
         self._queues: dict[int, BeatQueue[Key]] = {}
+        self._next_s: dict[int, float] = {}
+        self._another = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._vain = 0
 
@@ -61,8 +66,10 @@ class Heart:
         for ready in claimed:
             queue = self._queues.get(ready.lease_ms)
             if queue is None:
-                policy = BeatPolicy.within(ready.lease_ms / 1000, limit_per_s=LIMIT_PER_S)
+                policy = _policy(ready.lease_ms / 1000)
                 queue = self._queues[ready.lease_ms] = BeatQueue(policy, heard_s)
+                self._next_s[ready.lease_ms] = heard_s + policy.step_s
+                self._another.set()
             queue.add(key_of(ready), heard_s)
 
     def let_go(self, keys: list[Key]) -> None:
@@ -74,17 +81,24 @@ class Heart:
         """Beats until cancelled."""
         try:
             while True:
-                step_s = min((q.policy.step_s for q in self._queues.values()), default=LONGEST_STEP_S)
-                await asyncio.sleep(step_s)
+                due_s = min(self._next_s.values(), default=math.inf)
+                wait_s = None if due_s == math.inf else max(0.0, due_s - self._clock())
+                # Woken for a lease shorter than all before.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._another.wait(), wait_s)
+                self._another.clear()
                 self.step()
         finally:
             for sending in self._sending:
                 sending.cancel()
 
     def step(self) -> None:
-        """One step of every queue."""
+        """A step of every queue whose turn it is."""
         now_s = self._clock()
         for lease_ms, queue in self._queues.items():
+            if now_s < self._next_s[lease_ms]:
+                continue
+            self._next_s[lease_ms] = now_s + queue.policy.step_s
             lost = queue.silent(now_s, CUT_OFF * queue.policy.timeout_s)
             if lost:
                 log.error(
@@ -116,3 +130,9 @@ class Heart:
         finally:
             for key in keys:
                 queue.answer(key, answer)
+
+
+def _policy(timeout_s: float) -> BeatPolicy:
+    usual = BeatPolicy.within(timeout_s, limit_per_s=LIMIT_PER_S)
+    step_s = min(LONGEST_STEP_S, timeout_s / 30)
+    return dataclasses.replace(usual, step_s=step_s, rate_per_s=1 / step_s)

@@ -1,0 +1,181 @@
+"""Heartbeats: 100,000 running tasks of 1,000 simulated workers on one heartbeat processor.
+
+    python -m benchmarks.heartbeats [--tasks 100000] [--workers 1000] [--lease 60] [--seconds 60]
+
+The workers are the SDK's own hearts (`penstock.worker.heart`), a thousand in one process, on the real broker; the
+processor is the deployment's. After `seconds` of steady beating a tenth of the workers falls silent at once: found
+is how long it takes until their tasks are given back, counted from the last moment at which each was heard of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncpg
+import psutil
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from benchmarks.figures import CpuMeter, percentile, report
+from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence
+from penstock.kafka.connection import make_producer, running
+from penstock.kafka.topics import HEARTBEATS
+from penstock.local.deployment import SERVICES, Deployment, Options
+from penstock.postgres import types
+from penstock.postgres.connection import open_pool
+from penstock.settings import Kafka
+from penstock.worker.hand import key_of
+from penstock.worker.heart import Heart
+from penstock.worker.link import Link
+
+CLAIM_AT_A_TIME = 50  # workers
+
+
+@dataclass
+class Crowd:
+    """Simulated workers on one producer."""
+
+    settings: Kafka
+    producer: AIOKafkaProducer
+    hearts: list[Heart] = field(default_factory=list)
+    beating: list[asyncio.Task[None]] = field(default_factory=list)
+    given_up: int = 0
+
+    async def join(self, name: str, tasks: list[ReadyTask]) -> None:
+        """A worker claims its tasks and begins to beat."""
+        link = Link(self.producer, self.settings, name)
+        heart = Heart(link, name, time.monotonic, self._give_up)
+        heard_s = time.monotonic()
+        await link.send_heartbeat(Heartbeat(Kind.CLAIM, name, tasks[0].lease_ms, [key_of(t) for t in tasks]))
+        heart.take(tasks, heard_s)
+        self.hearts.append(heart)
+        self.beating.append(asyncio.create_task(heart.run()))
+
+    def _give_up(self, keys: list[object]) -> None:
+        self.given_up += len(keys)
+
+
+async def prepare(connection: asyncpg.Connection, tasks: int, lease_ms: int) -> list[ReadyTask]:
+    """Tasks as task-sync has released them."""
+    rows = await connection.fetch(
+        "INSERT INTO penstock.task (type, state, stage, content_type, context)"
+        " SELECT 'held', 'queued', 'start', 'json', 'null' FROM generate_series(1, $1) RETURNING id",
+        tasks,
+    )
+    context = Context.encode(None)
+    return [ReadyTask(Fence(row["id"], 0, "start", 0), "held", context, lease_ms) for row in rows]
+
+
+async def records(settings: Kafka) -> int:
+    """How many records the heartbeats topic holds."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=settings.kafka)
+    await consumer.start()
+    topic = settings.prefix + HEARTBEATS.name
+    ends = await consumer.end_offsets([TopicPartition(topic, n) for n in range(HEARTBEATS.partitions)])
+    await consumer.stop()
+    return sum(ends.values())
+
+
+async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
+    """Runs the crowd and reports."""
+    some = {name: service for name, service in SERVICES.items() if name == "heartbeats"}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        options = Options(data_dir=Path(folder), services=some, kafka_port=0, postgres_port=0, gateway_port=0)
+        async with Deployment(options) as deployment:
+            settings = Kafka.load(deployment.environment)
+            connection = await asyncpg.connect(deployment.postgres)
+            async with open_pool(deployment.postgres, "benchmark", size=1) as pool:
+                held = types.TaskType(
+                    name="held", lease_ms=int(lease_s * 1000), retry_base_ms=3_600_000, retry_max_ms=3_600_000
+                )
+                await types.register(pool, held)
+            ready = await prepare(connection, tasks, held.lease_ms)
+            async with running(make_producer(settings)) as producer:
+                crowd = Crowd(settings, producer)
+                share = tasks // workers
+                for begin in range(0, workers, CLAIM_AT_A_TIME):
+                    names = range(begin, min(begin + CLAIM_AT_A_TIME, workers))
+                    await asyncio.gather(
+                        *(crowd.join(f"worker-{n}", ready[n * share : (n + 1) * share]) for n in names)
+                    )
+                while await in_state(connection, "running") < workers * share:
+                    await asyncio.sleep(0.2)
+                # One whole lease, so that everybody beats by now.
+                await asyncio.sleep(lease_s)
+                steady = await beat(deployment, settings, seconds)
+                false = tasks - await in_state(connection, "running")
+                late = await lose(crowd, connection, workers // 10, share)
+                for beating in crowd.beating:
+                    beating.cancel()
+            await connection.close()
+    figures = {**steady, "false expiries": false, **late}
+    worst = lease_s + 1 + 1
+    return report(
+        "heartbeats",
+        {f"{tasks:,} tasks, {workers:,} workers, lease {lease_s:g} s": figures},
+        {
+            "nobody expires who beats": (f"{false} of {tasks:,}", false == 0 and crowd.given_up == 0),
+            f"lost found within lease, tick and a second ({worst:g} s), p99": (
+                f"{late['found p99 (s)']}",
+                late["found p99 (s)"] <= worst,
+            ),
+        },
+    )
+
+
+async def in_state(connection: asyncpg.Connection, state: str) -> int:
+    return await connection.fetchval("SELECT count(*) FROM penstock.task WHERE state = $1", state)
+
+
+async def beat(deployment: Deployment, settings: Kafka, seconds: float) -> dict[str, float]:
+    """What steady beating costs."""
+    pid = deployment.processes["heartbeats"]
+    meter, before, begin = CpuMeter([pid]), await records(settings), time.perf_counter()
+    await asyncio.sleep(seconds)
+    took = time.perf_counter() - begin
+    return {
+        "CPU of the processor (% of a core)": round(meter.seconds() / took * 100, 1),
+        "memory (MiB)": round(psutil.Process(pid).memory_info().rss / 2**20),
+        "records/s": round((await records(settings) - before) / took, 1),
+    }
+
+
+async def lose(crowd: Crowd, connection: asyncpg.Connection, workers: int, share: int) -> dict[str, float]:
+    """Silences workers; seconds from the last sign of life of each of their tasks until it is given back."""
+    heard: dict[int, float] = {}
+    now_s, now = time.monotonic(), time.time()
+    for heart, beating in zip(crowd.hearts[:workers], crowd.beating[:workers], strict=True):
+        beating.cancel()
+        for queue in heart._queues.values():  # noqa: SLF001 (nobody but a benchmark asks)
+            pulses = queue._pulses.items()  # noqa: SLF001 (as above)
+            heard |= {key[0]: now - (now_s - pulse.heard_s) for key, pulse in pulses}
+    while await connection.fetchval("SELECT count(*) FROM penstock.attempt") < workers * share:
+        await asyncio.sleep(0.2)
+    rows = await connection.fetch(
+        "SELECT task_id, extract(epoch FROM finished_at)::float8 AS at FROM penstock.attempt"
+    )
+    found = [row["at"] - heard[row["task_id"]] for row in rows]
+    return {
+        "found p50 (s)": round(percentile(found, 0.5), 2),
+        "found p99 (s)": round(percentile(found, 0.99), 2),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=1_000)
+    parser.add_argument("--lease", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=60)
+    given = parser.parse_args()
+    sys.exit(asyncio.run(run(given.tasks, given.workers, given.lease, given.seconds)))

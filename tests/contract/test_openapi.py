@@ -44,7 +44,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     routes = [
         *Tasks(settings, nothing, nothing, nothing, nothing).routes(),
         *Types(settings, nothing, nothing).routes(),
-        *Hold(settings, nothing, nothing, nothing).routes(),
+        *Hold(settings, nothing, nothing, nothing, nothing).routes(),
         *Pages(nothing, nothing).routes(),
     ]
     # The pattern behind a parameter's name is the router's business.

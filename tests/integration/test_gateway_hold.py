@@ -236,6 +236,14 @@ async def test_reports_are_written_entry_by_entry(kafka: Kafka, database: str, t
         return {"id": number, "step": 0, "stage": "probe", "attempt": 0, **more}
 
     async with a_gateway(kafka, database, tmp_path) as gateway:
+        # Progress is of attempts that there are.
+        await gateway.post("/tasks", [{"type": "media", "stage": "probe"}] * 8)
+        await gateway.post("/tasks/7/cancel")
+        connection = await asyncpg.connect(database)
+        await connection.execute(
+            "UPDATE penstock.task SET state = 'running', worker = CASE id WHEN 8 THEN 'w-2' ELSE 'w-1' END WHERE id IN (4, 8)"
+        )
+        await connection.close()
         answer = await gateway.post(
             "/set_task",
             {
@@ -248,11 +256,16 @@ async def test_reports_are_written_entry_by_entry(kafka: Kafka, database: str, t
                     entry(5, outcome="progress", colour="red"),
                     entry(6, outcome="done", content_type="bytes", context="%"),
                     "nonsense",
+                    entry(7, outcome="progress"),
+                    entry(8, outcome="progress"),
+                    entry(99, outcome="progress"),
                 ],
             },
         )
         assert answer.status == 200
         assert answer.body["accepted"] == 3
+        gone = {7: "cancelled", 8: "taken over", 9: "over"}
+        assert answer.body["gone"] == [{"index": index, "why": why} for index, why in gone.items()]
         found = {r["index"]: r["errors"][0]["pointer"] for r in answer.body["rejected"]}
         assert found == {1: "/results/1", 4: "/results/4", 5: "/results/5/context", 6: "/results/6"}
         [record] = await records(kafka, STAGE_RESULTS.name, 1)
@@ -302,7 +315,7 @@ async def test_results_too_long_for_one_record_are_split(kafka: Kafka, database:
     async with a_gateway(kafka, database, tmp_path) as gateway:
         data = orjson.dumps({"worker": "w", "results": entries[:10]})
         answer = await gateway.post("/set_task", data=data, headers={"Content-Type": "application/json"})
-        assert answer.body == {"accepted": 10, "rejected": []}
+        assert answer.body == {"accepted": 10, "rejected": [], "gone": []}
         found = [decode_results(r.value)[1] for r in await records(kafka, STAGE_RESULTS.name, 2)]
         assert [r.fence.id for batch in found for r in batch] == list(range(1, 11))
 

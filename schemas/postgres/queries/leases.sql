@@ -15,3 +15,10 @@ RETURNING t.id, t.step, t.attempt;
 SELECT t.id, t.step, t.attempt, t.worker, t.lease_partition, y.lease_ms
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.state = 'running' AND t.lease_partition = ANY ($1::integer[]);
+
+-- name: holders
+-- Who holds the attempts that workers beat, where these are still their tasks' latest.
+SELECT t.id, t.step, t.attempt, t.state, t.worker
+FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
+  ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
+WHERE t.id = ANY ($1::bigint[]);

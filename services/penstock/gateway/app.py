@@ -51,7 +51,7 @@ def create_app(
                 )
             broker = Broker(settings, pool)
             known = KnownTypes(pool)
-            hold = Hold(settings, known, objects, broker)
+            hold = Hold(settings, pool, known, objects, broker)
             app = web.Application(
                 middlewares=[problems, same_origin], client_max_size=settings.gateway_body_limit_bytes
             )

@@ -7,8 +7,10 @@ import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import asyncpg
 from aiohttp import web
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES
@@ -17,6 +19,7 @@ from penstock.contracts.inbound import read_result
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results
 from penstock.contracts.validation import problems
 from penstock.core.leases import Key
+from penstock.core.task import IN_HAND, State
 from penstock.errors import Fatal, Invalid, InvalidRecord, TooLarge, Unavailable, UnknownType
 from penstock.gateway.broker import Broker
 from penstock.gateway.intake import Intake
@@ -27,6 +30,7 @@ from penstock.http.server import respond
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
 from penstock.objects import ObjectStore
+from penstock.postgres import leases
 from penstock.postgres.types import KnownTypes, TaskType
 
 log = logging.getLogger(__name__)
@@ -38,20 +42,36 @@ DEFAULT_WAIT_S = 20.0
 DEFAULT_LEASE_MS = 300_000
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A sign of life: its position in the request, the attempt, and how long its lease is."""
+
+    index: int
+    key: Key
+    lease_ms: int
+
+
 class Hold:
     """The routes of HTTP workers.
 
     Args:
         settings: limits and times.
+        pool: of the database, asked what became of the attempts that workers beat.
         types: which types there are.
         objects: for contexts above the inline limit.
         broker: for claims, beats, results and releases.
     """
 
     def __init__(
-        self, settings: GatewaySettings, types: KnownTypes, objects: ObjectStore, broker: Broker
+        self,
+        settings: GatewaySettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        types: KnownTypes,
+        objects: ObjectStore,
+        broker: Broker,
     ) -> None:
         self._settings = settings
+        self._pool = pool
         self._types = types
         self._objects = objects
         self._broker = broker
@@ -103,9 +123,30 @@ class Hold:
             )
         worker = raw["worker"]
         beats, results, rejected = _sort_out(entries)
+        gone = await self._gone(worker, [beat.key for beat in beats])
         results = [await self._checked_in(result) for result in results]
-        await self._write(worker, beats, results)
-        return respond({"accepted": len(entries) - len(rejected), "rejected": rejected})
+        await self._write(worker, [beat for beat in beats if beat.key not in gone], results)
+        told = [{"index": beat.index, "why": gone[beat.key]} for beat in beats if beat.key in gone]
+        accepted = len(entries) - len(rejected) - len(told)
+        return respond({"accepted": accepted, "rejected": rejected, "gone": told})
+
+    async def _gone(self, worker: str, keys: Sequence[Key]) -> dict[Key, str]:
+        """Those of the attempts that are not this worker's to go on with, and why."""
+        if not keys:
+            return {}
+        held = await leases.holders(self._pool, keys)
+        gone = {}
+        for key in keys:
+            found = held.get(key)
+            if found is None:
+                gone[key] = "over"
+            elif found.state == State.CANCELLED:
+                gone[key] = "cancelled"
+            elif found.state not in IN_HAND:
+                gone[key] = "over"
+            elif found.worker not in (None, worker):
+                gone[key] = "taken over"
+        return gone
 
     def _intake(self, task_type: TaskType) -> Intake:
         intake = self._intakes.get(task_type.name)
@@ -132,9 +173,12 @@ class Hold:
             return result
         return dataclasses.replace(result, context=await self._objects.check_in(result.context))
 
-    async def _write(self, worker: str, beats: dict[int, list[Key]], results: Sequence[StageResult]) -> None:
+    async def _write(self, worker: str, beats: Sequence[Beat], results: Sequence[StageResult]) -> None:
         key = worker.encode()
-        signs = [Heartbeat(Kind.BEAT, worker, lease_ms, keys) for lease_ms, keys in beats.items()]
+        by_lease: defaultdict[int, list[Key]] = defaultdict(list)
+        for beat in beats:
+            by_lease[beat.lease_ms].append(beat.key)
+        signs = [Heartbeat(Kind.BEAT, worker, lease_ms, keys) for lease_ms, keys in by_lease.items()]
         producer, prefix = self._broker.producer, self._settings.prefix
         await send_all(
             producer,
@@ -150,9 +194,9 @@ class Hold:
 
 def _sort_out(
     entries: Sequence[Any],
-) -> tuple[dict[int, list[Key]], list[StageResult], list[dict[str, Any]]]:
-    """Beats by length of lease, results, and what is wrong with the others."""
-    beats: defaultdict[int, list[Key]] = defaultdict(list)
+) -> tuple[list[Beat], list[StageResult], list[dict[str, Any]]]:
+    """Beats, results, and what is wrong with the others."""
+    beats: list[Beat] = []
     results: list[StageResult] = []
     rejected: list[dict[str, Any]] = []
     for index, raw in enumerate(entries):
@@ -161,7 +205,7 @@ def _sort_out(
                 found = problems_in(raw, "Progress")
                 if not found:
                     key = (int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
-                    beats[int(raw.get("lease_ms", DEFAULT_LEASE_MS))].append(key)
+                    beats.append(Beat(index, key, int(raw.get("lease_ms", DEFAULT_LEASE_MS))))
             else:
                 found = _faults_of_result(raw)
                 if not found:

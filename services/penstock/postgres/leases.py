@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import asyncpg
 
@@ -47,3 +48,24 @@ async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], no
         )
         for row in rows
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What became of an attempt that somebody holds, or believes to."""
+
+    state: str
+    worker: str | None
+
+
+async def holders(pool: asyncpg.Pool[asyncpg.Record], keys: Sequence[Key]) -> dict[Key, Holder]:
+    """Of attempts that are their tasks' latest: state and worker; the others are over.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await pool.fetch(
+            query("leases.holders"), [k[0] for k in keys], [k[1] for k in keys], [k[2] for k in keys]
+        )
+    return {(row["id"], row["step"], row["attempt"]): Holder(row["state"], row["worker"]) for row in rows}

@@ -28,9 +28,12 @@ from penstock.errors import (
     SettingsError,
     Unavailable,
 )
+from penstock.kafka.watchdog import LoopWatchdog
 
 EXIT_FAILED = 1
 EXIT_FORCED = 70
+# How long the loop of a service may stand still.
+STALL_S = 60.0
 # How long what a service has left behind (a handler that cannot be cancelled) may keep its process.
 LEAVE_S = 5.0
 
@@ -51,14 +54,18 @@ Service = Callable[[asyncio.Event, Ready], Awaitable[None]]
 log = logging.getLogger("penstock.process")
 
 
-def run(name: str, service: Service, *, grace_s: float = 40.0) -> int:
+def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | None = None) -> int:
     """Runs `service` to its end and returns the exit status.
 
     Args:
         name: for the log.
         service: see `Service`.
         grace_s: seconds a drain may take before the process ends by force.
+        stall_s: seconds for which the event loop may stand still before the process ends; None for a service that
+            watches over itself.
     """
+    if stall_s is not None:
+        service = _watched(service, stall_s)
     configure_logging()
     collect_garbage_seldom()
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
@@ -67,6 +74,24 @@ def run(name: str, service: Service, *, grace_s: float = 40.0) -> int:
         leaving = _after(LEAVE_S, lambda: _leave(name, status))
     leaving.cancel()
     return status
+
+
+def _watched(service: Service, stall_s: float) -> Service:
+    """The service, whose process ends when its loop stands still: alive but not progressing is a failure (O2a)."""
+
+    async def watched(stopping: asyncio.Event, ready: Ready) -> None:
+        await leading(service(stopping, ready), keep_wound(stall_s))
+
+    return watched
+
+
+async def keep_wound(stall_s: float) -> None:
+    """Lets the process end when the loop it runs in stands still for `stall_s` seconds, until cancelled."""
+    watchdog = LoopWatchdog()
+    with watchdog.guard():
+        while True:
+            watchdog.wind(stall_s)
+            await asyncio.sleep(stall_s / 6)
 
 
 def exit_status(error: PenstockError) -> int:

@@ -102,4 +102,4 @@ async def _serve(
 
 def main() -> int:
     """Runs the service with settings from the environment."""
-    return process.run(NAME, create_app(GatewaySettings.load()))
+    return process.run(NAME, create_app(GatewaySettings.load()), stall_s=process.STALL_S)

@@ -95,7 +95,12 @@ class Liaison:
 
             ready()
             await process.leading(
-                work(), self._reports.run(), self._heart.run(), listen(settings, self._revoked)
+                work(),
+                self._reports.run(),
+                self._heart.run(),
+                listen(settings, self._revoked),
+                # This loop's, not the handlers', which may stand still as long as they like.
+                process.keep_wound(process.STALL_S),
             )
 
     def _puller(self, type_name: str, link: Link) -> Puller:

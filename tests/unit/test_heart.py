@@ -6,6 +6,7 @@ import pytest
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
+from penstock.core.beats import Answer
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
 from penstock.worker.heart import CUT_OFF, Heart
@@ -15,11 +16,13 @@ class Link:
     def __init__(self):
         self.away = False
         self.sent = []
+        self.answers = {}
 
     async def try_heartbeat(self, heartbeat):
         if self.away:
             raise KafkaUnavailable("nobody there")
         self.sent.append((heartbeat.lease_ms, sorted(heartbeat.tasks)))
+        return {key: self.answers.get(key, Answer.HEARD) for key in heartbeat.tasks}
 
 
 def task(number, lease_ms=300_000):
@@ -77,6 +80,17 @@ async def test_cut_off_it_gives_up_before_the_lease_ends_and_not_after_a_short_o
     rig.link.away, rig.link.sent = False, []
     await rig.go_on(rig.now_s + 400)
     assert rig.link.sent == [], "what was given up is not beaten any more"
+
+
+async def test_what_is_gone_is_given_up_and_the_others_are_beaten_on(rig):
+    """H3: gone or cancelled ends the handler; an unknown error is tried again."""
+    rig.heart.take([task(1), task(2), task(3)], 0)
+    rig.link.answers = {(1, 0, 0): Answer.GONE, (2, 0, 0): Answer.UNKNOWN}
+    await rig.go_on(100)
+    assert rig.given_up == [(1, 0, 0)]
+    beaten = [key[0] for _lease_ms, keys in rig.link.sent for key in keys]
+    assert (beaten.count(1), beaten.count(3)) == (1, 1)
+    assert beaten.count(2) == 4
 
 
 async def test_what_was_let_go_is_not_beaten(rig):

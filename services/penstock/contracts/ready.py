@@ -57,7 +57,18 @@ class ReadyTask:
             InvalidRecord: not what task-sync writes.
         """
         try:
-            raw = orjson.loads(data)
+            return cls.from_wire(orjson.loads(data))
+        except ValueError as error:
+            raise InvalidRecord(f"not a ready record: {error!r}") from error
+
+    @classmethod
+    def from_wire(cls, raw: Any) -> ReadyTask:
+        """Reads the JSON object of a record.
+
+        Raises:
+            InvalidRecord: not what task-sync writes.
+        """
+        try:
             context = Context.from_wire(raw)
             if context is None:
                 raise InvalidRecord("context or context_ref is missing")

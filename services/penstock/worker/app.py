@@ -94,7 +94,8 @@ class Worker:
             raise SettingsError("the worker has no stage: register handlers with @worker.stage('type.stage')")
         settings = self.settings
         here = asyncio.get_running_loop()
-        objects = ObjectStore(settings.objects)
+        # A gateway hands contexts out inline and stores what it is given.
+        objects = None if settings.worker_gateway else ObjectStore(settings.objects)
         async with beside("penstock platform") as platform:
             liaison = Liaison(
                 settings,

@@ -115,11 +115,13 @@ class Execution:
 
     Args:
         stages: handlers by (type, stage).
-        objects: where large contexts are.
+        objects: where large contexts are; None leaves them inline, for whoever takes the results to store.
         threads: most synchronous handlers at once.
     """
 
-    def __init__(self, stages: Mapping[tuple[str, str], Stage], objects: ObjectStore, threads: int) -> None:
+    def __init__(
+        self, stages: Mapping[tuple[str, str], Stage], objects: ObjectStore | None, threads: int
+    ) -> None:
         self._stages = stages
         self._objects = objects
         self._threads = asyncio.Semaphore(threads)
@@ -147,7 +149,9 @@ class Execution:
             )
         limit = Limit(stage.timeout_s, lambda failure: abandon(_failed(ready, stage, started_ms, failure)))
         try:
-            context = await self._objects.check_out(ready.context) if ready.context.ref else ready.context
+            context = ready.context
+            if context.ref and self._objects:
+                context = await self._objects.check_out(context)
             fence = ready.fence
             task = Task(
                 fence.id, ready.type, fence.stage, fence.step, fence.attempt, ready.tries, context.decode()
@@ -190,6 +194,9 @@ class Execution:
         future.cancel()
         raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was left behind")
 
+    async def _check_in(self, context: Context) -> Context:
+        return await self._objects.check_in(context) if self._objects else context
+
     async def _conclude(self, ready: ReadyTask, stage: Stage, outcome: Any, started_ms: int) -> StageResult:
         match outcome:
             case Next(stage=name, context=value, delay_s=delay_s):
@@ -201,7 +208,7 @@ class Execution:
                     raise TypeError(
                         f"Next needs the name of a stage (1 to 200 characters, no NUL, no lone surrogate), not {name!r}"
                     )
-                context = None if value is KEEP else await self._objects.check_in(Context.encode(value))
+                context = None if value is KEEP else await self._check_in(Context.encode(value))
                 return _result(
                     ready,
                     completion.Outcome.NEXT,
@@ -211,7 +218,7 @@ class Execution:
                     delay_ms=_milliseconds(delay_s),
                 )
             case Done(result=value):
-                context = await self._objects.check_in(Context.encode(value))
+                context = await self._check_in(Context.encode(value))
                 return _result(ready, completion.Outcome.DONE, started_ms, context=context)
             case Fail(reason=reason, permanent=permanent):
                 return _result(

@@ -10,16 +10,16 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import Protocol
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.beats import Answer, BeatPolicy, BeatQueue
 from penstock.core.leases import Key
-from penstock.errors import KafkaUnavailable
+from penstock.errors import Unavailable
 from penstock.worker.hand import key_of
-from penstock.worker.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +33,33 @@ LIMIT_PER_S = 10_000.0
 LONGEST_STEP_S = 5.0
 
 
+class Hearing(Protocol):
+    """Whoever hears beats: Kafka, or a gateway."""
+
+    async def try_heartbeat(self, heartbeat: Heartbeat) -> Mapping[Key, Answer]:
+        """Sends once; what came of each attempt's beat.
+
+        Raises:
+            Unavailable: nobody heard it.
+        """
+
+
 class Heart:
     """Beats for the attempts of one worker.
 
     Args:
-        link: the way to Kafka.
+        link: the way to whoever hears beats.
         worker_id: who beats.
         clock: seconds that only grow.
-        give_up: told of attempts that nobody has heard of for too long; they are beaten no more.
+        give_up: told of attempts that are beaten no more: nobody has heard of them for too long, or they are gone.
     """
 
     def __init__(
-        self, link: Link, worker_id: str, clock: Callable[[], float], give_up: Callable[[list[Key]], object]
+        self,
+        link: Hearing,
+        worker_id: str,
+        clock: Callable[[], float],
+        give_up: Callable[[list[Key]], object],
     ) -> None:
         self._link = link
         self._worker_id = worker_id
@@ -118,18 +133,21 @@ class Heart:
                 sending.add_done_callback(self._sending.discard)
 
     async def _send(self, queue: BeatQueue[Key], lease_ms: int, keys: list[Key]) -> None:
-        # A broker that is away is no attempt's fault: they come first again at the next step.
-        answer = Answer.THROTTLED
+        # Whoever is away is no attempt's fault: they come first again at the next step.
+        answers: Mapping[Key, Answer] = dict.fromkeys(keys, Answer.THROTTLED)
         try:
-            await self._link.try_heartbeat(Heartbeat(Kind.BEAT, self._worker_id, lease_ms, keys))
-            answer = Answer.HEARD
+            answers = await self._link.try_heartbeat(Heartbeat(Kind.BEAT, self._worker_id, lease_ms, keys))
             self._vain = 0
-        except KafkaUnavailable as error:
+        except Unavailable as error:
             self._vain += 1
             log.warning("%d beats in a row were not heard: %s", self._vain, error)
         finally:
             for key in keys:
-                queue.answer(key, answer)
+                queue.answer(key, answers[key])
+        gone = [key for key in keys if answers[key] is Answer.GONE]
+        if gone:
+            log.info("%d attempts are gone: %s", len(gone), gone[:5])
+            self._give_up(gone)
 
 
 def _policy(timeout_s: float) -> BeatPolicy:

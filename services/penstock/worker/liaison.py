@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock import process
@@ -20,11 +21,15 @@ from penstock.kafka.connection import make_producer, running
 from penstock.worker.hand import Hand
 from penstock.worker.heart import Heart
 from penstock.worker.link import Link, Reports
+from penstock.worker.over_http import Gateway, HttpLink, HttpPuller
 from penstock.worker.pull import Puller
 from penstock.worker.revocations import listen
 from penstock.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
+
+# The way to the platform, what pulls tasks of a type over it, and what else must run meanwhile.
+Platform = tuple[Link | HttpLink, Callable[[str], Puller | HttpPuller], list[Coroutine[Any, Any, None]]]
 
 
 class Liaison:
@@ -79,13 +84,11 @@ class Liaison:
         Raises:
             KafkaUnavailable: no broker answered at the start.
         """
-        settings = self._settings
-        async with running(make_producer(settings)) as producer:
-            link = Link(producer, settings, self._worker_id)
-            clock = asyncio.get_running_loop().time
+        clock = asyncio.get_running_loop().time
+        async with self._platform() as (link, make_puller, listening):
             self._heart = Heart(link, self._worker_id, clock, self._give_up)
             self._reports = Reports(link, self._worker_id, self._let_go)
-            pulling = process.together(*(self._puller(name, link).run() for name in self._types))
+            pulling = process.together(*(make_puller(name).run() for name in self._types))
 
             async def work() -> None:
                 await _until(self._stopping, pulling)
@@ -98,13 +101,30 @@ class Liaison:
                 work(),
                 self._reports.run(),
                 self._heart.run(),
-                listen(settings, self._revoked),
+                *listening,
                 # This loop's, not the handlers', which may stand still as long as they like.
                 process.keep_wound(process.STALL_S),
             )
 
-    def _puller(self, type_name: str, link: Link) -> Puller:
-        return Puller(self._settings, type_name, link, self._hand, self._heart, self._worker_id, self._start)
+    @asynccontextmanager
+    async def _platform(self) -> AsyncIterator[Platform]:
+        """The platform as it is reached: over Kafka, or through a gateway."""
+        settings, who = self._settings, self._worker_id
+        if settings.worker_gateway:
+            async with Gateway(settings.worker_gateway) as gateway:
+                yield (
+                    HttpLink(gateway, who),
+                    lambda name: HttpPuller(gateway, name, self._hand, self._heart, who, self._start),
+                    [],
+                )
+            return
+        async with running(make_producer(settings)) as producer:
+            link = Link(producer, settings, who)
+            yield (
+                link,
+                lambda name: Puller(settings, name, link, self._hand, self._heart, who, self._start),
+                [listen(settings, self._revoked)],
+            )
 
     def _let_go(self, keys: list[Key]) -> None:
         self._hand.let_go(keys)

@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import RESULTS_PER_RECORD, Failure, StageResult, encode_results
+from penstock.core.beats import Answer
 from penstock.core.completion import Outcome
 from penstock.core.leases import Key
 from penstock.core.retry import RetryPolicy
@@ -49,14 +51,15 @@ class Link:
         """Returns once Kafka has it, however long that takes."""
         await self._send(self._heartbeats, heartbeat.encode())
 
-    async def try_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Sends once, for what the next one makes up for.
+    async def try_heartbeat(self, heartbeat: Heartbeat) -> Mapping[Key, Answer]:
+        """Sends once, for what the next one makes up for. What is on Kafka is heard.
 
         Raises:
             KafkaUnavailable: it is not on Kafka.
         """
         with translated():
             await self._producer.send_and_wait(self._heartbeats, heartbeat.encode(), key=self._key)
+        return dict.fromkeys(heartbeat.tasks, Answer.HEARD)
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
         """Returns once Kafka has them, however long that takes.
@@ -80,6 +83,20 @@ class Link:
                 return
 
 
+class Reporting(Protocol):
+    """Whoever takes results: Kafka, or a gateway."""
+
+    async def send_results(self, results: Sequence[StageResult]) -> None:
+        """Returns once they are kept.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be written; none is sent.
+        """
+
+    async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Returns once it is kept."""
+
+
 class Reports:
     """Sends results, as one record what has come in while the one before was on its way; then releases their leases.
 
@@ -88,12 +105,12 @@ class Reports:
     Made in the loop in which it runs; results may be added from any thread.
 
     Args:
-        link: the way to Kafka.
+        link: the way to whoever takes results.
         worker_id: whose leases they are.
         let_go: told of the attempts whose results are on Kafka.
     """
 
-    def __init__(self, link: Link, worker_id: str, let_go: Callable[[list[Key]], None]) -> None:
+    def __init__(self, link: Reporting, worker_id: str, let_go: Callable[[list[Key]], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._added: deque[StageResult] = deque()
         self._told = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from penstock.settings import Kafka, option
 
@@ -11,6 +12,10 @@ from penstock.settings import Kafka, option
 class WorkerSettings(Kafka):
     """See `Kafka` for what it shares with the services."""
 
+    worker_gateway: str = option(
+        "",
+        "URL of a gateway: the worker then needs neither Kafka nor the object store, and speaks HTTP with it.",
+    )
     pool: int = option(2_000, "Most handlers that run at once.")
     backlog: int = option(1_000, "Most claimed tasks that wait for a handler.")
     threads: int = option(64, "Most synchronous handlers that run at once, each on a thread of its own.")
@@ -24,6 +29,9 @@ class WorkerSettings(Kafka):
             problems.append(
                 f"pool={self.pool} and threads={self.threads} must be at least 1, backlog={self.backlog} not negative"
             )
+        url = urlsplit(self.worker_gateway)
+        if self.worker_gateway and not (url.scheme in ("http", "https") and url.hostname):
+            problems.append(f"worker_gateway={self.worker_gateway!r} is no http:// or https:// URL")
         if self.timeout_s <= 0 or self.drain_timeout_s < 0:
             problems.append(
                 f"timeout_s={self.timeout_s} must be above 0, drain_timeout_s={self.drain_timeout_s} not negative"

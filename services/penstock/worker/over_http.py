@@ -1,0 +1,229 @@
+"""A worker without Kafka: the gateway claims for it, and it reports and beats to the gateway.
+
+The same duties as `link` and `pull` have over Kafka, with one thing more: the gateway answers each beat, so a worker
+learns which of its attempts are gone without listening for revocations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from penstock.contracts.heartbeat import Heartbeat
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
+from penstock.core.beats import Answer
+from penstock.core.leases import Key
+from penstock.core.retry import RetryPolicy
+from penstock.errors import (
+    GatewayUnavailable,
+    InvalidRecord,
+    PenstockError,
+    Unavailable,
+    UnknownType,
+)
+from penstock.http.problems import error_of
+from penstock.worker.hand import Hand, key_of
+from penstock.worker.heart import Heart
+
+log = logging.getLogger(__name__)
+
+WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.2, factor=2, max_s=5.0, jitter=0)
+# The gateway's limits.
+RESULTS_AT_ONCE = 500
+TASKS_AT_ONCE = 500
+WAIT_S = 20.0
+# Beyond the long poll, how long an answer may take.
+ANSWER_S = 30.0
+TOO_MANY_REQUESTS = 429
+
+
+class Gateway:
+    """Asks a gateway, for the time of an `async with` block.
+
+    Args:
+        url: its address.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+        """Status and JSON of an answer that is 200, or 429.
+
+        Raises:
+            GatewayUnavailable: no gateway answers, or what is behind it is away.
+            PenstockError: it refuses.
+        """
+        try:
+            async with self._session.post(
+                self._url + path, data=orjson.dumps(body), headers={"Content-Type": "application/json"}
+            ) as response:
+                data = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
+        if response.status in (200, TOO_MANY_REQUESTS):
+            return response.status, orjson.loads(data) if response.status == 200 else None
+        raise error_of(response.status, data)
+
+
+class HttpLink:
+    """What `link.Link` is over Kafka.
+
+    Args:
+        gateway: where to.
+        worker_id: who speaks.
+    """
+
+    def __init__(self, gateway: Gateway, worker_id: str) -> None:
+        self._gateway = gateway
+        self._worker_id = worker_id
+
+    async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Nothing: claims and releases are the gateway's to write."""
+
+    async def try_heartbeat(self, heartbeat: Heartbeat) -> Mapping[Key, Answer]:
+        """Beats once; what came of each attempt's.
+
+        Raises:
+            GatewayUnavailable: nobody heard it.
+        """
+        keys = list(heartbeat.tasks)
+        entries = [
+            # The gateway looks at the attempt's key only.
+            {
+                "id": k[0],
+                "step": k[1],
+                "stage": "-",
+                "attempt": k[2],
+                "outcome": "progress",
+                "lease_ms": heartbeat.lease_ms,
+            }
+            for k in keys
+        ]
+        try:
+            status, body = await self._gateway.post(
+                "/set_task", {"worker": self._worker_id, "results": entries}
+            )
+        except Unavailable:
+            raise
+        except PenstockError as error:
+            log.warning("%d beats were refused: %s", len(keys), error)
+            return dict.fromkeys(keys, Answer.UNKNOWN)
+        if status == TOO_MANY_REQUESTS:
+            return dict.fromkeys(keys, Answer.THROTTLED)
+        answers = dict.fromkeys(keys, Answer.HEARD)
+        answers |= {keys[one["index"]]: Answer.UNKNOWN for one in body["rejected"]}
+        answers |= {keys[one["index"]]: Answer.GONE for one in body.get("gone", ())}
+        return answers
+
+    async def send_results(self, results: Sequence[StageResult]) -> None:
+        """Returns once the gateway has them, however long that takes.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be written; none is sent.
+        """
+        entries = [result.to_wire() for result in results]
+        orjson.dumps(entries)
+        for chunk in _chunks(entries):
+            await self._report(chunk)
+
+    async def _report(self, entries: list[dict[str, Any]]) -> None:
+        tries = 0
+        while True:
+            try:
+                status, body = await self._gateway.post(
+                    "/set_task", {"worker": self._worker_id, "results": entries}
+                )
+            except Unavailable as error:
+                log.warning("cannot report yet: %s", error)
+                status = TOO_MANY_REQUESTS
+            except PenstockError as error:
+                # It would be refused again however often: their leases run out, and the log says why.
+                log.error("%d results were refused: %s", len(entries), error)  # noqa: TRY400 (says it all)
+                return
+            if status == 200:
+                for one in body["rejected"]:
+                    log.error(
+                        "a result of task %s was refused: %s", entries[one["index"]]["id"], one["errors"]
+                    )
+                return
+            tries += 1
+            await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
+
+
+class HttpPuller:
+    """What `pull.Puller` is over Kafka: asks for tasks of one type while there is room.
+
+    Args:
+        gateway: where to.
+        type_name: whose tasks.
+        hand: what is in hand; decides whether there is room.
+        heart: keeps alive what is in hand; decides, too.
+        worker_id: who claims.
+        start: begins attempts that were claimed.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        type_name: str,
+        hand: Hand,
+        heart: Heart,
+        worker_id: str,
+        start: Callable[[list[ReadyTask]], object],
+    ) -> None:
+        self._gateway = gateway
+        self._type = type_name
+        self._hand = hand
+        self._heart = heart
+        self._worker_id = worker_id
+        self._start = start
+
+    async def run(self) -> None:
+        """Pulls until cancelled; waits for a type that is not registered yet, and for a gateway that is away."""
+        tries = 0
+        while True:
+            try:
+                await self._pull()
+                tries = 0
+            except (Unavailable, UnknownType, InvalidRecord) as error:
+                tries += 1
+                log.warning("%s: asking again soon: %s", self._type, error)
+                await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
+
+    async def _pull(self) -> None:
+        if not await self._hand.wait_room(WAIT_S):
+            return
+        most = int(min(self._hand.room, max(1, self._heart.room), TASKS_AT_ONCE))
+        heard_s = asyncio.get_running_loop().time()
+        status, body = await self._gateway.post(
+            "/hold_task", {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
+        )
+        if status == TOO_MANY_REQUESTS:
+            raise GatewayUnavailable("asked too often")
+        claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
+        claimed = [ready for ready in claimed if key_of(ready) not in self._hand]
+        if claimed:
+            self._hand.take(claimed)
+            # The gateway claimed them after it was asked.
+            self._heart.take(claimed, heard_s)
+            self._start(claimed)
+
+
+def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    for begin in range(0, len(entries), RESULTS_AT_ONCE):
+        yield entries[begin : begin + RESULTS_AT_ONCE]

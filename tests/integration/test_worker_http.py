@@ -1,0 +1,107 @@
+"""A worker that speaks HTTP with a real gateway, on the real Kafka and PostgreSQL."""
+
+import asyncio
+
+import asyncpg
+import pytest
+from tests.gateways import running_gateway
+from tests.running import make_topics, producing, read, running_service
+from tests.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence
+from penstock.errors import SettingsError
+from penstock.kafka.connection import create_topics
+from penstock.kafka.topics import ready
+from penstock.worker import Done, Next, Worker, WorkerSettings
+
+
+@pytest.fixture
+async def gateway(kafka_servers, prefix, database, tmp_path):
+    kafka = await make_topics(kafka_servers, prefix)
+    await create_topics(kafka, [ready("t", 2)])
+    async with running_gateway(
+        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
+    ) as caller:
+        await caller.post("/types", {"name": "t", "partitions": 2})
+        await wait_until(caller.is_ready)
+        yield caller
+
+
+async def released(gateway, kafka, prefix, database, count, lease_ms=60_000):
+    """Tasks as task-sync has released them."""
+    made = await gateway.post("/tasks", [{"type": "t", "context": {"n": n}} for n in range(count)])
+    ids = [task["id"] for task in made.body["tasks"]]
+    connection = await asyncpg.connect(database)
+    await connection.execute("UPDATE penstock.task SET state = 'queued'")
+    await connection.close()
+    async with producing(kafka) as producer:
+        for task in ids:
+            record = ReadyTask(Fence(task, 0, "start", 0), "t", Context.encode({"n": task}), lease_ms)
+            await producer.send(f"{prefix}ready.t", record.encode(), partition=task % 2)
+        await producer.flush()
+    return ids
+
+
+async def results(kafka, prefix):
+    records = await read(kafka, f"{prefix}stage-results")
+    return {entry["id"]: entry for record in records for entry in record["results"]}
+
+
+def worker_of(gateway):
+    # Neither a broker nor an object store that it could reach.
+    return Worker(WorkerSettings(kafka="127.0.0.1:1", objects="", worker_gateway=gateway.url))
+
+
+async def test_a_worker_needs_nothing_but_a_gateway(gateway, kafka_servers, prefix, database):
+    """T6: claims, contexts large and small, results, and a drain, all over HTTP."""
+    worker = worker_of(gateway)
+
+    @worker.stage("t.start")
+    async def start(task):
+        return Next("two", {"pad": "x" * 9_000}) if task.id % 2 else Done(task.context)
+
+    ids = await released(gateway, kafka_servers, prefix, database, 20)
+
+    async def all_reported():
+        return len(await results(kafka_servers, prefix)) == len(ids)
+
+    async with running_service(worker.serve):
+        await wait_until(all_reported)
+    found = await results(kafka_servers, prefix)
+    assert all("context_ref" in found[task] for task in ids if task % 2)
+    assert all(found[task]["context"] == {"n": task} for task in ids if not task % 2)
+
+
+async def test_what_is_cancelled_ends_by_the_answer_to_its_beat(gateway, kafka_servers, prefix, database):
+    """W5, H3: gone; its handler is cancelled, nothing is reported, and the other goes on."""
+    worker = worker_of(gateway)
+    began, ended, finish = [], [], asyncio.Event()
+
+    @worker.stage("t.start")
+    async def start(task):
+        began.append(task.id)
+        try:
+            await finish.wait()
+        except asyncio.CancelledError:
+            ended.append(task.id)
+            raise
+        return Done(task.id)
+
+    first, second = await released(gateway, kafka_servers, prefix, database, 2, lease_ms=2_000)
+    async with running_service(worker.serve):
+        await wait_until(lambda: len(began) == 2)
+        await gateway.post(f"/tasks/{first}/cancel")
+        await wait_until(lambda: ended == [first])
+        finish.set()
+        await wait_until(lambda: results(kafka_servers, prefix))
+    assert list(await results(kafka_servers, prefix)) == [second]
+    beats = [r for r in await read(kafka_servers, f"{prefix}heartbeats") if r["kind"] == "beat"]
+    assert {task[0] for record in beats for task in record["tasks"]} >= {second}
+
+
+def test_an_address_that_is_none_is_refused():
+    """The error names the setting."""
+    with pytest.raises(SettingsError, match="worker_gateway='nowhere'"):
+        WorkerSettings.load({}, objects="memory:///", worker_gateway="nowhere")

@@ -183,6 +183,8 @@ CREATE UNIQUE INDEX task_idempotency ON penstock.task USING btree (type, idempot
 
 CREATE INDEX task_labels ON penstock.task USING gin (labels jsonb_path_ops) WHERE (labels IS NOT NULL);
 
+CREATE INDEX task_queued ON penstock.task USING btree (type, updated_at) WHERE (state = 'queued'::text);
+
 CREATE INDEX task_ready ON penstock.task USING btree (type, priority, id) WHERE (state = 'ready'::text);
 
 CREATE INDEX task_running ON penstock.task USING btree (lease_partition) WHERE (state = 'running'::text);

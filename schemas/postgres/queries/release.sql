@@ -17,7 +17,8 @@ WITH forgotten AS (
 ), opened AS (
     -- Found by key, whatever the statistics say. The state is asked again, since a task may be cancelled meanwhile;
     -- as an expression, so that no index on it is taken for a better way to find a few keys.
-    UPDATE task t SET state = 'queued', due_at = NULL
+    -- `updated_at` says since when it has been queued: the proof that its record is lost goes by that.
+    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now()
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
               t.content_type, t.context, t.context_ref
@@ -37,9 +38,30 @@ DELETE FROM release WHERE id = ANY ($1::bigint[]);
 SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
        t.content_type, t.context, t.context_ref
 FROM release r
-LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state = 'queued'
+-- By key: as an expression, so that no index on the state is taken instead.
+LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'
 WHERE r.type = $1
 ORDER BY r.id, t.priority, t.id;
+
+-- name: cuts
+-- Those of some types that have queued tasks, and until when the records of all that was queued are known to have been
+-- on Kafka: until the oldest batch that is still noted. Asked by the owner between two releases, so that none is under way.
+SELECT i.type, least(now(), (SELECT min(r.created_at) FROM release r WHERE r.type = i.type)) AS cut
+FROM unnest($1::text[]) AS i (type)
+WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'queued');
+
+-- name: lost
+-- Makes ready again what has been queued since before `cut`, at most `limit`; their type's owner is told.
+-- Every release renews `updated_at`, so what was released again meanwhile is another's to prove.
+WITH found AS (
+    UPDATE task SET state = 'ready', updated_at = now()
+    WHERE id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued' AND updated_at < $2
+                          ORDER BY updated_at LIMIT $3 FOR UPDATE))
+    RETURNING id
+), told AS (
+    SELECT pg_notify('penstock_ready', $1) WHERE EXISTS (SELECT FROM found)
+)
+SELECT id FROM found, (SELECT count(*) FROM told) AS t;
 
 -- name: promote
 -- What has fallen due becomes ready. Every process may do it, so the owner of each type is told by notification.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import asyncpg
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import InvalidRecord
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
 from penstock.postgres.session import Session
 from penstock.postgres.tasks import context_of
 from penstock.postgres.types import TaskType
@@ -70,6 +73,28 @@ async def unconfirmed(session: Session, task_type: TaskType) -> list[Batch]:
         if row["id"] is not None:
             batch.tasks.append(_ready(task_type, row))
     return list(batches.values())
+
+
+async def cuts(session: Session, type_names: Sequence[str]) -> dict[str, datetime]:
+    """Those of some owned types that have queued tasks; what was queued before the moment given was brought to Kafka.
+
+    Args:
+        session: the one that owns the types, while no release of them is under way.
+        type_names: which types.
+    """
+    rows = await session.fetch("release.cuts", list(type_names))
+    return {row["type"]: row["cut"] for row in rows}
+
+
+async def lost(pool: asyncpg.Pool[asyncpg.Record], type_name: str, cut: datetime, limit: int) -> list[int]:
+    """Makes ready again what has been queued since before `cut`, at most `limit` tasks; returns their ids.
+
+    Raises:
+        PostgresUnavailable: nothing was changed.
+    """
+    with translated():
+        rows = await pool.fetch(query("release.lost"), type_name, cut, limit)
+    return [row["id"] for row in rows]
 
 
 async def promote(session: Session) -> None:

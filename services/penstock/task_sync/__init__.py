@@ -10,6 +10,8 @@ Guarantees
 - A ready task gets a record on its ready topic at least once. The batch is noted in the statement that opens
   the gate and forgotten when Kafka has it; a new owner sends again what is still noted. A record that is there
   twice is harmless: the fence lets one result take effect.
+- A queued task whose record is lost (retention, a topic or a Kafka made anew) is released again, once it is proven
+  that nobody can still have it (`proof`).
 - A type is released by one process at a time: the lock lives in the session through which the release goes.
 
 In doubt it stops: when the session, the lock or Kafka is gone the process ends, and another takes over.

@@ -14,6 +14,7 @@ from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import KnownTypes
 from penstock.task_sync.ingest import Ingest
+from penstock.task_sync.recheck import Recheck
 from penstock.task_sync.release import Release
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -40,8 +41,9 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             await session.listen(READY_CHANNEL, gate.heard_ready)
             await session.listen(TYPES_CHANNEL, gate.heard_types)
             await session.listen(DUE_CHANNEL, gate.heard_due)
+            recheck = Recheck(settings, pool, producer, admin, offsets, gate)
             ready()
-            await process.together(gate.run(stopping), ingest.run(stopping))
+            await process.leading(process.together(gate.run(stopping), ingest.run(stopping)), recheck.run())
 
     return service
 

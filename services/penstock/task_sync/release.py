@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -33,6 +34,7 @@ class Gate:
         written: records the topic holds in all, all partitions added up.
         taken: of these, how many the workers have taken.
         dirty: something may be ready.
+        queued: something may be queued.
         next_partition: where the next slice goes.
         looked_s: when `taken` was last read, on the loop's clock.
         patience_s: how long to wait before reading it again.
@@ -43,6 +45,7 @@ class Gate:
     written: int = 0
     taken: int = 0
     dirty: bool = True
+    queued: bool = True
     next_partition: int = 0
     looked_s: float = float("-inf")
     patience_s: float = 0.0
@@ -88,6 +91,9 @@ class Release:
         self._confirmed_s = 0.0
         self._confirming: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self._asked: tuple[Sequence[str], asyncio.Future[dict[str, datetime]]] | None = None
+        # Set while something of an owned type may be queued.
+        self.some_queued = asyncio.Event()
 
     def heard_ready(self, type_name: str) -> None:
         """A notification: something of this type became ready."""
@@ -106,6 +112,30 @@ class Release:
         self._types.outdated()
         self._types_changed = True
         self._wake.set()
+
+    def queued_types(self) -> list[TaskType]:
+        """Owned types of which something may be queued."""
+        return [gate.type for gate in self._gates.values() if gate.queued]
+
+    async def cuts(self, type_names: Sequence[str]) -> dict[str, datetime]:
+        """See `release.cuts`; asked between two releases, and one question at a time."""
+        future: asyncio.Future[dict[str, datetime]] = asyncio.get_running_loop().create_future()
+        self._asked = (type_names, future)
+        self._wake.set()
+        return await future
+
+    def recount(self, type_name: str, written: int) -> None:
+        """A ready topic was replaced by another, of which nobody has taken anything."""
+        gate = self._gates.get(type_name)
+        if gate is not None:
+            gate.written, gate.taken, gate.patience_s, gate.dirty = written, 0, 0.0, True
+            self._wake.set()
+
+    def marked(self, type_name: str, records: int) -> None:
+        """Records that are no tasks were written to a ready topic."""
+        gate = self._gates.get(type_name)
+        if gate is not None:
+            gate.written += records
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Releases until `stopping` is set; then waits until Kafka has what was released.
@@ -141,6 +171,7 @@ class Release:
             if self._due_unknown or now_s >= due_at_s:
                 due_at_s = await self._promote()
             look_again_s = await self._pump()
+            await self._answer()
             forget_at_s = self._confirmed_s + FORGET_S if self._confirmed else float("inf")
             if loop.time() >= forget_at_s:
                 await release.forget(self._session, self._take_confirmed())
@@ -148,6 +179,20 @@ class Release:
             if any(gate.dirty and gate.lag < self._settings.window for gate in self._gates.values()):
                 continue
             await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s))
+
+    async def _answer(self) -> None:
+        if self._asked is None:
+            return
+        (names, future), self._asked = self._asked, None
+        cuts = await release.cuts(self._session, names)
+        for name in names:
+            gate = self._gates.get(name)
+            if gate is not None:
+                gate.queued = name in cuts
+        if not self.queued_types():
+            self.some_queued.clear()
+        if not future.done():
+            future.set_result(cuts)
 
     async def _sleep(self, until_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -188,6 +233,7 @@ class Release:
         gate.written = sum(ends.values())
         await self._look(gate)
         self._gates[task_type.name] = gate
+        self.some_queued.set()
         for batch in await release.unconfirmed(self._session, task_type):
             log.info("%s: sending %d released tasks again", task_type.name, len(batch.tasks))
             await self._send(gate, batch)
@@ -219,6 +265,8 @@ class Release:
             gate.dirty = False
             batch = await release.release(self._session, gate.type, limit, self._take_confirmed())
             if batch is not None:
+                gate.queued = True
+                self.some_queued.set()
                 gate.dirty = gate.dirty or len(batch.tasks) == limit
                 await self._send(gate, batch)
         return look_at_s

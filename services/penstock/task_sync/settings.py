@@ -20,6 +20,9 @@ class TaskSyncSettings(Platform):
     lag_poll_s: float = option(
         0.05, "Seconds between looks at the workers' lag while a window is over half full."
     )
+    recheck_s: float = option(
+        60.0, "Seconds between proofs that no queued task has lost its record; what has is released again."
+    )
 
     def validate(self) -> list[str]:
         """A batch larger than the window would overshoot it."""
@@ -32,4 +35,6 @@ class TaskSyncSettings(Platform):
             problems.append(
                 f"own_retry_s={self.own_retry_s} and lag_poll_s={self.lag_poll_s} must be above 0"
             )
+        if self.recheck_s <= 0:
+            problems.append(f"recheck_s={self.recheck_s} must be above 0")
         return problems

@@ -1,5 +1,5 @@
--- The invariant, as far as PostgreSQL knows it. Every answer is bounded: a check of a broken system must not
--- fetch a million rows.
+-- The invariant, as far as PostgreSQL knows it. Every answer is bounded, however many offenders there are: the first
+-- `show` rows, each with how many there are in all (`found`).
 
 -- name: states
 SELECT state, count(*) AS tasks FROM task GROUP BY state ORDER BY state;
@@ -7,36 +7,114 @@ SELECT state, count(*) AS tasks FROM task GROUP BY state ORDER BY state;
 -- name: callback_states
 SELECT state, count(*) AS callbacks FROM callback GROUP BY state ORDER BY state;
 
+-- name: now
+SELECT now() AS now;
+
+-- name: queued_types
+-- Types with tasks that have been queued since before a moment.
+SELECT DISTINCT type FROM task WHERE state = 'queued' AND updated_at < $1 ORDER BY type;
+
+-- name: noted
+-- Tasks on their way to a ready topic, at most `limit`.
+SELECT unnest(task_ids) AS id FROM release LIMIT $1;
+
 -- name: queued
--- Tasks that should have a record on a ready topic or be in a worker's hands, but for those on their way there.
-SELECT t.id, t.type, t.step, t.attempt
-FROM task t
-WHERE t.state = 'queued' AND NOT EXISTS (SELECT FROM release r WHERE t.id = ANY (r.task_ids) AND r.type = t.type);
+-- Tasks that have been queued since before a moment; read by cursor.
+SELECT id, type, step, attempt FROM task WHERE state = 'queued' AND updated_at < $1;
 
 -- name: ready
--- Types with tasks that have been ready for longer than `grace` seconds, the longest waiting of each.
-SELECT type, min(id) AS id, count(*) AS tasks,
-       extract(epoch FROM now() - min(updated_at))::double precision AS age_s
-FROM task WHERE state = 'ready' AND updated_at < now() - make_interval(secs => $1) GROUP BY type ORDER BY type;
+-- Types with tasks that have been ready for longer than `grace` seconds, the first of each, and whether a task-sync
+-- holds the lock of the type (see `release.own`).
+SELECT r.*, EXISTS (
+    SELECT FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid::bigint = (hashtextextended('penstock.release.' || r.type, 0) >> 32) & 4294967295
+      AND l.objid::bigint = hashtextextended('penstock.release.' || r.type, 0) & 4294967295
+) AS owned
+FROM (SELECT type, min(id) AS id, count(*) AS tasks,
+             extract(epoch FROM now() - min(updated_at))::double precision AS age_s
+      FROM task WHERE state = 'ready' AND updated_at < now() - make_interval(secs => $1) GROUP BY type) r
+ORDER BY r.type;
+
+-- name: running
+-- How many run by which partition of heartbeats, and the first of each.
+SELECT lease_partition, min(id) AS id, count(*) AS tasks
+FROM task WHERE state = 'running' AND lease_partition < $1 GROUP BY lease_partition ORDER BY lease_partition;
 
 -- name: overdue
 -- Due for longer than `grace` seconds and still not ready.
-SELECT id, type, extract(epoch FROM now() - due_at)::double precision AS late_s
-FROM task WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $1) ORDER BY due_at LIMIT 1000;
+SELECT id, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
+FROM task WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
 
 -- name: unwatched
 -- Running, but heard over no partition that exists.
-SELECT id, type, worker, lease_partition
-FROM task WHERE state = 'running' AND (worker IS NULL OR lease_partition IS NULL OR lease_partition >= $1) LIMIT 1000;
+SELECT id, step, attempt, stage, worker, lease_partition, count(*) OVER () AS found
+FROM task WHERE state = 'running' AND (worker IS NULL OR lease_partition IS NULL OR lease_partition >= $2)
+ORDER BY id LIMIT $1;
 
--- name: stuck_releases
-SELECT id, type, cardinality(task_ids) AS tasks, extract(epoch FROM now() - created_at)::double precision AS age_s
-FROM release WHERE created_at < now() - make_interval(secs => $1) ORDER BY id LIMIT 1000;
+-- name: waiting
+-- Waiting, although nothing is written down that could wake a task.
+SELECT id, count(*) OVER () AS found FROM task WHERE state = 'waiting' ORDER BY id LIMIT $1;
 
--- name: stuck_events
-SELECT id, cardinality(records) AS events, extract(epoch FROM now() - created_at)::double precision AS age_s
-FROM outbox WHERE created_at < now() - make_interval(secs => $1) ORDER BY id LIMIT 1000;
+-- name: unsent
+SELECT id, type, cardinality(task_ids) AS tasks, count(*) OVER () AS found
+FROM release WHERE created_at < now() - make_interval(secs => $2) ORDER BY id LIMIT $1;
 
--- name: stuck_callbacks
-SELECT id, target, task_id, extract(epoch FROM now() - due_at)::double precision AS late_s
-FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs => $1) ORDER BY due_at LIMIT 1000;
+-- name: unpublished
+SELECT id, cardinality(records) AS events, count(*) OVER () AS found
+FROM outbox WHERE created_at < now() - make_interval(secs => $2) ORDER BY id LIMIT $1;
+
+-- name: undelivered
+SELECT id, target, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
+FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
+
+-- name: promote
+-- Makes ready the first `limit` of what is overdue, as task-sync does; tells the types' owners.
+WITH due AS (
+    UPDATE task SET state = 'ready', updated_at = now()
+    WHERE id = ANY (ARRAY(SELECT id FROM task
+                          WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $2)
+                          ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING id, type
+), told AS (
+    SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM due) AS types
+)
+SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+
+-- name: release_again
+-- Makes ready again those that are still queued in the very attempt, since before a moment; tells their types' owners.
+WITH again AS (
+    UPDATE task t SET state = 'ready', updated_at = now()
+    FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
+    WHERE t.id = ANY ($1::bigint[]) AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
+      AND t.state || '' = 'queued' AND t.updated_at < $4
+    RETURNING t.id, t.type
+), told AS (
+    SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM again) AS types
+)
+SELECT id FROM again, (SELECT count(*) FROM told) AS t;
+
+-- name: unnote
+-- Takes back releases of a type that Kafka has not confirmed for `grace` seconds: what they queued, and nobody has
+-- touched since, is ready again. Only whoever holds the type's lock may do that.
+WITH gone AS (
+    DELETE FROM release WHERE type = $1 AND created_at < now() - make_interval(secs => $2)
+    RETURNING task_ids, created_at
+), again AS (
+    UPDATE task t SET state = 'ready', updated_at = now()
+    FROM (SELECT unnest(task_ids) AS id, created_at FROM gone) AS g
+    WHERE t.id = ANY (ARRAY(SELECT unnest(task_ids) FROM gone)) AND t.id = g.id
+      AND t.state || '' = 'queued' AND t.updated_at <= g.created_at
+    RETURNING t.id
+), told AS (
+    SELECT pg_notify('penstock_ready', $1) WHERE EXISTS (SELECT FROM again)
+)
+SELECT count(*) AS notes, (SELECT count(*) FROM told) AS told FROM gone;
+
+-- name: wake
+-- Tells the owners of types that there is something to release.
+SELECT pg_notify('penstock_ready', type) FROM unnest($1::text[]) AS i (type);
+
+-- name: ingested
+SELECT partition, next_offset FROM ingested WHERE topic = $1;

@@ -4,12 +4,13 @@ Every verb takes `--json`, which prints one JSON document a line on standard out
 standard error. Exit statuses:
 
     0    done
-    1    done, but something is amiss: a watched task did not succeed, a check found something, a service failed
+    1    done, but something is amiss: a watched task did not succeed, a service failed
     2    the command line itself is wrong
     3    refused: the input is invalid, or the thing is not in a state for it
     4    not found
     5    something cannot be reached: the gateway, Kafka, PostgreSQL
     6    cannot start: a setting is wrong, a port or directory is taken, or a package or part is missing
+    7    something is in limbo: `penstock check` found it, or --repair could not put it back
     70   a service did not drain in time, or was asked twice to stop
     130  interrupted by Ctrl-C
 

@@ -20,7 +20,8 @@ from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka, Platform
 
-_AMISS = 1
+# A check found something in limbo.
+EXIT_LIMBO = 7
 
 # Names as people write them, and the packages that hold them.
 SERVICES = {
@@ -95,28 +96,48 @@ def run(ctx: click.Context, service: str) -> None:
 
 
 @click.command()
+@click.option(
+    "--repair/--dry-run",
+    default=False,
+    help="Put offenders back the normal way, then check again. Default: only say what is amiss.",
+)
+@click.option(
+    "--show",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="How many offenders against each rule to name; all are counted.",
+)
 @kafka_option
 @postgres_option
 @prefix_option
 @data_dir_option
 @as_json
 @click.pass_context
-def check(ctx: click.Context, /, json_: bool, **given: Any) -> None:
-    """Proves that no task and no callback is in limbo; status 1 if one is."""
+def check(ctx: click.Context, /, *, repair: bool, show: int, json_: bool, **given: Any) -> None:
+    """Proves that no task and no callback is in limbo; status 7 if one is, or still is after --repair."""
     with extra("services", "the check"):
         from penstock.checks.app import check as run_check  # noqa: PLC0415 (optional packages)
     with Found(Platform, given).telling("kafka", "postgres") as settings:
-        report = asyncio.run(run_check(settings))
+        report = asyncio.run(run_check(settings, repair=repair, show=show))
+    wire = report.to_wire()
     if json_:
-        print_json(report.to_wire())
+        print_json(wire)
     else:
         click.echo(f"tasks: {counts_text(report.tasks)}")
         click.echo(f"callbacks: {counts_text(report.callbacks)}")
         if report.clean:
             click.echo("clean: nothing is in limbo")
         else:
-            table(("what", "id", "lacks"), ((o.what, str(o.id), o.lacks) for o in report.offenders))
-    ctx.exit(0 if report.clean else _AMISS)
+            table(
+                ("rule", "what", "id", "lacks"),
+                ((o.rule.value, o.what, str(o.id), o.lacks) for o in report.offenders),
+            )
+            click.echo(f"in limbo: {counts_text(wire['counts'])}")
+        if report.repaired is not None:
+            click.echo(f"put back: {counts_text(wire['repaired'])}")
+            click.echo(f"still in limbo: {counts_text(wire['remaining'])}")
+    ctx.exit(0 if report.well else EXIT_LIMBO)
 
 
 @click.command()

@@ -1,0 +1,114 @@
+"""What a check found, and what was done about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Rule(StrEnum):
+    """What can be amiss."""
+
+    OVERDUE = "overdue"
+    UNRELEASED = "unreleased"
+    RECORDLESS = "recordless"
+    UNPROVEN = "unproven"
+    UNWATCHED = "unwatched"
+    UNHEARD = "unheard"
+    WAITING = "waiting"
+    UNSENT = "unsent"
+    UNPUBLISHED = "unpublished"
+    UNDELIVERED = "undelivered"
+    UNREAD = "unread"
+
+
+@dataclass(frozen=True, slots=True)
+class Offender:
+    """Something in limbo.
+
+    Attributes:
+        rule: which it breaks.
+        what: "task", "release", "event", "callback" or "topic".
+        id: its id; of a topic, its name and partition.
+        lacks: one sentence.
+    """
+
+    rule: Rule
+    what: str
+    id: int | str
+    lacks: str
+
+
+@dataclass(slots=True)
+class Found:
+    """The offenders against one rule: the first of them, and how many there are.
+
+    Attributes:
+        first: as many as are shown.
+        count: of all.
+    """
+
+    first: list[Offender]
+    count: int
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found.
+
+    Attributes:
+        tasks: how many are in which state.
+        callbacks: likewise.
+        offenders: the first against each rule; empty when the invariant holds.
+        counts: how many there are against each rule.
+        repaired: how many were put back, by rule; None when nobody asked for it.
+        remaining: how many a second check found after that, by rule.
+    """
+
+    tasks: dict[str, int] = field(default_factory=dict)
+    callbacks: dict[str, int] = field(default_factory=dict)
+    offenders: list[Offender] = field(default_factory=list)
+    counts: Counter[Rule] = field(default_factory=Counter)
+    repaired: Counter[Rule] | None = None
+    remaining: Counter[Rule] = field(default_factory=Counter)
+
+    def add(self, found: Iterable[Found], show: int) -> None:
+        """Takes offenders in, `show` against each rule."""
+        shown = Counter(offender.rule for offender in self.offenders)
+        for some in found:
+            if not some.first:
+                continue
+            rule = some.first[0].rule
+            self.counts[rule] += some.count
+            for offender in some.first[: show - shown[rule]]:
+                self.offenders.append(offender)
+                shown[rule] += 1
+
+    @property
+    def clean(self) -> bool:
+        """Whether the invariant was found to hold."""
+        return not self.counts
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing is in limbo (any more)."""
+        return self.clean or (self.repaired is not None and not self.remaining)
+
+    def to_wire(self) -> dict[str, Any]:
+        """For `--json`."""
+        wire = {
+            "clean": self.clean,
+            "tasks": self.tasks,
+            "callbacks": self.callbacks,
+            "counts": {rule.value: count for rule, count in self.counts.items()},
+            "offenders": [
+                {"rule": o.rule.value, "what": o.what, "id": o.id, "lacks": o.lacks} for o in self.offenders
+            ],
+        }
+        if self.repaired is not None:
+            wire["repaired"] = {rule.value: count for rule, count in self.repaired.items()}
+            wire["remaining"] = {rule.value: count for rule, count in self.remaining.items()}
+        return wire

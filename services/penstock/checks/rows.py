@@ -1,0 +1,66 @@
+"""What PostgreSQL alone can tell: timers, leases nobody hears, and what is owed for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import asyncpg
+
+from penstock.checks.report import Found, Offender, Rule
+from penstock.kafka.topics import HEARTBEATS
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+
+# What is due may be this late, in seconds, before nobody can be said to watch it.
+GRACE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    rule: Rule
+    what: str
+    lacks: Callable[[asyncpg.Record], str]
+    argument: float | None = GRACE_S
+
+
+_QUESTIONS = (
+    _Asked(Rule.OVERDUE, "task", lambda r: f"was due {r['late_s']:.0f} s ago: is task-sync running?"),
+    _Asked(
+        Rule.UNWATCHED,
+        "task",
+        lambda r: (
+            f"is running on {r['worker']}, heard over partition {r['lease_partition']}: nobody watches that"
+        ),
+        HEARTBEATS.partitions,
+    ),
+    _Asked(Rule.WAITING, "task", lambda _r: "waits, and nothing is written down that could wake it", None),
+    _Asked(
+        Rule.UNSENT,
+        "release",
+        lambda r: f"{r['tasks']} tasks of {r['type']} not confirmed by Kafka: is task-sync running?",
+    ),
+    _Asked(Rule.UNPUBLISHED, "event", lambda r: f"{r['events']} events not published: is stages running?"),
+    _Asked(
+        Rule.UNDELIVERED,
+        "callback",
+        lambda r: f"to {r['target']} was due {r['late_s']:.0f} s ago: is callbacks running?",
+    ),
+)
+
+
+async def look(pool: asyncpg.Pool[asyncpg.Record], show: int) -> list[Found]:
+    """The offenders against each rule, the first `show` of them.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    found = []
+    for asked in _QUESTIONS:
+        arguments = [show] if asked.argument is None else [show, asked.argument]
+        with translated():
+            rows = await pool.fetch(query(f"checks.{asked.rule.value}"), *arguments)
+        if rows:
+            first = [Offender(asked.rule, asked.what, row["id"], asked.lacks(row)) for row in rows]
+            found.append(Found(first, rows[0]["found"]))
+    return found

@@ -1,0 +1,33 @@
+"""SIGSTOP, and SIGCONT after a while: whoever stood still does not know it, and goes on where it was.
+
+A worker that wakes up reports attempts that were given to others; a service that does, writes what was decided without it.
+"""
+
+import pytest
+
+from penstock.local.deployment import SERVICES
+from tests.chaos.arena import LONG, TASKS, arena
+
+# Above a lease; the longer ones also above a session, and a stall.
+DURATIONS = (20, 60) if LONG else (5,)
+SERVERS = ("kafka", "postgres") if LONG else ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", DURATIONS)
+async def test_stop_each_in_turn(tmp_path, seconds):
+    """W4, design's guarantees 2, 3 and 6: whatever stands still for a while, nothing is lost, no stage takes effect
+    twice and no attempt that was given to another is committed."""
+    async with arena(tmp_path, f"stop {seconds} s") as field:
+        victims = [*SERVICES, *SERVERS, "worker"]
+        field.chance.shuffle(victims)
+        for victim in victims:
+
+            async def strike(victim: str = victim) -> None:
+                if victim == "worker":
+                    pid = field.chance.choice(field.workers.running).pid
+                else:
+                    pid = field.deployment.processes[victim]
+                await field.stop_for(seconds, pid)
+
+            await field.wave(f"SIGSTOP {victim} {seconds} s", strike, tasks=TASKS // len(victims))

@@ -1,0 +1,34 @@
+"""Kafka and PostgreSQL, ended under load and started again by their supervisor."""
+
+import signal
+
+import pytest
+
+from tests.chaos.arena import LONG, TASKS, Field, arena
+
+NUMBERS = (signal.SIGKILL, signal.SIGTERM) if LONG else (signal.SIGKILL,)
+
+
+@pytest.mark.slow
+async def test_restart_broker(tmp_path):
+    """O1, design's guarantees 2, 3 and 6: the broker may die and come back; what it acknowledged is done, once."""
+    async with arena(tmp_path, "broker") as field:
+        await restart_each_way(field, "kafka")
+
+
+@pytest.mark.slow
+async def test_restart_database(tmp_path):
+    """O1, design's guarantees 2, 3 and 6: so may PostgreSQL, whose commits without waiting are then undone."""
+    async with arena(tmp_path, "database") as field:
+        await restart_each_way(field, "postgres")
+
+
+async def restart_each_way(field: Field, server: str) -> None:
+    # Twice each way: the second finds what the first one's restart left.
+    numbers = [number for number in NUMBERS for _ in range(2)]
+    for number in numbers:
+
+        async def strike(number: signal.Signals = number) -> None:
+            await field.restart(server, number)
+
+        await field.wave(f"{number.name} {server}", strike, tasks=TASKS // len(numbers))

@@ -20,19 +20,21 @@ import secrets
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import orjson
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from penstock.checks.app import check
 from penstock.client import Client
 from penstock.core.restart import RestartPolicy
+from penstock.errors import KafkaUnavailable
+from penstock.kafka.connection import make_producer, running
 from penstock.local.deployment import SERVICES, Deployment, Options, Service
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
@@ -40,7 +42,7 @@ from penstock.settings import Platform
 from tests.chaos import ledger
 from tests.chaos.figures import RUN, Row
 from tests.chaos.workers import Workers
-from tests.running import producing, read
+from tests.running import read
 from tests.waiting import wait_until
 
 LONG = os.environ.get("PENSTOCK_CHAOS_LONG", "") not in ("", "0")
@@ -77,36 +79,51 @@ class Field:
         self._acknowledged: list[tuple[str, int]] = []
         self._waves: list[tuple[str, int, float, int]] = []
 
-    async def wave(self, fault: str, strike: Callable[[], Awaitable[object]], *, tasks: int) -> None:
+    async def wave(
+        self,
+        fault: str,
+        strike: Callable[[], Awaitable[object]],
+        *,
+        tasks: int,
+        when_working: Sequence[int] = (),
+    ) -> None:
         """Sends `tasks` tasks through and strikes in their midst; returns when all of them have ended.
 
         Args:
             fault: its name in the table.
             strike: returns when the fault is over.
             tasks: how many.
+            when_working: processes of workers that must have a part in the wave before it strikes; it is sent
+                more tasks until they have.
         """
-        wave, before = len(self._waves), len(self._acknowledged)
+        wave = len(self._waves)
         exits = self._exits()
-        await self._submit(wave, tasks // 2)
-        share = self.chance.uniform(0.1, 0.5)
-        due = await self.ask("SELECT count(*) FROM penstock.attempt") + int(tasks // 2 * STAGES * share)
+        warm_up, until_s = 0, time.monotonic() + PATIENCE_S
+        while not self._take_part(wave, when_working):
+            assert time.monotonic() < until_s, f"seed {SEED}: workers {when_working} do not take part again"
+            await self._submit(wave, 50)
+            warm_up += 50
+            await self._await(partial(self._ended, len(self._acknowledged)), "what was sent has ended")
+        first, second = tasks // 2, tasks - tasks // 2
+        due = await self.ask("SELECT count(*) FROM penstock.attempt")
+        due += int(first * STAGES * self.chance.uniform(0.1, 0.5))
+        await self._submit(wave, first)
 
         async def far_enough() -> bool:
             return await self.ask("SELECT count(*) FROM penstock.attempt") >= due
 
-        # By the tasks that had ended before, some attempts may be counted already: then it strikes the sooner.
         await self._await(far_enough, f"{due} attempts before {fault}")
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._submit(wave, tasks - tasks // 2))
+            group.create_task(self._submit(wave, second))
             await strike()
             over_s = time.monotonic()
+        await self._await(
+            partial(self._ended, len(self._acknowledged)), f"every task has ended after {fault}"
+        )
+        self._waves.append((fault, tasks + warm_up, time.monotonic() - over_s, self._exits() - exits))
 
-        async def ended() -> bool:
-            count = await self.ask("SELECT count(*) FROM penstock.task WHERE finished_at IS NOT NULL")
-            return count >= before + tasks
-
-        await self._await(ended, f"every task has ended after {fault}")
-        self._waves.append((fault, tasks, time.monotonic() - over_s, self._exits() - exits))
+    async def _ended(self, count: int) -> bool:
+        return await self.ask("SELECT count(*) FROM penstock.task WHERE finished_at IS NOT NULL") >= count
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Signals a service or server; it is started again when it ends."""
@@ -118,6 +135,13 @@ class Field:
         self.deployment.kill(name, number)
         await self._await(lambda: self.deployment.exits(name) > exits, f"{name} has ended")
 
+    def parties(self, victims: Iterable[str]) -> list[list[str]]:
+        """The victims in the order of this seed: one by one in the full form, by twos in the short one."""
+        order = list(victims)
+        self.chance.shuffle(order)
+        size = 1 if LONG else 2
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
     async def stop_for(self, seconds: float, *pids: int) -> None:
         """Stops processes for a while, as a virtual machine that is moved or a full disk does."""
         for pid in pids:
@@ -128,15 +152,11 @@ class Field:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
-    async def working(self, *pids: int) -> None:
-        """Waits until each of these workers has begun an execution in the present wave."""
-        wave = len(self._waves)
-
-        def all_work() -> bool:
-            seen = {x.worker.rsplit("-", 2)[1] for x in ledger.read(self._file) if x.wave == wave}
-            return {str(pid) for pid in pids} <= seen
-
-        await self._await(all_work, f"workers {pids} take part")
+    def _take_part(self, wave: int, pids: Sequence[int]) -> bool:
+        """Whether each of these workers has begun an execution in this wave."""
+        # The id of a worker: host, process, something random.
+        seen = {x.worker.rsplit("-", 2)[1] for x in ledger.read(self._file) if x.wave == wave}
+        return {str(pid) for pid in pids} <= seen
 
     async def ask(self, statement: str) -> Any:
         """One value from the database, however often its server is started again meanwhile."""
@@ -178,19 +198,21 @@ class Field:
 
     async def _produce(self, drafts: list[dict]) -> None:
         topic = self.deployment.environment["PENSTOCK_PREFIX"] + "submitted"
+        left = [orjson.dumps(draft) for draft in drafts]
 
-        async def send(producer: AIOKafkaProducer, draft: dict) -> None:
-            async def sent() -> bool:
-                try:
-                    await producer.send_and_wait(topic, orjson.dumps(draft))
-                except KafkaError:
-                    return False
-                return True
+        async def sent() -> bool:
+            nonlocal left
+            try:
+                async with running(make_producer(settings)) as producer:
+                    sending = [producer.send_and_wait(topic, record) for record in left]
+                    ends = await asyncio.gather(*sending, return_exceptions=True)
+            except (KafkaError, KafkaUnavailable):
+                return False
+            left = [record for record, end in zip(left, ends, strict=True) if isinstance(end, BaseException)]
+            return not left
 
-            await wait_until(sent, timeout=PATIENCE_S, every=0.2, what="Kafka takes a submission")
-
-        async with producing(self.deployment.kafka) as producer:
-            await asyncio.gather(*[send(producer, draft) for draft in drafts])
+        settings = Platform.load(self.deployment.environment)
+        await wait_until(sent, timeout=PATIENCE_S, every=0.2, what="Kafka takes every submission")
 
     async def verify(self) -> None:
         """Counts effects, executions and events from outside, and writes the figures down."""

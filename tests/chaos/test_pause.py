@@ -19,15 +19,13 @@ async def test_stop_each_in_turn(tmp_path, seconds):
     """W4, design's guarantees 2, 3 and 6: whatever stands still for a while, nothing is lost, no stage takes effect
     twice and no attempt that was given to another is committed."""
     async with arena(tmp_path, f"stop {seconds} s") as field:
-        victims = [*SERVICES, *SERVERS, "worker"]
-        field.chance.shuffle(victims)
-        for victim in victims:
+        parties = field.parties([*SERVICES, *SERVERS, "worker"])
+        for party in parties:
 
-            async def strike(victim: str = victim) -> None:
-                if victim == "worker":
-                    pid = field.chance.choice(field.workers.running).pid
-                else:
-                    pid = field.deployment.processes[victim]
-                await field.stop_for(seconds, pid)
+            async def strike(party: list[str] = party) -> None:
+                running = field.deployment.processes
+                running["worker"] = field.chance.choice(field.workers.running).pid
+                await field.stop_for(seconds, *[running[victim] for victim in party])
 
-            await field.wave(f"SIGSTOP {victim} {seconds} s", strike, tasks=TASKS // len(victims))
+            fault = f"SIGSTOP {', '.join(party)}, {seconds} s"
+            await field.wave(fault, strike, tasks=TASKS // len(parties))

@@ -230,7 +230,7 @@ async def expire(pool, fence, worker="lost"):
     """What the heartbeat processor does when a lease runs out."""
     verdict = conclude(fence, Outcome.EXPIRED, policy=RetryPolicy(max_attempts=9, base_s=60), chance=0)
     ending = advance.Ending(fence=fence, outcome=Outcome.EXPIRED, verdict=verdict, worker=None)
-    done = await advance.advance(pool, [ending], datetime.now(UTC))
+    done = await advance.advance(pool, [ending])
     assert done.applied == {fence}
     assert done.owed.revocation.tasks == [(fence.id, fence.step, fence.attempt)]
 
@@ -295,7 +295,7 @@ async def test_what_a_crash_left_unpublished_is_swept(settings, pool):
         worker="w",
         context=Context.encode(1),
     )
-    done = await advance.advance(pool, [ending], datetime.now(UTC))
+    done = await advance.advance(pool, [ending])
     assert done.owed.outbox_id is not None  # and nobody publishes it
     async with running_service(create_app(settings)):
         await wait_until(lambda: pool.fetchval("SELECT count(*) = 0 FROM outbox"), what="swept")
@@ -339,9 +339,7 @@ async def test_two_processors_at_once_commit_a_stage_once(settings, pool):
         advance.Ending(fence=f, outcome=Outcome.DONE, verdict=conclude(f, Outcome.DONE), worker="w")
         for f in fences
     ]
-    first, second = await asyncio.gather(
-        advance.advance(pool, endings, datetime.now(UTC)), advance.advance(pool, endings, datetime.now(UTC))
-    )
+    first, second = await asyncio.gather(advance.advance(pool, endings), advance.advance(pool, endings))
     assert first.applied.isdisjoint(second.applied)
     assert len(first.applied) + len(second.applied) == 200
     assert len(first.owed.events) + len(second.owed.events) == 200

@@ -31,11 +31,11 @@ WITH input AS (
     SELECT *
     FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
                 $5::text[], $6::text[], $7::integer[], $8::integer[], $9::integer[], $10::integer[],
-                $11::timestamptz[], $12::text[], $13::bytea[], $14::text[], $15::text[],
+                $11::double precision[], $12::text[], $13::bytea[], $14::text[], $15::text[],
                 $16::text[], $17::text[], $18::bigint[], $19::bigint[])
          AS i (id, step, stage, attempt,
                to_state, to_stage, to_step, to_attempt, failures, losses,
-               due_at, content_type, context, context_ref, error,
+               delay_s, content_type, context, context_ref, error,
                outcome, worker, started_ms, finished_ms)
 ), moved AS (
     UPDATE task t
@@ -45,7 +45,7 @@ WITH input AS (
         attempt = i.to_attempt,
         failures = coalesce(i.failures, 0),
         losses = coalesce(i.losses, 0),
-        due_at = i.due_at,
+        due_at = now() + make_interval(secs => i.delay_s),
         content_type = CASE WHEN i.outcome = 'next' AND i.content_type IS NOT NULL THEN i.content_type ELSE t.content_type END,
         context = CASE WHEN i.outcome = 'next' AND i.content_type IS NOT NULL THEN i.context ELSE t.context END,
         context_ref = CASE WHEN i.outcome = 'next' AND i.content_type IS NOT NULL THEN i.context_ref ELSE t.context_ref END,

@@ -18,7 +18,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from functools import partial
 
 import asyncpg
@@ -155,7 +154,7 @@ class Repair:
                 )
             applied = 0
             if endings:
-                advanced = await advance(self._pool, endings, datetime.now(UTC))
+                advanced = await advance(self._pool, endings)
                 publisher.owe(advanced.owed)
                 applied = len(advanced.applied)
             done += applied

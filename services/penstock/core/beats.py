@@ -14,8 +14,9 @@ Guarantees, while `step` is called about once a step and beats are heard
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Generic, TypeVar

@@ -7,7 +7,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import asyncpg
 
@@ -248,7 +247,6 @@ class Watch:
     async def _end(self, expired: Sequence[Lease]) -> None:
         """Ends the attempts of expired leases, and what is left of their workers."""
         trials = await tallies(self._pool, [lease.key[0] for lease in expired])
-        now = datetime.now(UTC)
         endings = []
         losers: defaultdict[str, set[str]] = defaultdict(set)
         for lease in expired:
@@ -280,7 +278,7 @@ class Watch:
             if worker not in holders:
                 self._lost(worker, types)
         if endings:
-            advanced = await advance(self._pool, endings, now)
+            advanced = await advance(self._pool, endings)
             self._publisher.owe(advanced.owed)
             for fence in sorted(advanced.applied):
                 log.warning(

@@ -12,11 +12,15 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
     CommitFailedError,
     IllegalGenerationError,
+    InvalidProducerEpoch,
     KafkaConnectionError,
     KafkaError,
+    OutOfOrderSequenceNumber,
+    ProducerFenced,
     RebalanceInProgressError,
     TopicAlreadyExistsError,
     UnknownMemberIdError,
+    UnknownProducerId,
 )
 
 from penstock.errors import KafkaUnavailable, SessionLost
@@ -35,7 +39,8 @@ def translated() -> Iterator[None]:
     """Turns aiokafka's exceptions into ours.
 
     Raises:
-        SessionLost: this member's generation is over; what it holds belongs to others now.
+        SessionLost: this member's generation is over and what it holds belongs to others now, or this producer
+            can write nothing any more.
         KafkaUnavailable: anything else the client library reports.
     """
     try:
@@ -45,6 +50,11 @@ def translated() -> Iterator[None]:
         IllegalGenerationError,
         RebalanceInProgressError,
         UnknownMemberIdError,
+        # The broker has lost count of this producer's records, or given its place to another: for good.
+        OutOfOrderSequenceNumber,
+        UnknownProducerId,
+        InvalidProducerEpoch,
+        ProducerFenced,
     ) as error:
         raise SessionLost(f"Kafka: {error!r}") from error
     except KafkaError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -106,14 +105,13 @@ async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, Trial]:
 
 
 async def advance(
-    pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending], now: datetime, *, late: bool = False
+    pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending], *, late: bool = False
 ) -> Advanced:
     """Commits a batch of endings, at most one an attempt, in one transaction.
 
     Args:
         pool: of the database.
         endings: what ended and what is to become of it.
-        now: for what is to begin after a delay.
         late: they end attempts that may not have begun (see `late_attempts`).
 
     Raises:
@@ -121,7 +119,7 @@ async def advance(
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            rows = await connection.fetch(query("advance.advance"), *_columns(endings, now), late)
+            rows = await connection.fetch(query("advance.advance"), *_columns(endings), late)
             applied = [
                 Fence(row["id"], row["from_step"], row["from_stage"], row["from_attempt"]) for row in rows
             ]
@@ -271,7 +269,7 @@ def _sparse(column: list[Any]) -> list[Any] | None:
     return column if any(value is not None for value in column) else None
 
 
-def _columns(endings: Sequence[Ending], now: datetime) -> list[list[Any] | None]:
+def _columns(endings: Sequence[Ending]) -> list[list[Any] | None]:
     verdicts = [e.verdict for e in endings]
     states = [_state(v) for v in verdicts]
     contexts = [e.context for e in endings]
@@ -286,9 +284,10 @@ def _columns(endings: Sequence[Ending], now: datetime) -> list[list[Any] | None]
         [v.attempt for v in verdicts],
         _sparse([v.tally.failures or None for v in verdicts]),
         _sparse([v.tally.losses or None for v in verdicts]),
+        # Added to the database's own clock, by which it is released.
         _sparse(
             [
-                now + timedelta(seconds=verdict.delay_s) if state is State.SCHEDULED else None
+                verdict.delay_s if state is State.SCHEDULED else None
                 for verdict, state in zip(verdicts, states, strict=True)
             ]
         ),

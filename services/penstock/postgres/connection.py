@@ -62,6 +62,11 @@ def translated() -> Iterator[None]:
             "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with a user who may use that database"
         ) from error
     except _PASSING as error:
+        # The driver puts its own error in the place of a cancellation that meets a lost connection; whoever tries
+        # again on `PostgresUnavailable` would never end.
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise asyncio.CancelledError from error
         raise PostgresUnavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
 
 

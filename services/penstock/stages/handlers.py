@@ -8,7 +8,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TypeVar
 
 import asyncpg
@@ -147,7 +146,7 @@ class Committer:
         if not results:
             return []
         endings = await self._insist(lambda: self._conclude(results.values()))
-        advanced = await self._insist(lambda: advance(self._pool, endings, datetime.now(UTC), late=late))
+        advanced = await self._insist(lambda: advance(self._pool, endings, late=late))
         self._publisher.owe(advanced.owed)
         return [fence for fence in results if fence not in advanced.applied]
 

@@ -50,4 +50,4 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
 
 def main() -> int:
     """Runs the service with settings from the environment."""
-    return process.run(NAME, create_app(TaskSyncSettings.load()))
+    return process.run(NAME, create_app(TaskSyncSettings.load()), stall_s=process.STALL_S)

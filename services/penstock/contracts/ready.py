@@ -11,6 +11,9 @@ from penstock.contracts.context import Context
 from penstock.core.completion import Fence
 from penstock.errors import InvalidRecord
 
+# Task-sync writes one where a partition's records are gone, to see how far workers have read: it is no task.
+MARK = orjson.dumps({"mark": "what was here before is gone"})
+
 
 # Not frozen: at the rate of stages the guard costs more than it guards.
 @dataclass(slots=True)

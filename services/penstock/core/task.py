@@ -37,6 +37,7 @@ class Happening(StrEnum):
 
     DUE = "due"
     RELEASED = "released"
+    LOST = "lost"
     CLAIMED = "claimed"
     ADVANCED = "advanced"
     RETRIED = "retried"
@@ -71,6 +72,8 @@ TRANSITIONS: dict[tuple[State, Happening], State] = {
     (State.SCHEDULED, Happening.DUE): State.READY,
     (State.READY, Happening.RELEASED): State.QUEUED,
     (State.QUEUED, Happening.CLAIMED): State.RUNNING,
+    # Its record is: Kafka no longer has it, and nobody has claimed it.
+    (State.QUEUED, Happening.LOST): State.READY,
     # Another worker claims a record that was delivered twice: the lease moves to it.
     (State.RUNNING, Happening.CLAIMED): State.RUNNING,
     **{

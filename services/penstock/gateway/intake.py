@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.ready import ReadyTask
+from penstock.contracts.ready import MARK, ReadyTask
 from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.core.completion import Outcome
 from penstock.errors import (
@@ -247,8 +247,11 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
 
 
 def _read(partition: TopicPartition, record: object) -> ReadyTask | None:
+    value: bytes = record.value or b""  # type: ignore[attr-defined] # aiokafka has no types
+    if value == MARK:
+        return None
     try:
-        return ReadyTask.decode(record.value)  # type: ignore[attr-defined] # aiokafka has no types
+        return ReadyTask.decode(value)
     except InvalidRecord as error:
         # Only task-sync writes here; whoever else did cannot be told, and what is behind it must go on.
         log.error("%s/%s: skipped: %s", partition.topic, partition.partition, error)  # noqa: TRY400 (no bug of ours)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import asyncpg
-import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.ready import MARK
 from penstock.contracts.result import encode_results
 from penstock.errors import Unavailable
 from penstock.kafka.connection import create_topics, translated
@@ -40,7 +40,7 @@ _WRITER = "task-sync"
 # What says nothing, but is read: so readers commit past what was lost before it. On a ready topic it is no task, and
 # workers skip what is none.
 _MARKS = {
-    Station.READY: orjson.dumps({"mark": "what was here before is gone"}),
+    Station.READY: MARK,
     Station.HEARTBEATS: Heartbeat(Kind.RELEASE, _WRITER, 0, []).encode(),
     Station.RESULTS: encode_results(_WRITER, []),
 }

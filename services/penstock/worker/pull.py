@@ -10,7 +10,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.ready import ReadyTask
+from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.retry import RetryPolicy
 from penstock.errors import InvalidRecord, SessionLost, Unavailable
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
@@ -132,6 +132,8 @@ class Puller:
     def _read(self, records: Iterable[Any]) -> list[ReadyTask]:
         found = []
         for record in records:
+            if record.value == MARK:
+                continue
             try:
                 ready = ReadyTask.decode(record.value or b"")
             except InvalidRecord as invalid:

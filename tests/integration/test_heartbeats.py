@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 
 import pytest
+from aiokafka import TopicPartition
 from tests.running import make_topics, read, running_service, write
 from tests.waiting import wait_until
 
@@ -11,8 +12,9 @@ from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.submission import Submission
 from penstock.heartbeats.app import create_app
+from penstock.heartbeats.recount import Recount
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka.connection import admin_client
+from penstock.kafka.connection import admin_client, make_consumer, running
 from penstock.kafka.topics import service_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
@@ -133,6 +135,27 @@ async def test_a_running_task_whose_result_was_lost_is_watched_again(settings, p
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
         await say(settings, Kind.RELEASE, [key])
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'scheduled'"))
+
+
+async def test_nobody_is_lost_whose_result_may_still_be_committed(settings, pool):
+    """H8: while stages is away, what was released waits for it, however long; then what it left is found."""
+    [key] = await queued(pool, settings)
+    await pool.execute(
+        "UPDATE task SET state = 'running', worker = 'w', lease_partition = 3 WHERE id = $1", key[0]
+    )
+    topic = f"{settings.prefix}stage-results"
+    await write(settings.kafka, topic, {"worker": "w", "results": []}, partition=2)
+    recount = Recount(settings, pool)
+
+    async def look():
+        return [lease.key for lease in await recount.look({3}, lambda _key: False, 0.0)]
+
+    assert [await look(), await look(), await look()] == [[], [], []]
+    # What stages does when it is back.
+    async with running(make_consumer(settings, service_group(settings.prefix, "stages"))) as consumer:
+        consumer.assign([TopicPartition(topic, 2)])
+        await consumer.commit({TopicPartition(topic, 2): 1})
+    assert await look() == [key]
 
 
 async def test_leases_are_restored_after_a_restart(settings, pool):

@@ -12,6 +12,7 @@ from penstock.core.acknowledgement import Partition
 from penstock.heartbeats.bereavement import Bereavement
 from penstock.heartbeats.handlers import Watch
 from penstock.heartbeats.reading import Reading
+from penstock.heartbeats.recount import Recount
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
@@ -52,7 +53,9 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
             reading = Reading(processor.ends, processor.expected)
             lost = Bereavement(settings).lost
             clock = asyncio.get_running_loop().time
-            watch = Watch(settings, pool, publisher, reading, lost, clock, random.random)
+            watch = Watch(
+                settings, pool, publisher, reading, Recount(settings, pool).look, lost, clock, random.random
+            )
             await process.leading(processor.run(stopping, ready), watch.run(), publisher.run())
             await publisher.drain()
 

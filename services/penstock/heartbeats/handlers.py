@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -23,6 +23,9 @@ from penstock.postgres import leases
 from penstock.postgres.advance import Ending, advance, tallies
 
 log = logging.getLogger(__name__)
+
+# `Recount.look`.
+Unended = Callable[[Collection[int], Callable[[Key], bool], float], Awaitable[list[Lease]]]
 
 # So many expiries at once, and such a share of all leases, make this process suspect itself first.
 FEW = 3
@@ -61,6 +64,7 @@ class Watch:
         pool: of the database.
         publisher: of the events that an expiry owes.
         reading: how far the reading has come.
+        unended: finds what was released and never ended.
         lost: told of a worker that holds nothing any more, and of the types whose tasks it has lost.
         clock: seconds that only grow (`loop.time`).
         chance: random numbers from 0 to 1, for jitter.
@@ -72,6 +76,7 @@ class Watch:
         pool: asyncpg.Pool[asyncpg.Record],
         publisher: Publisher,
         reading: Reading,
+        unended: Unended,
         lost: Callable[[str, set[str]], None],
         clock: Callable[[], float],
         chance: Callable[[], float],
@@ -80,6 +85,7 @@ class Watch:
         self._pool = pool
         self._publisher = publisher
         self._reading = reading
+        self._unended = unended
         self._lost = lost
         self._clock = clock
         self._wheel = LeaseWheel(settings.tick_s / 2)
@@ -187,20 +193,15 @@ class Watch:
             last_s = self._clock()
 
     async def _recount(self, now_s: float) -> None:
-        """Gives a lease to what runs by PostgreSQL and is watched by nobody.
-
-        A released attempt ends when its result is committed. One whose result was lost on the way would run for
-        ever; one whose result is only late ends before the lease does.
-        """
-        partitions = self._partitions
-        found = 0
-        for lease in await leases.held(self._pool, partitions, now_s):
-            moved = lease.partition not in self._partitions
-            if not moved and lease.key not in self._young and self._wheel.get(lease.key) is None:
-                self._wheel.grant(lease)
-                found += 1
+        """Gives a lease to what runs by PostgreSQL, is watched by nobody and will not be ended by its result."""
+        found = await self._unended(
+            self._partitions, lambda key: key in self._young or self._wheel.get(key) is not None, now_s
+        )
+        found = [lease for lease in found if lease.partition in self._partitions]
+        for lease in found:
+            self._wheel.grant(lease)
         if found:
-            log.info("%d running tasks were released and have not ended yet: watching them", found)
+            log.warning("%d running tasks were released and never ended: watching them again", len(found))
 
     async def _write_settled(self, now_s: float) -> None:
         settled = []

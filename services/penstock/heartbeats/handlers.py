@@ -227,6 +227,8 @@ class Watch:
 
     async def _silent(self, now_s: float) -> list[Lease]:
         """Takes out and returns the leases whose time is up."""
+        if not len(self._wheel):
+            return []  # and nobody is asked anything
         await self._reading.look(now_s)
         expired = self._wheel.expired(now_s, self._reading.until_s)
         if len(expired) > max(FEW, SUSPICIOUS * (len(self._wheel) + len(expired))):

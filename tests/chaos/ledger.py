@@ -55,7 +55,12 @@ _INVARIANTS = {
         LEFT JOIN ledger.execution x USING (name)
         LEFT JOIN penstock.attempt a ON a.task_id = f.task_id AND a.step = f.step AND a.outcome IN ('next', 'done')
         WHERE x.name IS NULL OR a.attempt IS NULL OR x.ended IS DISTINCT FROM 'well'
-           OR (x.task_id, x.step, x.attempt, x.worker) IS DISTINCT FROM (a.task_id, a.step, a.attempt, a.worker)
+           OR ((x.task_id, x.step, x.attempt, x.worker) IS DISTINCT FROM (a.task_id, a.step, a.attempt, a.worker)
+               -- But for late results, which end the attempt that took the place of the one that expired (H10).
+               AND NOT ((x.task_id, x.step, x.worker) = (a.task_id, a.step, a.worker)
+                        AND EXISTS (SELECT FROM penstock.attempt e
+                                    WHERE e.task_id = x.task_id AND e.step = x.step AND e.attempt = x.attempt
+                                      AND e.attempt < a.attempt AND e.outcome = 'expired')))
            OR EXISTS (SELECT FROM penstock.attempt l
                       WHERE l.task_id = f.task_id AND l.step = f.step AND l.attempt > a.attempt)
            OR EXISTS (SELECT FROM ledger.execution l

@@ -58,6 +58,11 @@ def translated() -> Iterator[None]:
     ) as error:
         raise SessionLost(f"Kafka: {error!r}") from error
     except KafkaError as error:
+        # An error may meet a cancellation and take its place; whoever tries again on `KafkaUnavailable` would
+        # never end.
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise asyncio.CancelledError from error
         raise KafkaUnavailable(f"Kafka: {error!r}") from error
 
 

@@ -28,6 +28,9 @@ from penstock.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+# How long pulling may take to end: leaving a group asks the broker.
+LET_GO_S = 5.0
+
 # The way to the platform, what pulls tasks of a type over it, and what else must run meanwhile.
 Platform = tuple[Link | HttpLink, Callable[[str], Puller | HttpPuller], list[Coroutine[Any, Any, None]]]
 
@@ -153,6 +156,9 @@ async def _until(stopping: asyncio.Event, work: Any) -> None:
     await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     for task in (working, waiting):
         task.cancel()
-    await asyncio.wait({working, waiting})
-    if not working.cancelled() and (error := working.exception()) is not None:
+    await asyncio.wait({working, waiting}, timeout=LET_GO_S)
+    if not working.done():
+        # A client that waits for a broker that is away; it ends with this loop.
+        log.warning("pulling did not end within %g s: going on without", LET_GO_S)
+    elif not working.cancelled() and (error := working.exception()) is not None:
         raise error

@@ -217,6 +217,23 @@ def _after(delay_s: float, act: Callable[[], None]) -> threading.Timer:
     return timer
 
 
+class Deadline:
+    """Ends the process (status 1) a while after `begin`, unless it is cancelled before; from any thread."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """Time runs."""
+        self._timer = _after(self._delay_s, lambda: os._exit(EXIT_FAILED))
+
+    def cancel(self) -> None:
+        """It need not end."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 def _leave(name: str, status: int) -> None:
     log.warning("%s: something in it did not end within %.0f s of its end: leaving it", name, LEAVE_S)
     os._exit(status)

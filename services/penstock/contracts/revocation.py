@@ -20,7 +20,8 @@ class Revocation:
     """Leases taken back.
 
     Attributes:
-        why: "cancelled", "expired" or "superseded" (an earlier attempt's late result was accepted).
+        why: "cancelled", "expired", "over" (before it was claimed) or "superseded" (an earlier attempt's late result
+            was accepted).
         tasks: the attempts, as (task id, step, attempt).
     """
 

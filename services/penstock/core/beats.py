@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -134,6 +135,7 @@ class BeatQueue(Generic[K]):
         self.policy = policy
         self._pulses: dict[K, _Pulse] = {}
         self._main: list[tuple[_Rank, float, int, K]] = []
+        self._end: deque[tuple[int, K]] = deque()
         self._number = 0
         self._cycle_ends_s = now_s + policy.cycle_s
         self._stepped_s = now_s
@@ -187,9 +189,16 @@ class BeatQueue(Generic[K]):
                 heapq.heappop(self._main)
                 self._file(key, rank)
             elif rank is _Rank.MIDDLE and now_s - heard_s < idle_s:
-                break  # and so is everything behind it
+                break  # and so is everything behind it in the middle
             else:
                 heapq.heappop(self._main)
+                pulse.due = None
+                pulse.sent_s = now_s
+                chosen.append(key)
+        while self._end and len(chosen) < allowed:
+            number, key = self._end.popleft()
+            pulse = self._pulses.get(key)
+            if pulse is not None and pulse.due == number:
                 pulse.due = None
                 pulse.sent_s = now_s
                 chosen.append(key)
@@ -236,6 +245,7 @@ class BeatQueue(Generic[K]):
         given_up_s = now_s - self.policy.cycle_s
         self._cycle_ends_s = now_s + self.policy.cycle_s
         self._main.clear()
+        self._end.clear()
         for key, pulse in self._pulses.items():
             pulse.retries = 0
             if pulse.sent_s is None or pulse.sent_s <= given_up_s:
@@ -246,4 +256,7 @@ class BeatQueue(Generic[K]):
         self._number += 1
         pulse = self._pulses[key]
         pulse.due = self._number
+        if rank is _Rank.END:
+            self._end.append((self._number, key))
+            return
         heapq.heappush(self._main, (rank, pulse.heard_s, self._number, key))

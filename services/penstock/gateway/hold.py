@@ -20,7 +20,15 @@ from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_re
 from penstock.contracts.validation import problems
 from penstock.core.leases import Key
 from penstock.core.task import IN_HAND, State
-from penstock.errors import Fatal, Invalid, InvalidRecord, TooLarge, Unavailable, UnknownType
+from penstock.errors import (
+    Fatal,
+    Invalid,
+    InvalidRecord,
+    PostgresUnavailable,
+    TooLarge,
+    Unavailable,
+    UnknownType,
+)
 from penstock.gateway.broker import Broker
 from penstock.gateway.intake import Intake
 from penstock.gateway.openapi import conform, problems_in
@@ -134,7 +142,11 @@ class Hold:
         """Those of the attempts that are not this worker's to go on with, and why."""
         if not keys:
             return {}
-        held = await leases.holders(self._pool, keys)
+        try:
+            held = await leases.holders(self._pool, keys)
+        except PostgresUnavailable:
+            # A lease must not end because nobody can say whether it should.
+            return {}
         gone = {}
         for key in keys:
             found = held.get(key)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import asyncpg
 
+from penstock.contracts.event import Owed
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.inbound import decode_heartbeat
 from penstock.contracts.result import Failure
+from penstock.contracts.revocation import Revocation
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.leases import Key, Lease, LeaseWheel
 from penstock.heartbeats.reading import Reading
@@ -20,7 +22,7 @@ from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
 from penstock.postgres import leases
-from penstock.postgres.advance import Ending, advance, tallies
+from penstock.postgres.advance import Ending, Trial, advance, tallies
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +52,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim that has not lived long enough to be written."""
+    """A claim that has not lived long enough to be written, and since when it is here."""
 
     lease: Lease
     held: Held
+    since_s: float
 
 
 class Watch:
@@ -125,12 +128,13 @@ class Watch:
             if earlier is not None:
                 earlier.held.resolve()
             lease = Lease(key, heartbeat.worker, heartbeat.lease_ms / 1000, now_s, delivery.partition)
-            self._young[key] = Claim(lease, held)
+            self._young[key] = Claim(lease, held, now_s)
 
     def _beat(self, key: Key, worker: str) -> bool:
         claim = self._young.get(key)
         if claim is not None and claim.lease.worker == worker:
-            return True  # too young for a beat to matter
+            claim.lease.seen_s = self._clock()
+            return True
         return self._wheel.beat(key, worker, self._clock())
 
     def _release(self, key: Key, worker: str) -> None:
@@ -138,8 +142,8 @@ class Watch:
         if claim is not None and claim.lease.worker == worker:
             del self._young[key]
             claim.held.resolve()
-        else:
-            self._wheel.release(key, worker)
+        # A claim that was read again may be there twice.
+        self._wheel.release(key, worker)
 
     async def assigned(self, partitions: frozenset[int]) -> None:
         """Restores the leases of partitions that are this process's now.
@@ -180,7 +184,7 @@ class Watch:
             stood_still_s = now_s - last_s - interval_s
             if stood_still_s > 1.0:
                 log.warning("stood still for %.1f s; leases are extended by as much", stood_still_s)
-                for lease in self._wheel:
+                for lease in (*self._wheel, *(claim.lease for claim in self._young.values())):
                     lease.seen_s += stood_still_s
             await self._write_settled(now_s)
             if now_s >= next_tick_s:
@@ -206,12 +210,13 @@ class Watch:
     async def _write_settled(self, now_s: float) -> None:
         settled = []
         for claim in self._young.values():
-            if claim.lease.seen_s + self._settings.settle_s > now_s:
+            if claim.since_s + self._settings.settle_s > now_s:
                 break
             settled.append(claim)
         if not settled:
             return
         alive = await leases.claimed(self._pool, [claim.lease for claim in settled])
+        over = []
         for claim in settled:
             key = claim.lease.key
             if self._young.get(key) is not claim:
@@ -219,7 +224,12 @@ class Watch:
             del self._young[key]
             if key in alive:
                 self._wheel.grant(claim.lease)
+            else:
+                over.append(key)
             claim.held.resolve()
+        if over:
+            # Cancelled or ended before it was claimed: whoever runs it all the same is told.
+            self._publisher.owe(Owed(revocation=Revocation("over", over)))
 
     async def _expire(self, now_s: float) -> None:
         if silent := await self._silent(now_s):
@@ -251,13 +261,11 @@ class Watch:
         """Ends the attempts of expired leases, and what is left of their workers."""
         trials = await tallies(self._pool, [lease.key[0] for lease in expired])
         endings = []
-        losers: defaultdict[str, set[str]] = defaultdict(set)
         for lease in expired:
             task_id, step, attempt = lease.key
             trial = trials.get(task_id)
             if trial is None:
                 continue  # ended or cancelled since
-            losers[lease.worker].add(trial.type)
             fence = Fence(task_id, step, trial.stage, attempt)
             verdict = conclude(
                 fence,
@@ -276,14 +284,22 @@ class Watch:
                     fence=fence, outcome=Outcome.EXPIRED, verdict=verdict, worker=lease.worker, error=error
                 )
             )
-        holders = self._wheel.holders() if losers else set()
-        for worker, types in losers.items():
-            if worker not in holders:
-                self._lost(worker, types)
         if endings:
             advanced = await advance(self._pool, endings)
             self._publisher.owe(advanced.owed)
+            self._bury(expired, advanced.applied, trials)
             for fence in sorted(advanced.applied):
                 log.warning(
                     "lease expired: task %d, stage %s, attempt %d", fence.id, fence.stage, fence.attempt
                 )
+
+    def _bury(self, expired: Sequence[Lease], applied: set[Fence], trials: Mapping[int, Trial]) -> None:
+        """Tells of workers that have lost attempts and hold nothing any more."""
+        ended = {(fence.id, fence.step, fence.attempt) for fence in applied}
+        holders = self._wheel.holders()
+        losers: defaultdict[str, set[str]] = defaultdict(set)
+        for lease in expired:
+            if lease.key in ended and lease.worker not in holders:
+                losers[lease.worker].add(trials[lease.key[0]].type)
+        for worker, types in losers.items():
+            self._lost(worker, types)

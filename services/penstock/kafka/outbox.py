@@ -15,7 +15,7 @@ from aiokafka.partitioner import DefaultPartitioner
 
 from penstock.contracts.event import Callback, Owed
 from penstock.contracts.revocation import Revocation
-from penstock.errors import Unavailable
+from penstock.errors import Fatal, Unavailable
 from penstock.kafka.connection import send_in_batches, translated
 from penstock.kafka.topics import CALLBACKS, EVENTS, REVOKED
 from penstock.settings import Kafka
@@ -109,6 +109,7 @@ class Publisher:
         self._under_way: set[asyncio.Task[None]] = set()
         self._paid: list[int] = []
         self._some_paid = asyncio.Event()
+        self._broken: Fatal | None = None
 
     def owe(self, owed: Owed) -> None:
         """Takes over a committed transaction's debt."""
@@ -118,9 +119,15 @@ class Publisher:
             task.add_done_callback(self._under_way.discard)
 
     async def run(self) -> None:
-        """Strikes out paid debts until cancelled."""
+        """Strikes out paid debts until cancelled.
+
+        Raises:
+            Fatal: this producer can write nothing any more.
+        """
         while True:
             await self._some_paid.wait()
+            if self._broken is not None:
+                raise self._broken
             await asyncio.sleep(STRIKE_OUT_EVERY_S)
             await self._strike_out_paid()
 
@@ -137,6 +144,10 @@ class Publisher:
             await publish(self._producer, self._settings, owed.keys, owed.events, owed.callbacks)
         except Unavailable as error:
             log.warning("left to the sweeper: %d events, %s", len(owed.events), error)
+            return
+        except Fatal as error:
+            self._broken = error
+            self._some_paid.set()
             return
         if owed.outbox_id is not None:
             self._paid.append(owed.outbox_id)

@@ -25,6 +25,9 @@ from penstock.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+# How long the handlers' loop may take to notice that the platform's has failed.
+NOTICE_S = 15.0
+
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
 
@@ -116,12 +119,23 @@ class Worker:
                 # The other loop has the rest.
                 await asyncio.Event().wait()
 
-            speaking = platform.call(
-                liaison.run(
-                    lambda: here.call_soon_threadsafe(ready), lambda: here.call_soon_threadsafe(pulled.set)
-                )
-            )
-            await process.leading(speaking, work(), pool.watch())
+            # A handler may block this loop when the other ends: then nobody here would notice.
+            noticed = process.Deadline(NOTICE_S)
+
+            async def speak() -> None:
+                try:
+                    await liaison.run(
+                        lambda: here.call_soon_threadsafe(ready),
+                        lambda: here.call_soon_threadsafe(pulled.set),
+                    )
+                except Exception:
+                    noticed.begin()
+                    raise
+
+            try:
+                await process.leading(platform.call(speak()), work(), pool.watch())
+            finally:
+                noticed.cancel()
 
 
 class Pool:

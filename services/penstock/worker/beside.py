@@ -44,7 +44,9 @@ class Beside:
     async def _end(self) -> None:
         await self.call(_cancel_the_others())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        # Not joined in the loop's executor: that may be full of the handlers' own work.
+        while self._thread.is_alive():  # noqa: ASYNC110 (once in a process's life)
+            await asyncio.sleep(0.005)
         self.loop.close()
 
 

@@ -18,7 +18,7 @@ from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.beats import Answer, BeatPolicy, BeatQueue
 from penstock.core.leases import Key
-from penstock.errors import Unavailable
+from penstock.errors import Fatal, Unavailable
 from penstock.worker.hand import key_of
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Heart:
         self._another = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._vain = 0
+        self._broken: Fatal | None = None
 
     @property
     def room(self) -> float:
@@ -93,7 +94,11 @@ class Heart:
             queue.discard(keys)
 
     async def run(self) -> None:
-        """Beats until cancelled."""
+        """Beats until cancelled.
+
+        Raises:
+            Fatal: nothing can be sent any more.
+        """
         try:
             while True:
                 due_s = min(self._next_s.values(), default=math.inf)
@@ -102,6 +107,8 @@ class Heart:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._another.wait(), wait_s)
                 self._another.clear()
+                if self._broken is not None:
+                    raise self._broken
                 self.step()
         finally:
             for sending in self._sending:
@@ -141,6 +148,9 @@ class Heart:
         except Unavailable as error:
             self._vain += 1
             log.warning("%d beats in a row were not heard: %s", self._vain, error)
+        except Fatal as error:
+            self._broken = error
+            self._another.set()
         finally:
             for key in keys:
                 queue.answer(key, answers[key])

@@ -209,7 +209,6 @@ class HttpPuller:
         if not await self._hand.wait_room(WAIT_S):
             return
         most = int(min(self._hand.room, max(1, self._heart.room), TASKS_AT_ONCE))
-        heard_s = asyncio.get_running_loop().time()
         status, body = await self._gateway.post(
             "/hold_task", {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
         )
@@ -219,8 +218,8 @@ class HttpPuller:
         claimed = [ready for ready in claimed if key_of(ready) not in self._hand]
         if claimed:
             self._hand.take(claimed)
-            # The gateway claimed them after it was asked.
-            self._heart.take(claimed, heard_s)
+            # The gateway has claimed them just before it answered; the asking may be long ago.
+            self._heart.take(claimed, asyncio.get_running_loop().time())
             self._start(claimed)
 
 

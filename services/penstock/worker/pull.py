@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ from aiokafka import AIOKafkaConsumer
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import MARK, ReadyTask
+from penstock.core.leases import Key
 from penstock.core.retry import RetryPolicy
 from penstock.errors import InvalidRecord, SessionLost, Unavailable
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
@@ -112,10 +114,8 @@ class Puller:
         if claimed:
             # As of before it was sent: the platform may take it for silent from then on.
             heard_s = asyncio.get_running_loop().time()
-            claim = [key_of(found) for found in claimed]
-            await self._link.send_heartbeat(
-                Heartbeat(Kind.CLAIM, self._worker_id, claimed[0].lease_ms, claim)
-            )
+            for lease_ms, keys in _by_lease(claimed).items():
+                await self._link.send_heartbeat(Heartbeat(Kind.CLAIM, self._worker_id, lease_ms, keys))
             self._hand.take(claimed)
             self._heart.take(claimed, heard_s)
         try:
@@ -126,11 +126,12 @@ class Puller:
             log.info("%s: claimed while partitions moved: %s", self._type, lost)
         finally:
             # Also when Kafka is away or the worker stops just now: what is claimed is run, or handed back.
-            if claimed:
-                self._start(claimed)
+            # But not what was taken back, or given up, meanwhile.
+            if wanted := [found for found in claimed if key_of(found) in self._hand]:
+                self._start(wanted)
 
     def _read(self, records: Iterable[Any]) -> list[ReadyTask]:
-        found = []
+        found: dict[Key, ReadyTask] = {}
         for record in records:
             if record.value == MARK:
                 continue
@@ -140,6 +141,14 @@ class Puller:
                 # Only task-sync writes here, so this is a foreign record: it stands for no task.
                 log.error("skipped %s/%d@%d: %s", record.topic, record.partition, record.offset, invalid)  # noqa: TRY400
                 continue
-            if key_of(ready) not in self._hand:  # after a rebalance a record may come again
-                found.append(ready)
-        return found
+            # After a rebalance a record may come again, and after a crash it may be there twice.
+            if key_of(ready) not in self._hand:
+                found[key_of(ready)] = ready
+        return list(found.values())
+
+
+def _by_lease(claimed: Iterable[ReadyTask]) -> dict[int, list[Key]]:
+    by_lease: defaultdict[int, list[Key]] = defaultdict(list)
+    for found in claimed:
+        by_lease[found.lease_ms].append(key_of(found))
+    return by_lease

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 # Notes of confirmed batches are struck out by the next release; a statement of their own is for when none comes.
 FORGET_S = 0.5
+# While something is scheduled, the database is asked at least this often when it will be due.
+ASK_AGAIN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -244,7 +246,10 @@ class Release:
         self._due_unknown = False
         await release.promote(self._session)
         wait_s = await release.next_due_s(self._session)
-        return float("inf") if wait_s is None else asyncio.get_running_loop().time() + max(wait_s, 0.001)
+        if wait_s is None:
+            return float("inf")
+        # Not for ever by what the database's clock was when it was asked: it may be put right meanwhile.
+        return asyncio.get_running_loop().time() + min(max(wait_s, 0.001), ASK_AGAIN_S)
 
     async def _pump(self) -> float:
         """Releases one batch of each type that wants it; returns when to look at a full window again."""

@@ -46,7 +46,10 @@ class Workers:
         victim.wait()
 
     def leave(self, leaver: subprocess.Popen[bytes]) -> None:
-        """Asks one to end, without waiting for it."""
+        """Asks one to end, without waiting for it; one that is still starting is killed, since it cannot hear yet."""
+        if not _hears(leaver):
+            self.kill(leaver)
+            return
         self.running.remove(leaver)
         leaver.terminate()
         self._leaving.append(leaver)
@@ -61,6 +64,15 @@ class Workers:
             return [_ended(worker) for worker in self._leaving]
         finally:
             self._log.close()
+
+
+def _hears(worker: subprocess.Popen[bytes]) -> bool:
+    """Whether it has a handler for SIGTERM by now: the mask of signals it catches, proc_pid_status(5)."""
+    if worker.poll() is not None:
+        return True  # Its status shall be seen.
+    status = Path(f"/proc/{worker.pid}/status").read_text(encoding="ascii")
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _ended(worker: subprocess.Popen[bytes]) -> int:

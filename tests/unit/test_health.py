@@ -44,7 +44,7 @@ def test_the_count_ends_at_twenty_and_only_the_time_moves_on():
 
 
 def test_nothing_is_taken_off_within_the_calm_time():
-    """C4: only if now − abnormal_time > T: exactly T is not enough."""
+    """C4: only if now - abnormal_time > T: exactly T is not enough."""
     window = charged(12)
     quick(window, *range(61))
     assert window.vitals(60).count == 12
@@ -219,10 +219,9 @@ def test_suspicion_against_the_last_trips(trips, targets):
 def test_suspicion_does_not_last_for_ever():
     """C4a: when they trip again and again for five minutes it is the targets."""
     suspicion = Suspicion(HealthPolicy())
-    suspected_at = []
-    for second in range(900):
-        if any([suspicion.trip(str(number), second, 100) for number in range(12)]):
-            suspected_at.append(second)
+    suspected_at = [
+        second for second in range(900) for number in range(12) if suspicion.trip(str(number), second, 100)
+    ]
     assert suspected_at[0] == 0
     assert suspected_at[-1] == 300
 

@@ -22,6 +22,9 @@ ENVIRONMENT_PREFIX = "PENSTOCK_"
 # A host alone has Kafka's own port; an IPv6 address stands in brackets.
 _SERVER = re.compile(r"([^\s:/\[\]]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?")
 
+# The characters of RFC 3986 and no others.
+_URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
+
 _BOOLEANS = {
     "1": True,
     "true": True,
@@ -139,3 +142,16 @@ class Platform(Kafka):
     """Kafka and PostgreSQL: what every service of the platform shares."""
 
     postgres: str = option("postgresql://postgres@127.0.0.1:5432/postgres", "PostgreSQL connection URL.")
+    event_source: str = option(
+        "/penstock",
+        "`source` of callbacks in the format of CloudEvents: a URI reference that names this deployment.",
+    )
+
+    def validate(self) -> list[str]:
+        """A source must be a URI reference, or targets would refuse every event."""
+        problems = super().validate()
+        if not _URI_REFERENCE.fullmatch(self.event_source):
+            problems.append(
+                f"event_source={self.event_source!r} is not a URI reference, such as /penstock or https://shop.example/tasks"
+            )
+        return problems

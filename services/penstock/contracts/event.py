@@ -10,6 +10,14 @@ from typing import Any
 import orjson
 
 from penstock.contracts.revocation import Revocation
+from penstock.core.task import FINAL
+
+# Stands for the value of a header wherever it is shown.
+MASK = "***"
+
+# Names of the events that end a task, and of all there are.
+FINAL_EVENTS = frozenset(f"task.{state}" for state in FINAL)
+EVENTS = FINAL_EVENTS | {"task.advanced", "task.retried", "task.expired"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +26,7 @@ class Event:
 
     Attributes:
         id: the same whenever this event is sent again: `<task>-<step>-<attempt>-<word>`.
-        name: `task.` and a word: succeeded, failed, cancelled, advanced, retried, expired.
+        name: one of `EVENTS`.
         at: when it was committed.
         task: id, type, stage, step, attempt, state, labels and idempotency key after the transition.
         detail: `result` fields of a task that succeeded, `error` of one that failed.
@@ -31,7 +39,7 @@ class Event:
     detail: Mapping[str, Any]
 
     def encode(self) -> bytes:
-        """The record's value and, to the byte, the body of the callback."""
+        """The record's value and, to the byte, the body of a callback that asks for no other format."""
         return orjson.dumps(
             {
                 "id": self.id,
@@ -53,6 +61,8 @@ class Callback:
         task_id: the task it tells of.
         attempt: how many attempts were made before this record was written.
         body: what is sent, to the byte.
+        headers: sent beside the standard ones or, as a content type, instead; the values are secrets.
+        ordered: not to be sent before those of the same task that are owed to this target since earlier.
     """
 
     id: str
@@ -60,18 +70,36 @@ class Callback:
     task_id: int
     attempt: int
     body: bytes
+    # Never in a repr: callbacks end up in logs and tracebacks.
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    ordered: bool = False
+
+    def shown_options(self) -> dict[str, Any]:
+        """Headers and order as `callback-dead.schema.json` has them: without what the submitter keeps secret."""
+        options: dict[str, Any] = {}
+        if self.headers:
+            options["headers"] = {
+                name: value if name == "content-type" else MASK for name, value in self.headers.items()
+            }
+        if self.ordered:
+            options["ordered"] = True
+        return options
 
     def encode(self) -> bytes:
         """The record's value; the body is JSON and is carried as such."""
-        return orjson.dumps(
-            {
-                "id": self.id,
-                "target": self.target,
-                "task_id": self.task_id,
-                "attempt": self.attempt,
-                "body": self.body.decode(),
-            }
-        )
+        record: dict[str, Any] = {
+            "id": self.id,
+            "target": self.target,
+            "task_id": self.task_id,
+            "attempt": self.attempt,
+            "body": self.body.decode(),
+        }
+        # Left out where they say nothing: most records, and the only ones that services from before know.
+        if self.headers:
+            record["headers"] = self.headers
+        if self.ordered:
+            record["ordered"] = True
+        return orjson.dumps(record)
 
 
 @dataclass(slots=True)

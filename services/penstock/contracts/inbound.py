@@ -101,6 +101,8 @@ def decode_callback(data: bytes) -> Callback:
         task_id=int(raw["task_id"]),
         attempt=int(raw["attempt"]),
         body=raw["body"].encode(),
+        headers=raw.get("headers"),
+        ordered=raw.get("ordered", False),
     )
 
 

@@ -25,6 +25,7 @@ from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.kafka.connection import create_topics, make_consumer, make_producer, running
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DEAD, CALLBACKS_REJECTED
+from penstock.postgres.advance import callback_columns
 from penstock.postgres.queries import query
 from penstock.settings import Kafka
 from tests.waiting import wait_until
@@ -114,14 +115,7 @@ class Bench:
 
     async def owe(self, *callbacks: Callback, publish: bool = True, due_in_s: float = 60.0) -> None:
         """What the stage processor does: rows, then records."""
-        await self.connection.execute(
-            query("outbox.owe_callbacks"),
-            [c.id for c in callbacks],
-            [c.target for c in callbacks],
-            [c.task_id for c in callbacks],
-            [c.body for c in callbacks],
-            due_in_s,
-        )
+        await self.connection.execute(query("outbox.owe_callbacks"), *callback_columns(callbacks, due_in_s))
         if publish:
             await self.publish(*callbacks)
 

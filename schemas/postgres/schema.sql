@@ -23,11 +23,29 @@ CREATE TABLE penstock.callback (
     due_at timestamp with time zone NOT NULL,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     finished_at timestamp with time zone,
+    headers jsonb,
+    ordered boolean DEFAULT false NOT NULL,
+    seq bigint NOT NULL,
     CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'delivered'::text, 'dead'::text])))
 )
 WITH (fillfactor='80');
 
 COMMENT ON COLUMN penstock.callback.due_at IS 'while pending: when its record is written (again) unless its fate is known by then';
+
+COMMENT ON COLUMN penstock.callback.headers IS 'sent beside the standard ones, or as a content type instead; values are secrets';
+
+COMMENT ON COLUMN penstock.callback.ordered IS 'waits for those of its task and target with a lower seq';
+
+COMMENT ON COLUMN penstock.callback.seq IS 'order of creation; of one task also the order of its transitions';
+
+ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.callback_seq_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 CREATE TABLE penstock.ingested (
     topic text NOT NULL,
@@ -115,6 +133,8 @@ COMMENT ON COLUMN penstock.task.losses IS 'attempts of the current stage whose w
 
 COMMENT ON COLUMN penstock.task.context_ref IS 'JSON: key, sha256 and size of an object above the inline limit';
 
+COMMENT ON COLUMN penstock.task.callbacks IS 'each a URL, or JSON: url and perhaps events, headers (secrets), format, ordered';
+
 COMMENT ON COLUMN penstock.task.lease_partition IS 'while running: the heartbeats partition over which its worker reports';
 
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
@@ -141,6 +161,7 @@ CREATE TABLE penstock.task_type (
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     max_losses integer DEFAULT 3 NOT NULL,
     late_results text DEFAULT 'accept'::text NOT NULL,
+    callbacks text[],
     CONSTRAINT task_type_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
     CONSTRAINT task_type_late_results_check CHECK ((late_results = ANY (ARRAY['accept'::text, 'refuse'::text]))),
     CONSTRAINT task_type_lease_ms_check CHECK ((lease_ms > 0)),
@@ -148,6 +169,8 @@ CREATE TABLE penstock.task_type (
     CONSTRAINT task_type_max_losses_check CHECK ((max_losses > 0)),
     CONSTRAINT task_type_partitions_check CHECK ((partitions > 0))
 );
+
+COMMENT ON COLUMN penstock.task_type.callbacks IS 'as task.callbacks: of tasks submitted without their own';
 
 ALTER TABLE ONLY penstock.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (task_id, step, attempt);

@@ -39,7 +39,7 @@ UPDATE callback c
 SET due_at = now() + make_interval(secs => $2)
 WHERE c.id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'pending' AND due_at <= now()
                         ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
-RETURNING c.id, c.target, c.task_id, c.attempt, c.body;
+RETURNING c.id, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered;
 
 -- name: next_due
 SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM callback WHERE state = 'pending';

@@ -4,10 +4,12 @@
 INSERT INTO outbox (keys, records) VALUES ($1::bytea[], $2::bytea[]) RETURNING id;
 
 -- name: owe_callbacks
--- `due_at` is when the record is written again unless its fate is known by then.
-INSERT INTO callback (id, target, task_id, body, due_at)
-SELECT i.id, i.target, i.task_id, i.body, now() + make_interval(secs => $5)
-FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[]) AS i (id, target, task_id, body)
+-- `due_at` is when the record is written again unless its fate is known by then. Columns that would hold nothing but
+-- defaults are given as NULL; `seq` counts in the order given.
+INSERT INTO callback (id, target, task_id, body, due_at, headers, ordered)
+SELECT i.id, i.target, i.task_id, i.body, now() + make_interval(secs => $5), i.headers::jsonb, coalesce(i.ordered, false)
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $6::text[], $7::boolean[])
+     AS i (id, target, task_id, body, headers, ordered)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: paid_events

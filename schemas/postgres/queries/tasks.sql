@@ -23,9 +23,10 @@ WITH moved AS (
     SELECT i.type, CASE WHEN i.due_at > now() THEN 'scheduled' ELSE 'ready' END,
            coalesce(i.stage, t.first_stage), i.priority, i.content_type, i.context, i.context_ref,
            i.idempotency_key, i.due_at,
-           -- unnest flattens arrays of arrays, so the lists of URLs travel as JSON.
-           CASE WHEN i.callbacks IS NOT NULL
-                THEN ARRAY(SELECT jsonb_array_elements_text(i.callbacks::jsonb)) END,
+           -- unnest flattens arrays of arrays, so the lists travel as JSON; of what they hold, strings become text as
+           -- they are and objects their JSON. NULL is "nothing said", which the type answers, here and for good.
+           CASE WHEN i.callbacks IS NULL THEN t.callbacks
+                ELSE ARRAY(SELECT jsonb_array_elements_text(i.callbacks::jsonb)) END,
            coalesce(i.events, t.events), i.labels::jsonb
     FROM input i JOIN task_type t ON t.name = i.type
     WHERE EXISTS (SELECT FROM allowed)

@@ -5,13 +5,14 @@
 WITH registered AS (
     INSERT INTO task_type AS t (name, first_stage, partitions, lease_ms, max_attempts,
                                 retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events,
-                                max_losses, late_results)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+                                max_losses, late_results, callbacks)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
     ON CONFLICT (name) DO UPDATE
     SET first_stage = excluded.first_stage, lease_ms = excluded.lease_ms, max_attempts = excluded.max_attempts,
         retry_base_ms = excluded.retry_base_ms, retry_factor = excluded.retry_factor,
         retry_max_ms = excluded.retry_max_ms, retry_jitter = excluded.retry_jitter, events = excluded.events,
         max_losses = excluded.max_losses, late_results = excluded.late_results,
+        callbacks = excluded.callbacks,
         updated_at = now()
     RETURNING t.*, (xmax = 0) AS created
 )

@@ -154,7 +154,7 @@ class Repair:
                 )
             applied = 0
             if endings:
-                advanced = await advance(self._pool, endings)
+                advanced = await advance(self._pool, endings, source=self._settings.event_source)
                 publisher.owe(advanced.owed)
                 applied = len(advanced.applied)
             done += applied

@@ -186,7 +186,7 @@ class Tasks:
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /tasks/{id}/cancel."""
         task_id = _id_of(request)
-        cancelled, owed = await advance.cancel(self._pool, [task_id])
+        cancelled, owed = await advance.cancel(self._pool, [task_id], source=self._settings.event_source)
         self._broker.owe(owed)
         if not cancelled:
             state = (await tasks.get(self._pool, task_id))["state"]
@@ -197,7 +197,7 @@ class Tasks:
     async def cancel_many(self, request: web.Request) -> web.Response:
         """POST /tasks/cancel: those that are not final; tells which others had ended and which are no task's."""
         ids = await self._ids(request)
-        cancelled, owed = await advance.cancel(self._pool, ids)
+        cancelled, owed = await advance.cancel(self._pool, ids, source=self._settings.event_source)
         self._broker.owe(owed)
         done = set(cancelled)
         left = set(ids) - done

@@ -285,7 +285,7 @@ class Watch:
                 )
             )
         if endings:
-            advanced = await advance(self._pool, endings)
+            advanced = await advance(self._pool, endings, source=self._settings.event_source)
             self._publisher.owe(advanced.owed)
             self._bury(expired, advanced.applied, trials)
             for fence in sorted(advanced.applied):

@@ -113,7 +113,7 @@ class Publisher:
 
     def owe(self, owed: Owed) -> None:
         """Takes over a committed transaction's debt."""
-        if owed.events or owed.revocation:
+        if owed.events or owed.callbacks or owed.revocation:
             task = asyncio.create_task(self._pay(owed))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)

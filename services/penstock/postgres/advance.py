@@ -14,10 +14,13 @@ from typing import Any
 import asyncpg
 import orjson
 
+from penstock.contracts import subscription
+from penstock.contracts.cloudevent import envelope
 from penstock.contracts.context import Context
-from penstock.contracts.event import Callback, Event, Owed
+from penstock.contracts.event import FINAL_EVENTS, Callback, Event, Owed
 from penstock.contracts.result import Failure
 from penstock.contracts.revocation import Revocation
+from penstock.contracts.subscription import Format
 from penstock.core.completion import Fence, Outcome, Tally, Verdict
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, State
@@ -25,9 +28,13 @@ from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.tasks import encode_ref
 from penstock.postgres.types import policy_of
+from penstock.settings import Platform
 
 # A callback's record is written again after this long unless its fate is known (see callback.due_at).
 CALLBACK_HORIZON_S = 60.0
+
+# An event, the column `callbacks` of its task, and the task's `events`.
+Told = tuple[Event, Sequence[str] | None, str]
 
 _WORD = {
     Outcome.NEXT: "advanced",
@@ -105,7 +112,11 @@ async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, Trial]:
 
 
 async def advance(
-    pool: asyncpg.Pool[asyncpg.Record], endings: Sequence[Ending], *, late: bool = False
+    pool: asyncpg.Pool[asyncpg.Record],
+    endings: Sequence[Ending],
+    *,
+    late: bool = False,
+    source: str = Platform.event_source,
 ) -> Advanced:
     """Commits a batch of endings, at most one an attempt, in one transaction.
 
@@ -113,6 +124,7 @@ async def advance(
         pool: of the database.
         endings: what ended and what is to become of it.
         late: they end attempts that may not have begun (see `late_attempts`).
+        source: of CloudEvents (see `Platform`).
 
     Raises:
         PostgresUnavailable: nothing took effect.
@@ -127,10 +139,11 @@ async def advance(
             owed = await owe(
                 connection,
                 [
-                    (_event(row, details[fence]), row["callbacks"])
+                    (_event(row, details[fence]), row["callbacks"], row["events"])
                     for row, fence in zip(rows, applied, strict=True)
-                    if row["events"] == "all" or row["state"] in FINAL
+                    if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
                 ],
+                source,
             )
             owed.revocation = _revocation(endings, applied, late=late)
     return Advanced(set(applied), owed)
@@ -180,8 +193,15 @@ async def late_attempts(executor: Any, fences: Sequence[Fence]) -> dict[Fence, i
     return {Fence(row["id"], row["step"], row["stage"], row["attempt"]): row["now_at"] for row in rows}
 
 
-async def cancel(pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int]) -> tuple[list[int], Owed]:
+async def cancel(
+    pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int], *, source: str = Platform.event_source
+) -> tuple[list[int], Owed]:
     """Cancels those of the tasks that are not final; returns them, and what that owes.
+
+    Args:
+        pool: of the database.
+        ids: of the tasks.
+        source: of CloudEvents (see `Platform`).
 
     Raises:
         PostgresUnavailable: nothing took effect.
@@ -190,45 +210,80 @@ async def cancel(pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int]) -> tupl
         async with pool.acquire() as connection, connection.transaction():
             rows = await connection.fetch(query("tasks.cancel"), list(ids))
             owed = await owe(
-                connection, [(_transition(row, State.CANCELLED.value, {}), row["callbacks"]) for row in rows]
+                connection,
+                [
+                    (_transition(row, State.CANCELLED.value, {}), row["callbacks"], row["events"])
+                    for row in rows
+                ],
+                source,
             )
     if rows:
         owed.revocation = Revocation("cancelled", [(row["id"], row["step"], row["attempt"]) for row in rows])
     return [row["id"] for row in rows], owed
 
 
-async def owe(connection: Any, events: Sequence[tuple[Event, Sequence[str] | None]]) -> Owed:
+async def owe(connection: Any, events: Sequence[Told], source: str = Platform.event_source) -> Owed:
     """Writes events and their callbacks into the transaction under way.
+
+    The topic gets what the task's `events` asks for, each target what it asks for itself: neither is
+    bound by the other, and what nobody asks for is not written at all.
 
     Args:
         connection: inside the transaction of the transitions.
-        events: each with the targets that are to be called.
+        events: with the targets of their tasks.
+        source: of CloudEvents (see `Platform`).
     """
     owed = Owed()
-    if not events:
-        return owed
-    for event, targets in events:
+    for event, targets, asked in events:
+        published = asked == "all" or event.name in FINAL_EVENTS
+        # Numbered before they are chosen: made from the event and the place among the task's targets, so that the same
+        # transition can never owe the same call twice.
+        wanted = [
+            (f"msg_{event.id}-{number}", target)
+            for number, target in enumerate(map(subscription.of, subscription.from_columns(targets)))
+            if target.wants(event.name, asked)
+        ]
+        if not published and not wanted:
+            continue
         body = event.encode()
-        task_id = event.task["id"]
-        owed.keys.append(str(task_id).encode())
-        owed.events.append(body)
-        for number, target in enumerate(targets or ()):
-            # Made from the event, so that the same transition can never owe the same call twice.
-            callback_id = f"msg_{event.id}-{number}"
-            owed.callbacks.append(
-                Callback(id=callback_id, target=target, task_id=task_id, attempt=0, body=body)
+        if published:
+            owed.keys.append(str(event.task["id"]).encode())
+            owed.events.append(body)
+        owed.callbacks += [
+            Callback(
+                id=callback_id,
+                target=target.url,
+                task_id=event.task["id"],
+                attempt=0,
+                body=envelope(event, source) if target.format is Format.CLOUDEVENTS else body,
+                headers=target.sent_headers(),
+                ordered=target.ordered,
             )
-    owed.outbox_id = await connection.fetchval(query("outbox.owe_events"), owed.keys, owed.events)
+            for callback_id, target in wanted
+        ]
+    if owed.events:
+        owed.outbox_id = await connection.fetchval(query("outbox.owe_events"), owed.keys, owed.events)
     if owed.callbacks:
-        await connection.execute(
-            query("outbox.owe_callbacks"),
-            [c.id for c in owed.callbacks],
-            [c.target for c in owed.callbacks],
-            [c.task_id for c in owed.callbacks],
-            [c.body for c in owed.callbacks],
-            CALLBACK_HORIZON_S,
-        )
+        await connection.execute(query("outbox.owe_callbacks"), *callback_columns(owed.callbacks))
     return owed
+
+
+def callback_columns(callbacks: Sequence[Callback], due_in_s: float = CALLBACK_HORIZON_S) -> list[Any]:
+    """What `outbox.owe_callbacks` takes.
+
+    Args:
+        callbacks: in the order of their transitions.
+        due_in_s: seconds until their records are written again unless their fate is known.
+    """
+    return [
+        [c.id for c in callbacks],
+        [c.target for c in callbacks],
+        [c.task_id for c in callbacks],
+        [c.body for c in callbacks],
+        due_in_s,
+        _sparse([orjson.dumps(c.headers).decode() if c.headers else None for c in callbacks]),
+        _sparse([c.ordered or None for c in callbacks]),
+    ]
 
 
 def _event(row: asyncpg.Record, ending: Ending) -> Event:

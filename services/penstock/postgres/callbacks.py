@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
+import orjson
 
 from penstock.contracts.event import Callback
 from penstock.postgres.connection import translated
@@ -122,6 +123,8 @@ async def due(session: Session, limit: int, *, horizon_s: float) -> list[Callbac
             task_id=row["task_id"],
             attempt=row["attempt"],
             body=row["body"],
+            headers=orjson.loads(row["headers"]) if row["headers"] else None,
+            ordered=row["ordered"],
         )
         for row in rows
     ]

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import orjson
 
+from penstock.contracts import subscription
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
 from penstock.errors import NotFound, SessionLost
@@ -95,7 +96,10 @@ def _columns(submissions: Sequence[Submission]) -> list[list[Any]]:
         [encode_ref(s.context.ref) for s in submissions],
         [s.idempotency_key for s in submissions],
         [s.run_at for s in submissions],
-        [orjson.dumps(s.callbacks).decode() if s.callbacks else None for s in submissions],
+        [
+            None if s.callbacks is None else orjson.dumps(subscription.to_wire(s.callbacks)).decode()
+            for s in submissions
+        ],
         [s.events for s in submissions],
         [orjson.dumps(s.labels).decode() if s.labels else None for s in submissions],
     ]

@@ -9,6 +9,8 @@ from typing import Any
 
 import asyncpg
 
+from penstock.contracts import subscription
+from penstock.contracts.subscription import Entry
 from penstock.core.retry import RetryPolicy
 from penstock.errors import Conflict, InvalidRecord
 from penstock.postgres.connection import translated
@@ -34,6 +36,7 @@ class TaskType:
     events: str = "final"
     max_losses: int = 3
     late_results: str = "accept"
+    callbacks: tuple[Entry, ...] = ()
 
     @property
     def policy(self) -> RetryPolicy:
@@ -53,16 +56,28 @@ class TaskType:
         """Reads a document that `task-type.schema.json` has let through.
 
         Raises:
-            InvalidRecord: its fields contradict each other.
+            InvalidRecord: its fields contradict each other, or a target can never be called.
         """
-        found = cls(**raw)
+        found = cls(**{**raw, "callbacks": subscription.read(raw.get("callbacks") or ())})
         problems = found.policy.problems()
         if problems:
             raise InvalidRecord("; ".join(problems), pointer="/retry_max_ms")
         return found
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON object."""
+        """The JSON object, secrets and all."""
+        return {**self._fields(), "callbacks": subscription.to_wire(self.callbacks)}
+
+    def shown(self) -> dict[str, Any]:
+        """The JSON object as answers have it: without the values of headers."""
+        return {**self._fields(), "callbacks": subscription.shown(self.callbacks)}
+
+    def columns(self) -> list[Any]:
+        """The values of its row."""
+        fields = {**self._fields(), "callbacks": subscription.to_columns(self.callbacks) or None}
+        return list(fields.values())
+
+    def _fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -86,7 +101,7 @@ async def register(pool: asyncpg.Pool[asyncpg.Record], wanted: TaskType) -> tupl
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            row = await connection.fetchrow(query("types.register"), *wanted.to_wire().values())
+            row = await connection.fetchrow(query("types.register"), *wanted.columns())
             assert row is not None
             found = _from_row(row)
             if found.partitions != wanted.partitions:
@@ -108,7 +123,8 @@ async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:
 
 
 def _from_row(row: asyncpg.Record) -> TaskType:
-    return TaskType(**{name: row[name] for name in TaskType.__slots__})
+    fields = {name: row[name] for name in TaskType.__slots__}
+    return TaskType(**{**fields, "callbacks": subscription.from_columns(row["callbacks"])})
 
 
 class KnownTypes:

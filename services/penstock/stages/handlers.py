@@ -146,7 +146,9 @@ class Committer:
         if not results:
             return []
         endings = await self._insist(lambda: self._conclude(results.values()))
-        advanced = await self._insist(lambda: advance(self._pool, endings, late=late))
+        advanced = await self._insist(
+            lambda: advance(self._pool, endings, late=late, source=self._settings.event_source)
+        )
         self._publisher.owe(advanced.owed)
         return [fence for fence in results if fence not in advanced.applied]
 

@@ -81,7 +81,8 @@ class Caller:
     async def call(self, callback: Callback) -> Met:
         """Makes one attempt; returns what it met, within the timeout."""
         begun_s = self._clock()
-        headers = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
+        signed = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
+        headers = {**(callback.headers or {}), **signed}
         try:
             async with (
                 asyncio.timeout_at(begun_s + self._timeout_s),

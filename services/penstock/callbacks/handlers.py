@@ -211,6 +211,7 @@ class Deliverer:
                 "body": callback.body.decode(),
                 "error": error,
                 "dead_at": datetime.now(UTC),
+                **callback.shown_options(),
             }
         )
         topic = self._settings.prefix + CALLBACKS_DEAD.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,12 @@ import orjson
 
 from penstock.errors import Invalid, InvalidRecord
 from penstock.http.problems import Faults
+
+# Of options that name targets.
+CALLBACK_FORMS = (
+    'repeatable. A URL, an object such as {"url": …, "events": "all"}, or @FILE with one: secret headers '
+    "belong into a file."
+)
 
 
 def context_of(text: str, content_type: str) -> Any:
@@ -36,7 +42,33 @@ def context_of(text: str, content_type: str) -> Any:
         raise InvalidRecord(f"not UTF-8 ({error}); use --content-type bytes", pointer="/context") from error
 
 
-def _bytes_of(text: str) -> bytes:
+def callbacks_of(texts: Sequence[str], *, none: bool = False) -> list[Any] | None:
+    """The wire value of `--callback` options: URLs, JSON objects, or files that hold one; None when there are none.
+
+    Args:
+        texts: as given.
+        none: there are to be none, rather than those of the type.
+
+    Raises:
+        InvalidRecord: a file cannot be read, or what should be an object is not JSON; never quotes it.
+    """
+    if none:
+        return []
+    return [_callback_of(text, f"/callbacks/{index}") for index, text in enumerate(texts)] or None
+
+
+def _callback_of(text: str, pointer: str) -> Any:
+    if text.startswith("@"):
+        text = _bytes_of(text, pointer).decode(errors="replace").strip()
+    if not text.startswith("{"):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRecord(f"not JSON ({error})", pointer=pointer) from error
+
+
+def _bytes_of(text: str, pointer: str = "/context") -> bytes:
     if text == "-":
         return sys.stdin.buffer.read()
     if not text.startswith("@"):
@@ -44,7 +76,7 @@ def _bytes_of(text: str) -> bytes:
     try:
         return Path(text[1:]).read_bytes()
     except OSError as error:
-        raise InvalidRecord(f"cannot read {text[1:]}: {error.strerror}", pointer="/context") from error
+        raise InvalidRecord(f"cannot read {text[1:]}: {error.strerror}", pointer=pointer) from error
 
 
 class Lines:

@@ -21,7 +21,7 @@ from penstock.cli.output import (
     state_text,
     table,
 )
-from penstock.cli.reading import Lines, context_of
+from penstock.cli.reading import CALLBACK_FORMS, Lines, callbacks_of, context_of
 from penstock.client import Submitted, SyncClient, Task
 from penstock.core.task import FINAL, Priority, State
 from penstock.errors import Invalid, NotFound
@@ -52,8 +52,13 @@ _STATE = click.Choice([state.value for state in State])
 @click.option("--key", help="Idempotency key: submitting it again returns the first task.")
 @click.option("--run-at", metavar="MOMENT", help="Not before this moment, such as 2026-12-01T06:00:00Z.")
 @click.option(
-    "--callback", "callbacks", multiple=True, metavar="URL", help="Called when it ends; repeatable."
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="URL|JSON|@FILE",
+    help=f"Called when it ends; {CALLBACK_FORMS}",
 )
+@click.option("--no-callbacks", is_flag=True, help="No callbacks, though the type has some.")
 @click.option("--events", type=click.Choice(["final", "all"]), help="Which transitions are reported.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
 @click.option(
@@ -83,13 +88,15 @@ def submit(
         raise click.UsageError("give a TYPE, or --file with many tasks")
     if file is not None and (given["key"] or context):
         raise click.UsageError("--key and --context are for one task; put them into the lines of --file")
+    if given["callbacks"] and given["no_callbacks"]:
+        raise click.UsageError("give --callback or --no-callbacks, but not both")
     wire = without_nothing(
         type=type_,
         stage=given["stage"],
         priority=given["priority"],
         idempotency_key=given["key"],
         run_at=given["run_at"],
-        callbacks=list(given["callbacks"]) or None,
+        callbacks=callbacks_of(given["callbacks"], none=given["no_callbacks"]),
         events=given["events"],
         labels=labels_of(given["labels"]),
     )

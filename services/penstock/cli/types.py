@@ -8,6 +8,7 @@ import click
 
 from penstock.cli.gateway import client, gateway_option, without_nothing
 from penstock.cli.output import as_json, console, print_json, table
+from penstock.cli.reading import CALLBACK_FORMS, callbacks_of
 
 _SHOWN = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "events")
 
@@ -49,12 +50,20 @@ def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
 @click.option(
     "--late-results", type=click.Choice(["accept", "refuse"]), help="Of expired attempts. Default: accept."
 )
+@click.option(
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="URL|JSON|@FILE",
+    help=f"Of tasks that name none themselves; {CALLBACK_FORMS}",
+)
 @gateway_option
 @as_json
-def add(name: str, gateway: str | None, json_: bool, **given: Any) -> None:
+def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **given: Any) -> None:
     """Registers a task type, or changes one; what is left out gets its default."""
+    settings = without_nothing(callbacks=callbacks_of(callbacks), **given)
     with client(gateway) as found:
-        registered = found.register_type(name, **without_nothing(**given))
+        registered = found.register_type(name, **settings)
     if json_:
         print_json(registered)
     else:

@@ -22,7 +22,8 @@ class Draft:
         priority: which goes first within the type.
         key: idempotency key; submitting the same type and key again returns the first task.
         run_at: not to be released before; a naive moment is the local time.
-        callbacks: URLs to be called at each subscribed transition.
+        callbacks: targets to be called at each subscribed transition: URLs, or objects with `url` and perhaps `events`,
+            `headers`, `format` and `ordered` as in `submitted.schema.json`; None is the type's choice, an empty one none.
         events: which transitions are reported, "final" or "all"; None is the type's choice.
         labels: free names and values, for finding tasks again.
     """
@@ -33,7 +34,8 @@ class Draft:
     priority: Priority | str = Priority.MEDIUM
     key: str | None = None
     run_at: datetime | None = None
-    callbacks: Sequence[str] = ()
+    # Never in a repr: headers are secrets.
+    callbacks: Sequence[str | Mapping[str, Any]] | None = field(default=None, repr=False)
     events: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,7 +50,7 @@ class Draft:
             wire["priority"] = self.priority.name if isinstance(self.priority, Priority) else self.priority
         if self.run_at is not None:
             wire["run_at"] = self.run_at.astimezone().isoformat()
-        if self.callbacks:
+        if self.callbacks is not None:
             wire["callbacks"] = list(self.callbacks)
         if self.labels:
             wire["labels"] = dict(self.labels)

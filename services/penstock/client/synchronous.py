@@ -64,7 +64,7 @@ class SyncClient:
         priority: Priority | str = Priority.MEDIUM,
         key: str | None = None,
         run_at: datetime | None = None,
-        callbacks: Sequence[str] = (),
+        callbacks: Sequence[str | Mapping[str, Any]] | None = None,
         events: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Submitted:

@@ -130,8 +130,11 @@ def _operation(api: Mapping[str, Any], method: str, path: str, operation: Mappin
 
 def _schema(name: str, schema: Mapping[str, Any]) -> str:
     rows = []
-    required = set(schema.get("required", ()))
-    for field, detail in schema.get("properties", {}).items():
+    # Of several forms the one with fields is shown: the others need no more than their kind.
+    forms = [form for form in schema.get("oneOf", ()) if "properties" in form]
+    shape = forms[0] if forms and "properties" not in schema else schema
+    required = set(shape.get("required", ()))
+    for field, detail in shape.get("properties", {}).items():
         must = ' <span class="must">required</span>' if field in required else ""
         rows.append(
             (

@@ -57,12 +57,12 @@ class Types:
         found, created = await types.register(self._pool, TaskType.from_wire(raw))
         # The notification comes too, but perhaps after this client's next request.
         self._known.outdated()
-        return respond(found.to_wire(), 201 if created else 200, {"Location": f"/types/{found.name}"})
+        return respond(found.shown(), 201 if created else 200, {"Location": f"/types/{found.name}"})
 
     async def find(self, _request: web.Request) -> web.Response:
         """GET /types."""
         found = await types.all_types(self._pool)
-        return respond({"types": [one.to_wire() for one in found.values()]})
+        return respond({"types": [one.shown() for one in found.values()]})
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /types/{name}."""
@@ -70,7 +70,7 @@ class Types:
         found = (await types.all_types(self._pool)).get(name)
         if found is None:
             raise NotFound(f"there is no task type {name!r}")
-        return respond(found.to_wire())
+        return respond(found.shown())
 
 
 async def keep_fresh(settings: GatewaySettings, known: KnownTypes) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from penstock.contracts import subscription
 from penstock.contracts.context import Context
 from penstock.core.task import Priority
 from penstock.errors import CorruptObject
@@ -37,7 +38,7 @@ def summary(row: Mapping[str, Any]) -> dict[str, Any]:
     document = {name: row[name] for name in _SAME}
     document["priority"] = Priority(row["priority"]).name
     document["labels"] = orjson.loads(row["labels"]) if row["labels"] else {}
-    document["callbacks"] = list(row["callbacks"] or ())
+    document["callbacks"] = subscription.shown(subscription.from_columns(row["callbacks"]))
     error = _error(row)
     document["error"] = {k: v for k, v in error.items() if k != "traceback"} if error else None
     return document

@@ -112,6 +112,35 @@ async def test_one_task(penstock: Invoke, tmp_path: Path) -> None:
     ]
 
 
+async def test_callbacks_by_option_file_and_type(penstock: Invoke, tmp_path: Path) -> None:
+    """C1, O8: URLs, objects and files; those of a type, and none; what headers hold is never printed."""
+    (tmp_path / "hook.json").write_text('{"url": "https://b.example/", "headers": {"X-Token": "s3cr3t"}}\n')
+    usual = {"url": "https://usual.example/", "events": "all"}
+    [added] = documents(
+        await penstock(
+            "types", "add", "media", "--callback", json.dumps(usual), "--callback", "@hook.json", "--json"
+        )
+    )
+    hidden = {"url": "https://b.example/", "headers": {"X-Token": "***"}}
+    assert added["callbacks"] == [usual, hidden]
+    for arguments, callbacks in (
+        ((), [usual, hidden]),
+        (("--no-callbacks",), []),
+        (("--callback", "https://a.example/", "--callback", "@hook.json"), ["https://a.example/", hidden]),
+    ):
+        [task] = documents(await penstock("submit", "media", *arguments, "--json"))
+        [shown] = documents(await penstock("get", str(task["id"]), "--json"))
+        assert shown["callbacks"] == callbacks
+        assert "s3cr3t" not in (await penstock("get", str(task["id"]))).stdout
+    (tmp_path / "hook.json").write_text('{"url": "https://b.example/", "headers": {"Host": "s3cr3t"}}')
+    refused = await penstock("submit", "media", "--callback", "@hook.json")
+    assert refused.exit_code == 3
+    assert "/callbacks/0/headers/Host" in refused.stderr
+    assert "s3cr3t" not in refused.output
+    both = await penstock("submit", "media", "--callback", "https://a.example/", "--no-callbacks")
+    assert both.exit_code == 2
+
+
 async def test_cancelling_what_is_not_there_ends_with_4(penstock: Invoke) -> None:
     """O8: the others are cancelled nevertheless, and the unknown ones are named."""
     ids = [str(one["id"]) for _ in range(2) for one in documents(await penstock("submit", "media", "--json"))]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import penstock.cli
 from penstock import process
 from penstock.cli.main import Failure, cli
-from penstock.cli.reading import Lines, context_of
+from penstock.cli.reading import Lines, callbacks_of, context_of
 from penstock.errors import (
     CannotStart,
     Conflict,
@@ -194,3 +194,23 @@ def test_a_fault_in_a_file_is_told_by_its_line(tmp_path: Path) -> None:
     assert str(located) == f"{file}, line 3: /priority: no such level"
     with pytest.raises(InvalidRecord, match="line 4: not a JSON object"):
         next(tasks)
+
+
+@pytest.mark.parametrize("content", [None, '{"url": s3cr3t}'])
+def test_a_callback_file_that_is_none_is_told_without_its_content(
+    tmp_path: Path, content: str | None
+) -> None:
+    """O8, C7: which option is wrong and why, but not what it says: that may be a secret."""
+    file = tmp_path / "hook.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(InvalidRecord) as refused:
+        callbacks_of(["https://a.example/", f"@{file}"])
+    assert refused.value.pointer == "/callbacks/1"
+    assert "s3cr3t" not in refused.value.reason
+
+
+def test_no_callback_option_says_nothing() -> None:
+    """C1: silence leaves it to the type, `--no-callbacks` does not."""
+    assert callbacks_of([]) is None
+    assert callbacks_of([], none=True) == []

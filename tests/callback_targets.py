@@ -24,7 +24,7 @@ from penstock.callbacks.app import create_app
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.kafka.connection import create_topics, make_consumer, make_producer, running
-from penstock.kafka.topics import CALLBACKS, CALLBACKS_DEAD, CALLBACKS_REJECTED
+from penstock.kafka.topics import CALLBACKS, PLATFORM
 from penstock.postgres.advance import callback_columns
 from penstock.postgres.queries import query
 from penstock.settings import Kafka
@@ -219,7 +219,7 @@ class Bench:
 @asynccontextmanager
 async def bench(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
     kafka = Kafka(kafka=kafka_servers, prefix=prefix)
-    await create_topics(kafka, [CALLBACKS, CALLBACKS_DEAD, CALLBACKS_REJECTED])
+    await create_topics(kafka, [topic for topic in PLATFORM if topic.name.startswith(CALLBACKS.name)])
     connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
     try:
         async with running(make_producer(kafka)) as producer:

@@ -26,7 +26,8 @@ CREATE TABLE penstock.callback (
     headers jsonb,
     ordered boolean DEFAULT false NOT NULL,
     seq bigint NOT NULL,
-    CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'delivered'::text, 'dead'::text])))
+    diverted boolean DEFAULT false NOT NULL,
+    CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'held'::text, 'delivered'::text, 'dead'::text])))
 )
 WITH (fillfactor='80');
 
@@ -37,6 +38,8 @@ COMMENT ON COLUMN penstock.callback.headers IS 'sent beside the standard ones, o
 COMMENT ON COLUMN penstock.callback.ordered IS 'waits for those of its task and target with a lower seq';
 
 COMMENT ON COLUMN penstock.callback.seq IS 'order of creation; of one task also the order of its transitions';
+
+COMMENT ON COLUMN penstock.callback.diverted IS 'it was held once: its records go to the diverted topic';
 
 ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.callback_seq_seq
@@ -89,6 +92,35 @@ ALTER TABLE penstock.release ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE penstock.target (
+    url text NOT NULL,
+    state text DEFAULT 'normal'::text NOT NULL,
+    why text,
+    count integer DEFAULT 0 NOT NULL,
+    slow_at timestamp with time zone,
+    called_at timestamp with time zone,
+    failures integer DEFAULT 0 NOT NULL,
+    rate double precision,
+    attempts jsonb DEFAULT '[]'::jsonb NOT NULL,
+    owner text,
+    changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT target_rate_check CHECK ((rate > (0)::double precision)),
+    CONSTRAINT target_state_check CHECK ((state = ANY (ARRAY['normal'::text, 'abnormal'::text, 'disabled'::text])))
+)
+WITH (fillfactor='70');
+
+COMMENT ON COLUMN penstock.target.why IS 'while disabled: what it answered, or what the operator said';
+
+COMMENT ON COLUMN penstock.target.count IS 'slow calls it is charged with: penstock.core.health';
+
+COMMENT ON COLUMN penstock.target.failures IS 'quick failures on end';
+
+COMMENT ON COLUMN penstock.target.rate IS 'most calls a second; NULL is the setting of the callbacks service';
+
+COMMENT ON COLUMN penstock.target.attempts IS 'the last few: at, callback, attempt, took_ms, status, message';
+
+COMMENT ON COLUMN penstock.target.owner IS 'the process that judges it: nobody else''s snapshot is kept';
 
 CREATE TABLE penstock.task (
     id bigint NOT NULL,
@@ -190,6 +222,9 @@ ALTER TABLE ONLY penstock.outbox
 ALTER TABLE ONLY penstock.release
     ADD CONSTRAINT release_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY penstock.target
+    ADD CONSTRAINT target_pkey PRIMARY KEY (url);
+
 ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
 
@@ -197,6 +232,8 @@ ALTER TABLE ONLY penstock.task_type
     ADD CONSTRAINT task_type_pkey PRIMARY KEY (name);
 
 CREATE INDEX callback_due ON penstock.callback USING btree (due_at) WHERE (state = 'pending'::text);
+
+CREATE INDEX callback_held ON penstock.callback USING btree (target, seq) WHERE (state = 'held'::text);
 
 CREATE INDEX callback_task ON penstock.callback USING btree (task_id);
 

@@ -112,7 +112,7 @@ async def test_410_is_dead_at_once(platform: Bench, target: Target) -> None:
         await wait_until(lambda: _is(platform, callback.id, "dead"))
     assert record["error"] == {
         "kind": "HTTP",
-        "message": "the target answered 410: it is gone",
+        "message": "the target answered 410: it is gone, and its target is disabled",
         "status": 410,
         "excerpt": "this is 410",
     }

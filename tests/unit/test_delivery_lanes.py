@@ -1,12 +1,13 @@
 """Who is called next."""
 
+import itertools
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.callbacks.lanes import Lanes, Waiting
+from penstock.callbacks.lanes import Lanes, Room, SlowPool, Waiting
 from penstock.contracts.event import Callback
 
 TARGETS = [f"http://t{number}/" for number in range(4)]
@@ -16,6 +17,7 @@ class Record:
     """A record in hand that counts how often it was settled."""
 
     def __init__(self, partition=0):
+        self.topic = "callbacks"
         self.partition = partition
         self.settled = 0
 
@@ -28,17 +30,40 @@ def waiting(callback_id, target, attempt=0, partition=0):
     return Waiting(callback, Record(partition))
 
 
+def lanes_of(
+    slots, target_slots=None, *, patience_s=10, most=10_000, in_all=10_000, doubtful_slots=None, **given
+):
+    room = Room(
+        slots=slots,
+        target_slots=target_slots or slots,
+        doubtful_slots=doubtful_slots or slots,
+        waiting=most,
+        waiting_in_all=in_all,
+        patience_s=patience_s,
+    )
+    return Lanes(room, **given)
+
+
 class LanesMachine(RuleBasedStateMachine):
-    """C5: whatever comes and goes, no target and no sum exceeds its slots, none is idle while somebody could use
+    """C5: whatever comes and goes, no target and no sum exceeds its slots, none is idle while somebody may use
     it, each lane keeps its order, and everything put in comes out exactly once."""
 
-    @initialize(slots=st.integers(1, 6), data=st.data())
+    @initialize(slots=st.integers(1, 12), data=st.data())
     def begin(self, slots, data):
         self.slots = slots
         self.target_slots = data.draw(st.integers(1, slots))
-        self.lanes = Lanes(slots=slots, target_slots=self.target_slots, patience_s=10)
+        self.doubtful_slots = data.draw(st.integers(1, slots))
+        self.doubtful = set()
+        self.lanes = lanes_of(
+            slots,
+            self.target_slots,
+            doubtful_slots=self.doubtful_slots,
+            doubtful=lambda target: target in self.doubtful,
+        )
         self.inside = {target: [] for target in TARGETS}
         self.calling = Counter()
+        # Each call under way: its target, and whether that was doubtful when it began.
+        self.doubted = Counter()
         self.number = 0
 
     @rule(to=st.sampled_from(TARGETS), partition=st.integers(0, 1))
@@ -49,42 +74,49 @@ class LanesMachine(RuleBasedStateMachine):
         self.inside[to].append(item)
         self.admit()
 
-    @rule(data=st.data())
-    def finish(self, data):
+    @rule(data=st.data(), slow=st.booleans())
+    def finish(self, data, slow):
         busy = [target for target in TARGETS if self.calling[target]]
         if busy:
             target = data.draw(st.sampled_from(busy))
+            (self.doubtful.add if slow else self.doubtful.discard)(target)
             self.calling[target] -= 1
+            self.doubted[target] -= self.doubted[target] > 0
             self.lanes.finish(target, None)
             self.admit()
 
-    @rule(partition=st.integers(0, 1))
-    def take_out(self, partition):
-        out = self.lanes.take_out(lambda item: item.record.partition == partition)
-        expected = [
-            item for lane in self.inside.values() for item in lane if item.record.partition == partition
-        ]
+    @rule(partition=st.integers(0, 1), to=st.sampled_from([None, *TARGETS]))
+    def take_out(self, partition, to):
+        out = self.lanes.take_out(lambda item: item.record.partition == partition, to)
+        lanes = [lane for target, lane in self.inside.items() if to in (None, target)]
+        expected = [item for lane in lanes for item in lane if item.record.partition == partition]
         assert Counter(map(id, out)) == Counter(map(id, expected))
-        for lane in self.inside.values():
+        for lane in lanes:
             lane[:] = [item for item in lane if item.record.partition != partition]
 
     def admit(self):
         for item in self.lanes.admit():
             target = item.callback.target
             assert self.inside[target].pop(0) is item
+            free = self.slots - self.calling.total()
+            assert not self.calling[target] or free > int(self.slots / 4), "a second slot while few are free"
             self.calling[target] += 1
+            self.doubted[target] += target in self.doubtful
 
     @invariant()
     def within_bounds_and_nothing_idle(self):
         if not hasattr(self, "lanes"):
             return
         assert self.lanes.waiting == sum(map(len, self.inside.values()))
-        assert self.calling.total() <= self.slots
+        assert self.lanes.calling == self.calling.total() <= self.slots
         assert all(count <= self.target_slots for count in self.calling.values())
-        if self.calling.total() < self.slots:
-            assert not any(
-                self.inside[target] and self.calling[target] < self.target_slots for target in TARGETS
-            )
+        assert self.doubted.total() <= self.doubtful_slots
+        free = self.slots - self.calling.total()
+        for target in TARGETS:
+            if not self.inside[target] or self.calling[target] >= self.target_slots:
+                continue
+            full = not free or (self.calling[target] and free <= int(self.slots / 4))
+            assert full or (target in self.doubtful and self.doubted.total() >= self.doubtful_slots)
 
 
 TestLanes = LanesMachine.TestCase
@@ -93,18 +125,18 @@ TestLanes.settings = settings(max_examples=40, stateful_step_count=30)
 
 def test_lanes_take_turns():
     """C5: a target with a thousand waiting is called no more often than one with three."""
-    lanes = Lanes(slots=6, target_slots=6, patience_s=10)
+    lanes = lanes_of(9)
     for number in range(1000):
         lanes.put(waiting(f"a{number}", TARGETS[0]))
     for number in range(3):
         lanes.put(waiting(f"b{number}", TARGETS[1]))
     admitted = [item.callback.id for item in lanes.admit()]
-    assert admitted == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert admitted == ["a0", "b0", "a1", "b1", "a2", "b2", "a3"]
 
 
 def test_a_second_copy_replaces_the_first():
     """C7b: after a rebalance everything in line comes again; the place is kept, the old record let go."""
-    lanes = Lanes(slots=1, target_slots=1, patience_s=10)
+    lanes = lanes_of(1)
     first, other, copy = waiting("a", TARGETS[0]), waiting("b", TARGETS[0]), waiting("a", TARGETS[0])
     assert lanes.put(first) is None
     assert lanes.put(other) is None
@@ -116,7 +148,7 @@ def test_a_second_copy_replaces_the_first():
 
 def test_an_older_attempt_does_not_replace_a_newer_one():
     """C6: a record from before a retry is let go itself."""
-    lanes = Lanes(slots=1, target_slots=1, patience_s=10)
+    lanes = lanes_of(1)
     newer, older = waiting("a", TARGETS[0], attempt=2), waiting("a", TARGETS[0], attempt=1)
     assert lanes.put(newer) is None
     assert lanes.put(older) is older.record
@@ -126,7 +158,7 @@ def test_an_older_attempt_does_not_replace_a_newer_one():
 @given(pace=st.floats(0.001, 30), count=st.integers(0, 200), slots=st.integers(1, 8))
 def test_who_would_wait_too_long_is_crowded_out(pace, count, slots):
     """C5: at the target's pace, those kept are called within the patience, and nobody is sent away who could be."""
-    lanes = Lanes(slots=slots, target_slots=slots, patience_s=10)
+    lanes = lanes_of(slots)
     target = TARGETS[0]
     lanes.put(waiting("first", target))
     (first,) = lanes.admit()
@@ -134,8 +166,9 @@ def test_who_would_wait_too_long_is_crowded_out(pace, count, slots):
     items = [waiting(f"m{number}", target) for number in range(count)]
     for item in items:
         lanes.put(item)
-    out = lanes.crowded_out(target)
+    out, again_s = lanes.crowded_out(target)
     kept = lanes.waiting
+    assert again_s <= 10 * (1 + 1e-9)
     assert kept * pace / slots <= 10 * (1 + 1e-9)
     assert not out or (kept + 1) * pace / slots > 10 * (1 - 1e-9)
     assert out == items[kept:][::-1]
@@ -143,8 +176,67 @@ def test_who_would_wait_too_long_is_crowded_out(pace, count, slots):
 
 def test_a_target_of_unknown_pace_keeps_everything():
     """C5: nothing is sent away on suspicion."""
-    lanes = Lanes(slots=1, target_slots=1, patience_s=0.001)
+    lanes = lanes_of(1, patience_s=0.001)
     for number in range(100):
         lanes.put(waiting(f"m{number}", TARGETS[0]))
-    assert lanes.crowded_out(TARGETS[0]) == []
-    assert lanes.crowded_out("http://nobody/") == []
+    assert lanes.crowded_out(TARGETS[0]) == ([], 0.0)
+    assert lanes.crowded_out("http://nobody/") == ([], 0.0)
+
+
+def test_a_lane_holds_only_so_many():
+    """C5: whatever its pace, nobody's lane fills the hand of the process."""
+    lanes = lanes_of(1, most=3)
+    items = [waiting(f"m{number}", TARGETS[0]) for number in range(5)]
+    for item in items:
+        lanes.put(item)
+    assert lanes.crowded_out(TARGETS[0])[0] == [items[4], items[3]]
+
+
+def test_many_long_lanes_keep_their_share():
+    """C5: ten lanes of the most each would fill the hand; beyond the sum each keeps a tenth of it."""
+    lanes = lanes_of(1, most=100, in_all=20)
+    for target in TARGETS:
+        for number in range(10):
+            lanes.put(waiting(f"{target}{number}", target))
+    for target in TARGETS:
+        lanes.crowded_out(target)
+    assert [lanes.waiting_for(target) for target in TARGETS] == [5] * 4
+    assert lanes.waiting == 20
+
+
+def test_hanging_targets_leave_the_reserve_to_others():
+    """C5: however many targets fill their lanes, the last quarter of the slots goes to those who have none."""
+    lanes = lanes_of(16, 8)
+    for target in TARGETS[:3]:
+        for number in range(100):
+            lanes.put(waiting(f"{target}{number}", target))
+    assert len(lanes.admit()) == 12
+    lanes.put(waiting("healthy", TARGETS[3]))
+    assert [item.callback.id for item in lanes.admit()] == ["healthy"]
+
+
+@given(st.lists(st.floats(0, 0.5), min_size=1, max_size=100), st.floats(0.5, 100))
+def test_a_rate_is_kept(passing, rate):
+    """Never two calls nearer than 1 / rate, none delayed when its time has come, and none forgotten."""
+    lanes = lanes_of(1000, rate=lambda _target: rate)
+    now_s, called_s = 0.0, []
+    for number, passed_s in enumerate(passing):
+        now_s += passed_s
+        lanes.put(waiting(f"m{number}", TARGETS[0]))
+        called_s += [now_s for _item in lanes.admit(now_s)]
+    while len(called_s) < len(passing):
+        turn_s = lanes.next_turn_s()
+        assert turn_s is not None
+        now_s = max(now_s, turn_s)
+        called_s += [now_s for _item in lanes.admit(now_s)]
+    for earlier_s, later_s in itertools.pairwise(called_s):
+        assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
+
+
+def test_the_slow_pool_is_bounded_in_all_and_for_each():
+    """C7a: a call that finds no room keeps its slot."""
+    pool = SlowPool(3, 2)
+    assert [pool.enter(target) for target in "aaabb"] == [True, True, False, True, False]
+    pool.leave("a")
+    assert pool.enter("b")
+    assert len(pool) == 3

@@ -5,10 +5,76 @@
 -- name: begin
 -- Takes the right to make attempts: returns the ids whose attempt number was still the record's.
 UPDATE callback c
-SET attempt = c.attempt + 1, due_at = now() + make_interval(secs => $3)
+SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3)
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
 RETURNING c.id, c.attempt;
+
+-- name: begin_in_order
+-- The same, but one whose task owes its target something earlier waits for that; it comes again by itself, should
+-- nobody call it when the earlier one has ended.
+WITH input AS (
+    SELECT id, attempt FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
+), behind AS (
+    SELECT c.id, p.state, p.due_at
+    FROM input i
+    JOIN callback c ON c.id = i.id AND c.attempt = i.attempt
+    CROSS JOIN LATERAL (
+        SELECT state, due_at FROM callback p
+        WHERE p.task_id = c.task_id AND p.target = c.target AND p.seq < c.seq AND p.finished_at IS NULL
+        ORDER BY p.seq LIMIT 1
+    ) p
+    WHERE c.id = ANY ($1::text[]) AND c.ordered AND c.finished_at IS NULL
+), waiting AS (
+    UPDATE callback c
+    SET state = b.state, diverted = c.diverted OR b.state = 'held',
+        due_at = greatest(now(), b.due_at) + make_interval(secs => 1)
+    FROM behind b
+    WHERE c.id = ANY (ARRAY(SELECT id FROM behind)) AND c.id = b.id
+)
+UPDATE callback c
+SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3)
+FROM input i
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
+  AND c.id <> ALL (ARRAY(SELECT id FROM behind))
+RETURNING c.id, c.attempt;
+
+-- name: follow
+-- Calls those that waited for callbacks that have ended just now.
+WITH next AS (
+    SELECT n.id
+    FROM callback c
+    CROSS JOIN LATERAL (
+        SELECT id FROM callback n
+        WHERE n.task_id = c.task_id AND n.target = c.target AND n.seq > c.seq AND n.finished_at IS NULL
+        ORDER BY n.seq LIMIT 1
+    ) n
+    WHERE c.id = ANY ($1::text[])
+)
+UPDATE callback c SET due_at = now()
+WHERE c.id = ANY (ARRAY(SELECT id FROM next)) AND c.state = 'pending' AND c.ordered;
+
+-- name: hold
+-- Takes them off the topics until their target may have them.
+UPDATE callback c
+SET state = 'held', diverted = true
+FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
+
+-- name: grant
+-- Lets the first few that are held for each target go; returns of which targets, and how many.
+WITH wanted AS (
+    SELECT target, most FROM unnest($1::text[], $2::integer[]) AS i (target, most)
+), granted AS (
+    UPDATE callback c
+    SET state = 'pending', due_at = now()
+    WHERE c.id = ANY (ARRAY(
+        SELECT h.id FROM wanted w CROSS JOIN LATERAL (
+            SELECT id FROM callback h WHERE h.state = 'held' AND h.target = w.target
+            ORDER BY h.seq LIMIT w.most FOR UPDATE SKIP LOCKED) h))
+    RETURNING c.target
+)
+SELECT target, count(*)::integer AS count FROM granted GROUP BY target;
 
 -- name: settle
 -- Writes down what became of attempts: delivered, dead, or pending until `due_in` seconds from now.
@@ -39,7 +105,7 @@ UPDATE callback c
 SET due_at = now() + make_interval(secs => $2)
 WHERE c.id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'pending' AND due_at <= now()
                         ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
-RETURNING c.id, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered;
+RETURNING c.id, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.diverted OR c.attempt > 0 AS diverted;
 
 -- name: next_due
 SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM callback WHERE state = 'pending';

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import secrets
+import socket
 from contextlib import AsyncExitStack
 
 from penstock import process
@@ -11,9 +14,12 @@ from penstock.callbacks.calling import open_caller
 from penstock.callbacks.handlers import Deliverer
 from penstock.callbacks.releaser import Releaser
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.kafka.connection import make_producer, running
+from penstock.core.acknowledgement import Partition
+from penstock.kafka.connection import make_producer, running, translated
+from penstock.kafka.outbox import partition_of
 from penstock.kafka.processor import Delivery, Processor
-from penstock.kafka.topics import CALLBACKS
+from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
+from penstock.postgres import targets
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 
@@ -30,23 +36,37 @@ def create_app(settings: CallbacksSettings) -> process.Service:
             producer = await stack.enter_async_context(running(make_producer(settings)))
             caller = await stack.enter_async_context(open_caller(settings))
             releaser = Releaser(settings, session, pool, producer)
+            with translated():
+                partitions = len(await producer.partitions_for(settings.prefix + CALLBACKS.name))
 
             async def take(delivery: Delivery) -> None:
                 await deliverer.take(delivery)
 
-            async def revoked(partitions: frozenset[tuple[str, int]]) -> None:
+            async def assigned(partitions: frozenset[Partition]) -> None:
+                await deliverer.assigned(partitions)
+
+            async def revoked(partitions: frozenset[Partition]) -> None:
                 await deliverer.revoked(partitions)
 
-            processor = Processor(settings, NAME, {CALLBACKS: take}, on_revoked=revoked)
+            processor = Processor(
+                settings,
+                NAME,
+                {CALLBACKS: take, CALLBACKS_DIVERTED: take},
+                on_assigned=assigned,
+                on_revoked=revoked,
+            )
             deliverer = Deliverer(
                 settings,
                 pool,
                 caller,
                 producer,
+                owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+                partition_of=lambda url: partition_of(url.encode(), partitions),
                 scheduled=releaser.scheduled,
                 fail=processor.fail,
                 chance=random.random,
             )
+            await session.listen(targets.CHANNEL, deliverer.targets.outdated)
             await process.leading(processor.run(stopping, ready), deliverer.run(stopping), releaser.run())
 
     return service

@@ -145,7 +145,7 @@ async def open_caller(settings: CallbacksSettings) -> AsyncIterator[Caller]:
     """A caller for the time of a `with` block."""
     connector = aiohttp.TCPConnector(
         # The lanes bound what is under way, for each target and in all: here nothing must queue unseen.
-        limit=settings.callback_slots,
+        limit=settings.callback_slots + settings.callback_slow_slots + settings.callback_diverted_slots,
         limit_per_host=0,
         keepalive_timeout=15,
     )

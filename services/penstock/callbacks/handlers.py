@@ -1,44 +1,46 @@
-"""A record's way: into its target's lane, begun, called, decided, settled."""
+"""A record's way: to its target's judge, into a lane or into PostgreSQL, begun, called, decided, settled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import asyncpg
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from penstock.callbacks.batching import Batches, persevere
+from penstock.callbacks.batching import Batches
 from penstock.callbacks.calling import Caller, Met
-from penstock.callbacks.lanes import Lanes, Record, Waiting
+from penstock.callbacks.lanes import Lanes, SlowPool, Waiting
+from penstock.callbacks.ledger import Ended, Ledger
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.contracts.event import Callback
+from penstock.callbacks.targets import Attempt, Target, Targets
 from penstock.contracts.inbound import decode_callback
-from penstock.core.delivery import Dead, Delivered, Reason, RetryIn
-from penstock.kafka.connection import translated
+from penstock.core.acknowledgement import Partition
+from penstock.core.delivery import Dead, Delivered, Fate, Reason, RetryIn
+from penstock.errors import Fatal
 from penstock.kafka.processor import Delivery
-from penstock.kafka.topics import CALLBACKS_DEAD
-from penstock.postgres import callbacks
-from penstock.postgres.callbacks import Settled, Turn
+from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
+from penstock.postgres.callbacks import Settled
 from penstock.process import together
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    settled: Settled
-    record: Record
+# While this process suspects itself: how soon what failed is tried again, at the latest, in seconds.
+WHILE_SUSPICIOUS_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Returned:
+@dataclass(slots=True)
+class _Call:
+    """A call under way; `charged` when it has been counted as slow, `moved` when it is in the slow pool."""
+
     waiting: Waiting
-    due_in_s: float
+    lanes: Lanes
+    charged: bool = False
+    moved: bool = False
 
 
 class Deliverer:
@@ -48,8 +50,10 @@ class Deliverer:
         settings: of the service.
         pool: of the database.
         caller: makes the calls.
-        producer: acks=all; for the dead.
-        scheduled: told the seconds until the earliest of some retries is due.
+        producer: acks=all; for results and the dead.
+        owner: this process, unlike any other.
+        partition_of: the partition of a target's records.
+        scheduled: told the seconds until the earliest of some callbacks is due.
         fail: ends the service with an error.
         chance: random numbers from 0 to 1, for jitter.
     """
@@ -61,26 +65,37 @@ class Deliverer:
         caller: Caller,
         producer: AIOKafkaProducer,
         *,
+        owner: str,
+        partition_of: Callable[[str], int],
         scheduled: Callable[[float], Awaitable[None]],
         fail: Callable[[BaseException], None],
         chance: Callable[[], float],
     ) -> None:
         self._settings = settings
-        self._pool = pool
         self._caller = caller
-        self._producer = producer
         self._scheduled = scheduled
         self._fail = fail
         self._chance = chance
-        self._lanes = Lanes(
-            slots=settings.callback_slots,
-            target_slots=settings.callback_target_slots,
-            patience_s=settings.callback_patience_s,
+        self.targets = Targets(settings, pool, owner, partition_of=partition_of, room=self._room)
+        self._lanes, self._diverted = (
+            Lanes(room, doubtful=self.targets.is_hanging, rate=self.targets.rate_of)
+            for room in (settings.room, settings.diverted_room)
         )
-        self._begin = Batches(self._begin_all)
-        self._settle = Batches(self._settle_all)
-        self._return = Batches(self._return_all)
+        self._slow = SlowPool(settings.callback_slow_slots, settings.callback_slow_target_slots)
+        self._ledger = Ledger(
+            settings,
+            pool,
+            producer,
+            scheduled=scheduled,
+            begun=self._begun,
+            held=self.targets.holding,
+        )
+        # What waits until its target is known, by target.
+        self._strangers: dict[str, list[Waiting]] = {}
+        self._load = Batches(self._load_all)
         self._calls: set[asyncio.Task[None]] = set()
+        self._wake: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
         self._closing = False
 
     async def take(self, delivery: Delivery) -> None:
@@ -90,31 +105,62 @@ class Deliverer:
             InvalidRecord: it breaks its contract.
         """
         waiting = Waiting(decode_callback(delivery.value), delivery)
+        url = waiting.callback.target
         if self._closing:
-            self._return.add(_Returned(waiting, 0.0))
-            return
-        superfluous = self._lanes.put(waiting)
-        if superfluous is not None:
-            superfluous.settle()
-        self._crowd_out(waiting.callback.target)
-        self._admit()
+            self._ledger.give_back(waiting, 0.0)
+        elif (target := self.targets.get(url)) is not None:
+            self._route(waiting, target)
+            self._admit()
+        else:
+            if url not in self._strangers:
+                self._load.add((url, delivery.partition))
+            self._strangers.setdefault(url, []).append(waiting)
 
-    async def revoked(self, partitions: frozenset[tuple[str, int]]) -> None:
+    async def assigned(self, partitions: frozenset[Partition]) -> None:
+        """These partitions come here now.
+
+        Raises:
+            Fatal: a target's two paths do not come to the same process, which could not judge it.
+        """
+        paths = {
+            topic: {number for name, number in partitions if name == topic.name}
+            for topic in (CALLBACKS, CALLBACKS_DIVERTED)
+        }
+        if paths[CALLBACKS] != paths[CALLBACKS_DIVERTED]:
+            raise Fatal(
+                f"{CALLBACKS.name} and {CALLBACKS_DIVERTED.name} must have the same number of partitions: "
+                f"{sorted(paths[CALLBACKS])} and {sorted(paths[CALLBACKS_DIVERTED])} came here"
+            )
+        self.targets.assigned(paths[CALLBACKS])
+
+    async def revoked(self, partitions: frozenset[Partition]) -> None:
         """Lets go what has not begun of partitions that are another process's now; calls under way go on."""
-        numbers = {number for _topic, number in partitions}
-        self._lanes.take_out(lambda waiting: waiting.record.partition in numbers)
+        for lanes in (self._lanes, self._diverted):
+            lanes.take_out(lambda waiting: (waiting.record.topic, waiting.record.partition) in partitions)
+        numbers = frozenset(number for _topic, number in partitions)
+        self._strangers = {
+            url: kept
+            for url, some in self._strangers.items()
+            if (kept := [waiting for waiting in some if waiting.record.partition not in numbers])
+        }
+        self.targets.revoked(numbers)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Writes begun, settled and returned callbacks until cancelled; begins nothing new once `stopping` is set.
+        """Calls and writes until cancelled; begins nothing new once `stopping` is set.
 
         Raises:
             Exception: what neither a target nor an absent server explains.
         """
         try:
             await together(
-                self._begin.run(), self._settle.run(), self._return.run(), self._close_on(stopping)
+                self._ledger.run(),
+                self._load.run(),
+                self.targets.run(self._scheduled),
+                self._close_on(stopping),
             )
         finally:
+            if self._wake is not None:
+                self._wake.cancel()
             # Their attempts are written down: whoever is next makes another after the horizon.
             for call in self._calls:
                 call.cancel()
@@ -124,53 +170,90 @@ class Deliverer:
         """What waits in lanes could outlast any grace: it goes back, for another process to find at once."""
         await stopping.wait()
         self._closing = True
-        for waiting in self._lanes.take_out(lambda _waiting: True):
-            self._return.add(_Returned(waiting, 0.0))
+        strangers, self._strangers = self._strangers, {}
+        waiting = [one for some in strangers.values() for one in some]
+        for lanes in (self._lanes, self._diverted):
+            waiting += lanes.take_out(lambda _waiting: True)
+        for one in waiting:
+            self._ledger.give_back(one, 0.0)
 
-    def _admit(self) -> None:
-        for waiting in self._lanes.admit():
-            self._begin.add(waiting)
-
-    def _crowd_out(self, target: str) -> None:
-        for waiting in self._lanes.crowded_out(target):
-            # Spread, or all of a target's backlog would come back at one instant.
-            due_in_s = self._settings.callback_postpone_s * (0.5 + self._chance())
-            self._return.add(_Returned(waiting, due_in_s))
-
-    async def _begin_all(self, batch: Sequence[Waiting]) -> None:
-        turns: dict[Turn, Waiting] = {}
-        for waiting in batch:
-            turns.setdefault((waiting.callback.id, waiting.callback.attempt), waiting)
-        horizon_s = self._settings.callback_horizon_s
-        begun = await persevere(
-            lambda: callbacks.begin(self._pool, list(turns), horizon_s=horizon_s), f"{len(batch)} callbacks"
-        )
-        for waiting in batch:
-            turn = (waiting.callback.id, waiting.callback.attempt)
-            if turn in begun and turns[turn] is waiting:
-                self._start(waiting)
-            else:
-                # Made before, or under way, or owed by nobody: its fate is or will be in PostgreSQL.
-                self._lanes.finish(waiting.callback.target, None)
-                waiting.record.settle()
+    async def _load_all(self, batch: Sequence[tuple[str, int]]) -> None:
+        await self.targets.load(dict(batch))
+        for url, _partition in batch:
+            target = self.targets.get(url)
+            # Without a target its partition has gone to another process, and its records with it.
+            for waiting in self._strangers.pop(url, ()) if target else ():
+                assert target is not None
+                self._route(waiting, target)
         self._admit()
 
-    def _start(self, waiting: Waiting) -> None:
-        call = asyncio.create_task(self._deliver(waiting))
-        self._calls.add(call)
-        call.add_done_callback(self._ended)
+    def _route(self, waiting: Waiting, target: Target) -> None:
+        aside = waiting.record.topic == CALLBACKS_DIVERTED.name
+        url = waiting.callback.target
+        if target.disabled or (self.targets.abnormal(target) and not aside):
+            self._ledger.hold(waiting)
+            return
+        lanes = self._diverted if aside else self._lanes
+        if aside and (
+            (target.hanging and self._is_busy(url)) or lanes.waiting >= self._settings.callback_waiting
+        ):
+            # One at a time is enough to see whether it answers again.
+            self._ledger.hold(waiting)
+            return
+        superfluous = lanes.put(waiting)
+        if superfluous is not None:
+            superfluous.settle()
+        self._crowd_out(lanes, url)
+
+    def _is_busy(self, url: str) -> bool:
+        return bool(self._diverted.waiting_for(url) or self._diverted.calling_to(url))
+
+    def _room(self) -> int:
+        return self._settings.callback_waiting - self._diverted.waiting
+
+    def _admit(self) -> None:
+        now_s = self._loop.time()
+        for lanes in (self._lanes, self._diverted):
+            for waiting in lanes.admit(now_s):
+                self._ledger.begin(waiting)
+        turns_s = [
+            turn_s for lanes in (self._lanes, self._diverted) if (turn_s := lanes.next_turn_s()) is not None
+        ]
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = self._loop.call_at(min(turns_s), self._admit) if turns_s else None
+
+    def _crowd_out(self, lanes: Lanes, url: str) -> None:
+        crowded, room_in_s = lanes.crowded_out(url)
+        for waiting in crowded:
+            # Spread, or all of a target's backlog would come back at one instant.
+            due_in_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s) * (0.5 + self._chance())
+            self._ledger.give_back(waiting, due_in_s)
+
+    def _lanes_of(self, waiting: Waiting) -> Lanes:
+        return self._diverted if waiting.record.topic == CALLBACKS_DIVERTED.name else self._lanes
+
+    def _begun(self, mine: Iterable[Waiting], others: Iterable[Waiting]) -> None:
+        for waiting in mine:
+            call = asyncio.create_task(self._deliver(_Call(waiting, self._lanes_of(waiting))))
+            self._calls.add(call)
+            call.add_done_callback(self._ended)
+        for waiting in others:
+            self._lanes_of(waiting).finish(waiting.callback.target, None)
+        self._admit()
 
     def _ended(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
         if not call.cancelled() and (error := call.exception()) is not None:
             self._fail(error)
 
-    async def _deliver(self, waiting: Waiting) -> None:
-        callback = waiting.callback
-        met = await self._caller.call(callback)
-        self._lanes.finish(callback.target, met.took_s)
-        self._crowd_out(callback.target)
-        self._admit()
+    async def _deliver(self, call: _Call) -> None:
+        callback = call.waiting.callback
+        timer = self._loop.call_later(self._settings.callback_slow_s, self._turned_slow, call)
+        try:
+            met = await self._caller.call(callback)
+        finally:
+            timer.cancel()
         attempt = callback.attempt + 1
         fate = self._settings.policy.decide(
             met.status,
@@ -179,70 +262,88 @@ class Deliverer:
             self._chance(),
             callable_target=met.callable_target,
         )
+        if call.moved:
+            self._slow.leave(callback.target)
+        else:
+            call.lanes.finish(callback.target, met.took_s)
+        if not call.charged:
+            slow = met.took_s > self._settings.callback_slow_s
+            self._charge(callback.target, slow=slow, failed=not isinstance(fate, Delivered))
+        self._crowd_out(call.lanes, callback.target)
+        self._admit()
+        self.targets.attempted(
+            callback.target,
+            Attempt(time.time(), callback.id, attempt, round(met.took_s * 1000), met.status, met.message),
+        )
+        await self._decide(call.waiting, met, self._patient(fate, attempt))
+
+    def _turned_slow(self, call: _Call) -> None:
+        """A call has taken so long that it is slow: it is charged now, and goes on elsewhere if there is room."""
+        target = call.waiting.callback.target
+        if self._settings.callback_count_early:
+            call.charged = True
+            self._charge(target, slow=True)
+        if self._slow.enter(target):
+            call.moved = True
+            call.lanes.finish(target, self._settings.callback_slow_s)
+        self._crowd_out(call.lanes, target)
+        self._admit()
+
+    def _charge(self, url: str, *, slow: bool, failed: bool = False) -> None:
+        changed = self.targets.called(url, slow=slow, failed=failed)
+        target = self.targets.get(url)
+        if changed and target is not None and self.targets.abnormal(target):
+            self._hold_all_of(url)
+
+    def _hold_all_of(self, url: str) -> None:
+        """What waits for a target that may not be called (as others are) waits in PostgreSQL from now on."""
+        for lanes in (self._lanes, self._diverted):
+            for waiting in lanes.take_out(lambda _waiting: True, url):
+                self._ledger.hold(waiting)
+
+    def _patient(self, fate: Fate, attempt: int) -> Fate:
+        """While this process suspects itself no target pays for it: nothing dies, and what failed is tried soon."""
+        if not self.targets.suspicious:
+            return fate
+        if fate == Dead(Reason.EXHAUSTED):
+            return RetryIn(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2))
+        if isinstance(fate, RetryIn) and fate.seconds > WHILE_SUSPICIOUS_S and attempt > 0:
+            return RetryIn(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2))
+        return fate
+
+    async def _decide(self, waiting: Waiting, met: Met, fate: Fate) -> None:
+        callback, attempt = waiting.callback, waiting.callback.attempt + 1
+        error: dict[str, object] | None = None
         match fate:
             case Delivered():
                 settled = Settled(id=callback.id, attempt=attempt, state="delivered")
             case RetryIn(seconds):
                 log.info("%s: attempt %d: %s; again in %.1f s", callback.id, attempt, met.message, seconds)
+                error = met.to_wire()
                 settled = Settled(
                     id=callback.id,
                     attempt=attempt,
                     state="pending",
-                    error=orjson.dumps(met.to_wire()).decode(),
+                    error=orjson.dumps(error).decode(),
                     due_in_s=seconds,
                 )
             case Dead(reason):
                 error = {**met.to_wire(), "message": _last_words(met, attempt, reason)}
                 log.warning("%s is dead: %s", callback.id, error["message"])
-                # Before the row: a row that says dead has its record.
-                await persevere(lambda: self._bury(callback, attempt, error), f"{callback.id}, dead,")
+                if reason is Reason.GONE:
+                    self._hold_all_of(callback.target)
+                    await self.targets.gone(callback.target, f"it answered {met.status} to {callback.id}")
+                await self._ledger.bury(callback, attempt, error)
                 settled = Settled(
                     id=callback.id, attempt=attempt, state="dead", error=orjson.dumps(error).decode()
                 )
-        self._settle.add(_Ended(settled, waiting.record))
-
-    async def _bury(self, callback: Callback, attempt: int, error: dict[str, object]) -> None:
-        value = orjson.dumps(
-            {
-                "id": callback.id,
-                "target": callback.target,
-                "task_id": callback.task_id,
-                "attempt": attempt,
-                "body": callback.body.decode(),
-                "error": error,
-                "dead_at": datetime.now(UTC),
-                **callback.shown_options(),
-            }
-        )
-        topic = self._settings.prefix + CALLBACKS_DEAD.name
-        with translated():
-            await self._producer.send_and_wait(topic, value, key=callback.target.encode())
-
-    async def _settle_all(self, batch: Sequence[_Ended]) -> None:
-        # Never two of one callback: `begin` gives each attempt once, and the next one begins after a `due`.
-        settled = [ended.settled for ended in batch]
-        await persevere(lambda: callbacks.settle(self._pool, settled), f"the fate of {len(batch)} callbacks")
-        for ended in batch:
-            ended.record.settle()
-        retries = [s.due_in_s for s in settled if s.state == "pending"]
-        if retries:
-            await self._scheduled(min(retries))
-
-    async def _return_all(self, batch: Sequence[_Returned]) -> None:
-        turns = [(r.waiting.callback.id, r.waiting.callback.attempt) for r in batch]
-        dues_s = [r.due_in_s for r in batch]
-        await persevere(
-            lambda: callbacks.postpone(self._pool, turns, dues_s), f"the return of {len(batch)} callbacks"
-        )
-        for returned in batch:
-            returned.waiting.record.settle()
-        await self._scheduled(min(dues_s))
+        self._ledger.settle(Ended(callback, waiting.record, settled, met.took_s, met.status, error))
 
 
 def _last_words(met: Met, attempt: int, reason: Reason) -> str:
     match reason:
         case Reason.GONE:
-            return f"{met.message}: it is gone"
+            return f"{met.message}: it is gone, and its target is disabled"
         case Reason.EXHAUSTED:
             return f"{met.message}; attempt {attempt} was the last"
         case Reason.UNCALLABLE:

@@ -1,12 +1,17 @@
-"""Who is called next: one lane a target, a few slots each, all lanes in turn. No I/O, no clock.
+"""Who is called next: one lane a target, a few slots each, all lanes in turn. No I/O; time is an argument.
 
-Room for health (diversion of targets that misbehave): `put` is where a verdict on the target chooses the
-path, `admit` where its permits are granted, `finish` where its round trips are counted.
+What keeps a slow target from being felt by others, before and after it is known to be one (C5)
+- A lane holds at most `target_slots`, and while few slots are free at most one.
+- Doubtful targets, whose latest call was slow, hold at most `doubtful_slots` together.
+- A call that has turned out slow gives its slot back and goes on in the `SlowPool`, which is bounded, too.
+- What would wait too long in its lane is crowded out, so that nobody's lane fills the hand of the process.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import heapq
+import math
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,10 +22,16 @@ from penstock.contracts.event import Callback
 _PACES = 10_000
 # Weight of the latest call in a target's pace.
 _LATEST = 0.2
+# While no more than this share of the slots is free, nobody gets a second one.
+_RESERVE = 0.25
 
 
 class Record(Protocol):
     """What a lane needs of the record in hand."""
+
+    @property
+    def topic(self) -> str:
+        """Its bare name."""
 
     @property
     def partition(self) -> int:
@@ -38,34 +49,90 @@ class Waiting:
     record: Record
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The bounds of some lanes.
+
+    Attributes:
+        slots: most calls under way.
+        target_slots: most calls under way to one target.
+        doubtful_slots: most calls under way to all doubtful targets together.
+        waiting: most callbacks that wait in one lane.
+        waiting_in_all: when more wait in all lanes together, each keeps no more than its share of it.
+        patience_s: what would wait for its target longer than this is crowded out.
+    """
+
+    slots: int
+    target_slots: int
+    doubtful_slots: int
+    waiting: int
+    waiting_in_all: int
+    patience_s: float
+
+
 @dataclass(slots=True)
 class _Lane:
     waiting: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
     calling: int = 0
+    # Of those, the ones that were begun while the target was doubtful.
+    doubted: int = 0
     in_turn: bool = False
+    # By the target's rate.
+    not_before_s: float = -math.inf
 
 
 class Lanes:
     """The lanes of all targets.
 
     Args:
-        slots: most calls under way.
-        target_slots: most calls under way to one target.
-        patience_s: what would wait for its target longer than this is crowded out.
+        room: the bounds.
+        doubtful: whether a target's latest call was slow.
+        rate: the most calls a second that a target is to get; None for any number.
     """
 
-    def __init__(self, *, slots: int, target_slots: int, patience_s: float) -> None:
-        self._free = slots
-        self._target_slots = target_slots
-        self._patience_s = patience_s
+    def __init__(
+        self,
+        room: Room,
+        *,
+        doubtful: Callable[[str], bool] = lambda _target: False,
+        rate: Callable[[str], float | None] = lambda _target: None,
+    ) -> None:
+        self._room = room
+        self._free = room.slots
+        self._reserve = int(room.slots * _RESERVE)
+        self._doubtful = doubtful
+        self._rate = rate
+        self._doubted = 0
+        self._count = 0
         self._lanes: dict[str, _Lane] = {}
         self._turns: deque[str] = deque()
+        # Those whose turn has come and who must let others go first: who has a slot while few are free, and
+        # the doubtful while others of them hold all they may.
+        self._pressed: OrderedDict[str, None] = OrderedDict()
+        self._doubts: OrderedDict[str, None] = OrderedDict()
+        # (when, target): whose rate does not allow another call yet.
+        self._later: list[tuple[float, str]] = []
         self._pace_s: OrderedDict[str, float] = OrderedDict()
 
     @property
     def waiting(self) -> int:
         """Callbacks whose attempt has not begun."""
-        return sum(len(lane.waiting) for lane in self._lanes.values())
+        return self._count
+
+    @property
+    def calling(self) -> int:
+        """Slots taken."""
+        return self._room.slots - self._free
+
+    def waiting_for(self, target: str) -> int:
+        """Callbacks in one lane."""
+        lane = self._lanes.get(target)
+        return len(lane.waiting) if lane else 0
+
+    def calling_to(self, target: str) -> int:
+        """Slots that one target holds."""
+        lane = self._lanes.get(target)
+        return lane.calling if lane else 0
 
     def put(self, waiting: Waiting) -> Record | None:
         """Lines a callback up; returns the record that has become superfluous, when it is in line already.
@@ -77,70 +144,172 @@ class Lanes:
         known = lane.waiting.get(callback.id)
         if known is not None and known.callback.attempt > callback.attempt:
             return waiting.record
+        self._count += known is None
         lane.waiting[callback.id] = waiting
         self._line_up(callback.target, lane)
         return known.record if known is not None else None
 
-    def admit(self) -> list[Waiting]:
-        """Those whose turn it is; each holds a slot until `finish`."""
+    def admit(self, now_s: float = 0.0) -> list[Waiting]:
+        """Those whose turn it is; each holds a slot until `finish`.
+
+        Args:
+            now_s: seconds on any clock that does not step; only rates need it.
+        """
+        while self._later and self._later[0][0] <= now_s:
+            _at_s, target = heapq.heappop(self._later)
+            if (lane := self._lanes.get(target)) is not None:
+                lane.in_turn = False
+                self._line_up(target, lane)
+        if self._free > self._reserve:
+            self._turns.extend(self._pressed)
+            self._pressed.clear()
+        if self._doubted < self._room.doubtful_slots:
+            self._turns.extend(self._doubts)
+            self._doubts.clear()
         admitted = []
         while self._free and self._turns:
             target = self._turns.popleft()
             lane = self._lanes[target]
-            lane.in_turn = False
-            if lane.waiting and lane.calling < self._target_slots:
-                _id, waiting = lane.waiting.popitem(last=False)
-                lane.calling += 1
-                self._free -= 1
-                admitted.append(waiting)
-            self._line_up(target, lane)
+            if not lane.waiting or lane.calling >= self._room.target_slots:
+                lane.in_turn = False
+                self._drop_if_empty(target, lane)
+            elif lane.calling and self._free <= self._reserve:
+                self._pressed[target] = None
+            elif self._doubtful(target) and self._doubted >= self._room.doubtful_slots:
+                self._doubts[target] = None
+            elif lane.not_before_s > now_s:
+                heapq.heappush(self._later, (lane.not_before_s, target))
+            else:
+                lane.in_turn = False
+                admitted.append(self._take_from(target, lane, now_s))
         return admitted
+
+    def next_turn_s(self) -> float | None:
+        """When `admit` may have somebody whose rate does not allow it now; None when there is nobody."""
+        return self._later[0][0] if self._later else None
 
     def finish(self, target: str, took_s: float | None) -> None:
         """Gives a slot back.
 
         Args:
             target: whose.
-            took_s: what the call took, in seconds; None when there was none.
+            took_s: what the call took so far, in seconds; None when there was none.
         """
         lane = self._lanes[target]
         lane.calling -= 1
         self._free += 1
+        if lane.doubted:
+            lane.doubted -= 1
+            self._doubted -= 1
         if took_s is not None:
             before = self._pace_s.pop(target, took_s)
             self._pace_s[target] = before + _LATEST * (took_s - before)
             if len(self._pace_s) > _PACES:
                 self._pace_s.popitem(last=False)
+        if target in self._pressed and not lane.calling:
+            # It has no slot any more: nothing to press it for.
+            del self._pressed[target]
+            lane.in_turn = False
         self._line_up(target, lane)
 
-    def crowded_out(self, target: str) -> list[Waiting]:
-        """Takes out those who would wait too long at the target's pace, the last to come first."""
+    def crowded_out(self, target: str) -> tuple[list[Waiting], float]:
+        """Takes out those who would wait too long at the target's pace, the last to come first.
+
+        Returns:
+            They, and the seconds after which there should be room for them.
+        """
         lane = self._lanes.get(target)
-        pace_s = self._pace_s.get(target, 0.0)
-        if lane is None or pace_s <= 0:
-            return []
-        room = int(self._patience_s * self._target_slots / pace_s)
+        if lane is None:
+            return [], 0.0
+        pace_s = self._pace_s.get(target, 0.0) / self._room.target_slots
+        if rate := self._rate(target):
+            pace_s = max(pace_s, 1 / rate)
+        room = self._room.waiting
+        if pace_s:
+            room = min(room, int(self._room.patience_s / pace_s))
+        if self._count > self._room.waiting_in_all:
+            room = min(room, max(self._room.target_slots, self._room.waiting_in_all // len(self._lanes)))
         out = [lane.waiting.popitem()[1] for _ in range(len(lane.waiting) - room)]
-        self._line_up(target, lane)
-        return out
+        self._count -= len(out)
+        self._drop_if_empty(target, lane)
+        return out, room * pace_s
 
-    def take_out(self, which: Callable[[Waiting], bool]) -> list[Waiting]:
-        """Takes out all for whom `which` is true."""
+    def take_out(self, which: Callable[[Waiting], bool], target: str | None = None) -> list[Waiting]:
+        """Takes out all for whom `which` is true, of one lane or of all."""
+        lanes = [(target, self._lanes[target])] if target in self._lanes else []
+        if target is None:
+            lanes = list(self._lanes.items())
         out = []
-        for target, lane in list(self._lanes.items()):
+        for name, lane in lanes:
             found = [waiting for waiting in lane.waiting.values() if which(waiting)]
             for waiting in found:
                 del lane.waiting[waiting.callback.id]
             out += found
-            self._line_up(target, lane)
+            self._drop_if_empty(name, lane)
+        self._count -= len(out)
         return out
+
+    def _take_from(self, target: str, lane: _Lane, now_s: float) -> Waiting:
+        _id, waiting = lane.waiting.popitem(last=False)
+        self._count -= 1
+        lane.calling += 1
+        self._free -= 1
+        if self._doubtful(target):
+            lane.doubted += 1
+            self._doubted += 1
+        if rate := self._rate(target):
+            lane.not_before_s = max(now_s, lane.not_before_s) + 1 / rate
+        self._line_up(target, lane)
+        return waiting
 
     def _line_up(self, target: str, lane: _Lane) -> None:
         """Gives a lane its turn when it can use one, and drops it when nothing is left of it."""
         if lane.in_turn:
             return
-        if lane.waiting and lane.calling < self._target_slots:
+        if lane.waiting and lane.calling < self._room.target_slots:
             lane.in_turn = True
             self._turns.append(target)
-        elif not lane.waiting and not lane.calling:
-            self._lanes.pop(target, None)
+        else:
+            self._drop_if_empty(target, lane)
+
+    def _drop_if_empty(self, target: str, lane: _Lane) -> None:
+        # One that is in turn is dropped when its turn comes. One that has a rate is kept until it may call again.
+        if not lane.waiting and not lane.calling and not lane.in_turn:
+            if lane.not_before_s == -math.inf:
+                self._lanes.pop(target, None)
+            else:
+                lane.in_turn = True
+                heapq.heappush(self._later, (lane.not_before_s, target))
+                lane.not_before_s = -math.inf
+
+
+class SlowPool:
+    """Where calls go on that have turned out slow: bounded, in all and for each target.
+
+    Args:
+        slots: most calls in it.
+        target_slots: most calls of one target in it.
+    """
+
+    def __init__(self, slots: int, target_slots: int) -> None:
+        self._free = slots
+        self._target_slots = target_slots
+        self._calls: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._calls.total()
+
+    def enter(self, target: str) -> bool:
+        """Takes a call in; False when there is no room for it."""
+        if not self._free or self._calls[target] >= self._target_slots:
+            return False
+        self._free -= 1
+        self._calls[target] += 1
+        return True
+
+    def leave(self, target: str) -> None:
+        """A call has ended."""
+        self._free += 1
+        self._calls[target] -= 1
+        if not self._calls[target]:
+            del self._calls[target]

@@ -17,8 +17,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.errors import PostgresUnavailable
-from penstock.kafka.outbox import send_all
-from penstock.kafka.topics import CALLBACKS
+from penstock.kafka.outbox import redeliver
 from penstock.postgres import callbacks
 from penstock.postgres.session import Session
 
@@ -97,13 +96,12 @@ class Releaser:
                 await self._sleep(left_s)
 
     async def _release(self) -> None:
-        topic = self._settings.prefix + CALLBACKS.name
         released = 0
         while True:
             rows = await callbacks.due(
                 self._session, ROWS_AT_A_TIME, horizon_s=self._settings.callback_republish_s
             )
-            await send_all(self._producer, topic, ((row.target.encode(), row.encode()) for row in rows))
+            await redeliver(self._producer, self._settings, rows)
             released += len(rows)
             if len(rows) < ROWS_AT_A_TIME:
                 break

@@ -5,13 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from penstock.callbacks.lanes import Room
 from penstock.callbacks.signing import secret_problem
 from penstock.core.delivery import DeliveryPolicy
+from penstock.core.drain import DrainPolicy
+from penstock.core.health import HealthPolicy
 from penstock.kafka.processor import ProcessorSettings
 from penstock.settings import Platform, option
 
 _DEFAULT = DeliveryPolicy()
+_HEALTH = HealthPolicy()
+_DRAIN = DrainPolicy()
+_COUNTS = (
+    "callback_target_slots",
+    "callback_slow_slots",
+    "callback_slow_target_slots",
+    "callback_diverted_target_slots",
+    "callback_waiting",
+)
+_DURATIONS = (
+    "callback_timeout_s",
+    "callback_patience_s",
+    "callback_postpone_s",
+    "callback_republish_s",
+)
 _HOW_TO_MAKE_ONE = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
+_NO_SECRET = (
+    "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
+    f"this makes one: {_HOW_TO_MAKE_ONE}"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +64,22 @@ class CallbacksSettings(ProcessorSettings, Platform):
     )
     callback_slots: int = option(500, "Most calls under way at once.")
     callback_target_slots: int = option(8, "Most calls under way at once to one target.")
+    callback_slow_slots: int = option(
+        200, "Most calls under way that have turned out slow; they hold none of the slots above."
+    )
+    callback_slow_target_slots: int = option(8, "Most of these to one target.")
+    callback_diverted_slots: int = option(
+        5, "Most calls under way at once on the diverted path: retries, and targets that are abnormal."
+    )
+    callback_diverted_target_slots: int = option(1, "Most of these to one target.")
+    callback_waiting: int = option(500, "Most callbacks that are kept waiting for one target's turn.")
     callback_patience_s: float = option(
         10.0,
         "Seconds for which a callback is kept waiting for its target's turn before it goes back to PostgreSQL.",
     )
-    callback_postpone_s: float = option(30.0, "Seconds after which a callback that went back comes again.")
+    callback_postpone_s: float = option(
+        30.0, "Most seconds after which a callback that went back comes again."
+    )
     callback_horizon_s: float = option(
         30.0,
         "Seconds after which an attempt whose fate is unknown, as after a crash, is followed by another.",
@@ -54,6 +87,90 @@ class CallbacksSettings(ProcessorSettings, Platform):
     callback_republish_s: float = option(
         60.0, "Seconds after which a record that was written and not begun is written again."
     )
+    callback_rate: float = option(
+        0.0, "Most calls a second to one target, unless it has a rate of its own; 0 for any number."
+    )
+    callback_slow_s: float = option(_HEALTH.slow_s, "Seconds after which a call is slow.")
+    callback_abnormal_count: int = option(
+        _HEALTH.threshold, "Slow calls that make a target abnormal: its callbacks are diverted."
+    )
+    callback_abnormal_ceiling: int = option(_HEALTH.ceiling, "Most slow calls a target is charged with.")
+    callback_calm_s: float = option(
+        _HEALTH.calm_s, "Seconds after a slow call for which quick ones take nothing off the count."
+    )
+    callback_count_early: bool = option(
+        _HEALTH.by_timer,
+        "Whether a call is counted as slow while it is under way, or only when it has ended.",
+    )
+    callback_abnormal_share: float = option(
+        _HEALTH.share,
+        "Least share of a target's recent calls that must be slow to make it abnormal; 0 for any.",
+    )
+    callback_decay_s: float = option(
+        _HEALTH.decay_s,
+        "Seconds in which an abnormal target that nobody calls loses one of its count; 0 for never.",
+    )
+    callback_suspicion_share: float = option(
+        _HEALTH.suspicion_share,
+        "When more than this share of all targets (and at least ten) becomes abnormal within 30 s, nothing is "
+        "charged to any; 0 turns this off.",
+    )
+    callback_drain_rate: float = option(
+        _DRAIN.rate, "Callbacks a second that are let go to one target of what was held for it."
+    )
+    callback_probe_s: float = option(
+        _DRAIN.probe_s, "Seconds between the first calls that probe a target which hangs; the wait doubles."
+    )
+    callback_probe_most_s: float = option(_DRAIN.probe_most_s, "Most seconds between such calls.")
+
+    @cached_property
+    def health(self) -> HealthPolicy:
+        """When a target is abnormal."""
+        return HealthPolicy(
+            slow_s=self.callback_slow_s,
+            threshold=self.callback_abnormal_count,
+            ceiling=self.callback_abnormal_ceiling,
+            calm_s=self.callback_calm_s,
+            by_timer=self.callback_count_early,
+            share=self.callback_abnormal_share,
+            decay_s=self.callback_decay_s,
+            suspicion_share=self.callback_suspicion_share,
+        )
+
+    @cached_property
+    def drain(self) -> DrainPolicy:
+        """How fast what was held for a target is let go."""
+        return DrainPolicy(
+            rate=self.callback_drain_rate,
+            probe_s=self.callback_probe_s,
+            probe_most_s=self.callback_probe_most_s,
+        )
+
+    @cached_property
+    def room(self) -> Room:
+        """The bounds of the normal path."""
+        return Room(
+            slots=self.callback_slots,
+            target_slots=self.callback_target_slots,
+            doubtful_slots=max(1, self.callback_slots // 2),
+            waiting=self.callback_waiting,
+            waiting_in_all=self.max_in_flight // 2,
+            patience_s=self.callback_patience_s,
+        )
+
+    @cached_property
+    def diverted_room(self) -> Room:
+        """The bounds of the diverted path."""
+        slots = self.callback_diverted_slots
+        return Room(
+            slots=slots,
+            target_slots=min(self.callback_diverted_target_slots, slots),
+            # Those who answer, a recovering target among them, always find one.
+            doubtful_slots=max(1, slots - 2),
+            waiting=self.callback_waiting,
+            waiting_in_all=self.max_in_flight // 4,
+            patience_s=self.callback_patience_s,
+        )
 
     @cached_property
     def policy(self) -> DeliveryPolicy:
@@ -71,45 +188,45 @@ class CallbacksSettings(ProcessorSettings, Platform):
     def validate(self) -> list[str]:
         """Unsigned callbacks are not sent; an attempt under way must not be taken for a lost one."""
         problems = super().validate()
-        if not self.callback_secrets:
-            problems.append(
-                "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
-                f"this makes one: {_HOW_TO_MAKE_ONE}"
-            )
-        for number, secret in enumerate(self.callback_secrets, 1):
-            if problem := secret_problem(secret):
-                problems.append(f"callback_secrets: number {number} {problem}")
+        problems += self._problems_of_secrets()
         try:
             problems += [f"callback_{problem}" for problem in self.policy.problems()]
         except ValueError:
             problems.append(
                 f"callback_schedule_s={','.join(self.callback_schedule_s)!r} must be seconds, comma-separated"
             )
-        if self.callback_timeout_s <= 0:
-            problems.append(f"callback_timeout_s={self.callback_timeout_s} must be above 0")
-        if self.callback_horizon_s < 2 * self.callback_timeout_s:
-            problems.append(
-                f"callback_horizon_s={self.callback_horizon_s} must be at least twice "
-                f"callback_timeout_s={self.callback_timeout_s}"
-            )
-        # Records are acknowledged in order: a call holds back those behind it for as long as it takes.
-        if self.stall_timeout_s < 2 * self.callback_timeout_s:
-            problems.append(
-                f"stall_timeout_s={self.stall_timeout_s} must be at least twice "
-                f"callback_timeout_s={self.callback_timeout_s}"
-            )
-        if not 1 <= self.callback_target_slots <= self.callback_slots:
-            problems.append(
-                f"callback_target_slots={self.callback_target_slots} must be from 1 to "
-                f"callback_slots={self.callback_slots}"
-            )
-        if self.callback_slots > self.max_in_flight:
-            problems.append(
-                f"callback_slots={self.callback_slots} must not be above max_in_flight={self.max_in_flight}"
-            )
-        problems.extend(
+        problems += [f"callback health: {problem}" for problem in self.health.problems()]
+        problems += [f"callback drain: {problem}" for problem in self.drain.problems()]
+        problems += [
+            f"{name}={getattr(self, name)} must be at least 1" for name in _COUNTS if getattr(self, name) < 1
+        ]
+        problems += [
             f"{name}={getattr(self, name)} must be above 0"
-            for name in ("callback_patience_s", "callback_postpone_s", "callback_republish_s")
-            if getattr(self, name) <= 0
-        )
+            # Written so that NaN is refused too.
+            for name in _DURATIONS
+            if not getattr(self, name) > 0
+        ]
+        if not 0 <= self.callback_rate < float("inf"):
+            problems.append(f"callback_rate={self.callback_rate} must not be negative")
+        problems += [
+            f"{larger}={getattr(self, larger)} must be at least {times or ''}{smaller}={getattr(self, smaller)}"
+            for larger, times, smaller in (
+                ("callback_horizon_s", "twice ", "callback_timeout_s"),
+                # Records are acknowledged in order: a call holds back those behind it for as long as it takes.
+                ("stall_timeout_s", "twice ", "callback_timeout_s"),
+                ("callback_slots", "", "callback_target_slots"),
+                ("callback_diverted_slots", "", "callback_diverted_target_slots"),
+                ("max_in_flight", "", "callback_slots"),
+            )
+            if getattr(self, larger) < (2 if times else 1) * getattr(self, smaller)
+        ]
         return problems
+
+    def _problems_of_secrets(self) -> list[str]:
+        if not self.callback_secrets:
+            return [_NO_SECRET]
+        return [
+            f"callback_secrets: number {number} {problem}"
+            for number, secret in enumerate(self.callback_secrets, 1)
+            if (problem := secret_problem(secret))
+        ]

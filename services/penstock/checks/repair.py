@@ -28,8 +28,8 @@ from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
 from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, conclude
-from penstock.kafka.outbox import Publisher, publish, send_all
-from penstock.kafka.topics import CALLBACKS, HEARTBEATS
+from penstock.kafka.outbox import Publisher, publish, redeliver
+from penstock.kafka.topics import HEARTBEATS
 from penstock.postgres import callbacks, outbox, release
 from penstock.postgres.advance import CALLBACK_HORIZON_S, Ending, advance, tallies
 from penstock.postgres.connection import translated
@@ -191,11 +191,10 @@ class Repair:
                 return done
 
     async def _redeliver(self) -> int:
-        topic = self._settings.prefix + CALLBACKS.name
         done = 0
         while True:
             rows = await callbacks.due(self._session, AT_A_TIME, horizon_s=CALLBACK_HORIZON_S)
-            await send_all(self._producer, topic, ((row.target.encode(), row.encode()) for row in rows))
+            await redeliver(self._producer, self._settings, rows)
             done += len(rows)
             if len(rows) < AT_A_TIME:
                 return done

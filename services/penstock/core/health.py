@@ -167,6 +167,11 @@ class HealthWindow:
         self._calls = self._slow_calls = 0.0
 
     @property
+    def charged(self) -> bool:
+        """Whether anything but nought is to be kept."""
+        return self._vitals.count > 0
+
+    @property
     def share(self) -> float:
         """The share of the recent calls that were slow."""
         return self._slow_calls / self._calls if self._calls else 0.0

@@ -17,7 +17,7 @@ from penstock.contracts.event import Callback, Owed
 from penstock.contracts.revocation import Revocation
 from penstock.errors import Fatal, Unavailable
 from penstock.kafka.connection import send_in_batches, translated
-from penstock.kafka.topics import CALLBACKS, EVENTS, REVOKED
+from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, EVENTS, REVOKED
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,12 @@ _PARTITIONER = DefaultPartitioner()
 STRIKE_OUT_EVERY_S = 0.1
 # Leases taken back by one record, well below what a record may hold.
 REVOKED_A_RECORD = 10_000
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key's records on a topic with so many partitions."""
+    numbers = list(range(partitions))
+    return int(_PARTITIONER(key, numbers, numbers))
 
 
 async def send_all(
@@ -72,6 +78,19 @@ async def publish(
     await send_all(
         producer, settings.prefix + CALLBACKS.name, ((c.target.encode(), c.encode()) for c in callbacks)
     )
+
+
+async def redeliver(
+    producer: AIOKafkaProducer, settings: Kafka, due: Sequence[tuple[Callback, bool]]
+) -> None:
+    """Writes callbacks that are due, each with whether it goes the diverted way, to the topics of the two ways.
+
+    Raises:
+        KafkaUnavailable: write all of them again.
+    """
+    for topic, way in ((CALLBACKS, False), (CALLBACKS_DIVERTED, True)):
+        records = [(c.target.encode(), c.encode()) for c, diverted in due if diverted is way]
+        await send_all(producer, settings.prefix + topic.name, records)
 
 
 async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revocation) -> None:

@@ -42,6 +42,14 @@ CALLBACKS_DIVERTED = Topic(
     "callbacks.diverted", 8, 7 * DAY_MS, "Callbacks of targets that misbehave, keyed by target."
 )
 CALLBACKS_DEAD = Topic("callbacks.dead", 1, 30 * DAY_MS, "Callbacks whose schedule is exhausted.")
+CALLBACKS_DIVERTED_REJECTED = Topic(
+    "callbacks.diverted.rejected",
+    1,
+    30 * DAY_MS,
+    "Diverted records that broke their contract.",
+    REJECTION_BYTES,
+)
+CALLBACKS_RESULTS = Topic("callbacks.results", 8, 7 * DAY_MS, "What became of each callback, keyed by task.")
 CALLBACKS_REJECTED = Topic(
     "callbacks.rejected", 1, 30 * DAY_MS, "Callback records that broke their contract.", REJECTION_BYTES
 )
@@ -59,6 +67,8 @@ PLATFORM = (
     CALLBACKS_DIVERTED,
     CALLBACKS_DEAD,
     CALLBACKS_REJECTED,
+    CALLBACKS_DIVERTED_REJECTED,
+    CALLBACKS_RESULTS,
 )
 
 

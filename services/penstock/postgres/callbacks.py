@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,57 @@ async def begin(pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, ho
     return {(row["id"], row["attempt"] - 1) for row in rows}
 
 
+async def begin_in_order(
+    pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float
+) -> set[Turn]:
+    """As `begin`; an ordered one whose task still owes its target an earlier one is not begun and comes again.
+
+    Raises:
+        PostgresUnavailable: as `begin`.
+    """
+    with translated():
+        rows = await pool.fetch(
+            query("callbacks.begin_in_order"),
+            [turn[0] for turn in turns],
+            [turn[1] for turn in turns],
+            horizon_s,
+        )
+    return {(row["id"], row["attempt"] - 1) for row in rows}
+
+
+async def follow(executor: Any, ids: Sequence[str]) -> None:
+    """Ordered callbacks have ended: those that come next for their task and target are due.
+
+    Raises:
+        PostgresUnavailable: they come a little later by themselves.
+    """
+    with translated():
+        await executor.execute(query("callbacks.follow"), list(ids))
+
+
+async def hold(executor: Any, turns: Sequence[Turn]) -> None:
+    """Takes callbacks off the topics until their targets may have them.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written; write it again.
+    """
+    with translated():
+        await executor.execute(
+            query("callbacks.hold"), [turn[0] for turn in turns], [turn[1] for turn in turns]
+        )
+
+
+async def grant(executor: Any, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Lets the first few that are held for each target go: they are due now; returns how many of which.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written.
+    """
+    with translated():
+        rows = await executor.fetch(query("callbacks.grant"), list(wanted), list(wanted.values()))
+    return {row["target"]: row["count"] for row in rows}
+
+
 async def settle(pool: asyncpg.Pool[asyncpg.Record], settled: Sequence[Settled]) -> set[str]:
     """Writes down what became of attempts; returns the callbacks of those that were still the latest.
 
@@ -108,8 +159,10 @@ async def own(session: Session) -> bool:
     return bool(await session.fetchval("outbox.sweep", "callbacks"))
 
 
-async def due(session: Session, limit: int, *, horizon_s: float) -> list[Callback]:
-    """Callbacks whose time has come; they come again after `horizon_s` seconds unless begun by then.
+async def due(session: Session, limit: int, *, horizon_s: float) -> list[tuple[Callback, bool]]:
+    """Callbacks whose time has come, and whether they go the diverted way.
+
+    They come again after `horizon_s` seconds unless begun by then.
 
     Raises:
         SessionLost: the right to release is gone.
@@ -117,14 +170,17 @@ async def due(session: Session, limit: int, *, horizon_s: float) -> list[Callbac
     """
     rows = await session.fetch("callbacks.due", limit, horizon_s)
     return [
-        Callback(
-            id=row["id"],
-            target=row["target"],
-            task_id=row["task_id"],
-            attempt=row["attempt"],
-            body=row["body"],
-            headers=orjson.loads(row["headers"]) if row["headers"] else None,
-            ordered=row["ordered"],
+        (
+            Callback(
+                id=row["id"],
+                target=row["target"],
+                task_id=row["task_id"],
+                attempt=row["attempt"],
+                body=row["body"],
+                headers=orjson.loads(row["headers"]) if row["headers"] else None,
+                ordered=row["ordered"],
+            ),
+            row["diverted"],
         )
         for row in rows
     ]

@@ -1,0 +1,217 @@
+"""What is written down of callbacks: begun, settled, returned, held; many in one statement, each in its time.
+
+Guarantees: an attempt is numbered in PostgreSQL before it is made, and each number is given once. A record is
+acknowledged when PostgreSQL holds what became of it. What a callback came to is on `callbacks.results`, and the
+dead on `callbacks.dead`, before PostgreSQL says so. While a server is away everything here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import orjson
+from aiokafka import AIOKafkaProducer
+
+from penstock.callbacks.batching import Batches, persevere
+from penstock.callbacks.lanes import Record, Waiting
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.contracts.event import Callback
+from penstock.kafka.connection import translated
+from penstock.kafka.outbox import send_all
+from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
+from penstock.postgres import callbacks
+from penstock.postgres.callbacks import Settled, Turn
+from penstock.process import together
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that was made.
+
+    Attributes:
+        callback: as its record said.
+        record: to be acknowledged.
+        settled: what became of it.
+        took_s: what the call took, in seconds.
+        status: what the target answered.
+        error: what it met instead of success.
+    """
+
+    callback: Callback
+    record: Record
+    settled: Settled
+    took_s: float
+    status: int | None
+    error: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    waiting: Waiting
+    due_in_s: float
+
+
+class Ledger:
+    """Writes for a `Deliverer`.
+
+    Args:
+        settings: of the service.
+        pool: of the database.
+        producer: acks=all; for results and the dead.
+        scheduled: told the seconds until the earliest of some callbacks is due.
+        begun: told of those whose attempt is to be made now, and of the others of its batch.
+        held: told of targets for which something is held.
+    """
+
+    def __init__(
+        self,
+        settings: CallbacksSettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        producer: AIOKafkaProducer,
+        *,
+        scheduled: Callable[[float], Awaitable[None]],
+        begun: Callable[[Sequence[Waiting], Sequence[Waiting]], None],
+        held: Callable[[Iterable[str]], None],
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._producer = producer
+        self._scheduled = scheduled
+        self._begun = begun
+        self._held = held
+        self._begin = Batches(self._begin_all)
+        self._settle = Batches(self._settle_all)
+        self._return = Batches(self._return_all)
+        self._hold = Batches(self._hold_all)
+
+    async def run(self) -> None:
+        """Writes until cancelled.
+
+        Raises:
+            Exception: what no absent server explains.
+        """
+        await together(self._begin.run(), self._settle.run(), self._return.run(), self._hold.run())
+
+    def begin(self, waiting: Waiting) -> None:
+        """Asks for the right to make an attempt."""
+        self._begin.add(waiting)
+
+    def settle(self, ended: Ended) -> None:
+        """An attempt has ended."""
+        self._settle.add(ended)
+
+    def give_back(self, waiting: Waiting, due_in_s: float) -> None:
+        """Not now: its record is written again in so many seconds."""
+        self._return.add(_Returned(waiting, due_in_s))
+
+    def hold(self, waiting: Waiting) -> None:
+        """Its target may not have it: it waits in PostgreSQL until it may."""
+        self._hold.add(waiting)
+
+    async def bury(self, callback: Callback, attempt: int, error: dict[str, Any]) -> None:
+        """Writes a dead callback's record, before its row says so."""
+        value = orjson.dumps(
+            {
+                "id": callback.id,
+                "target": callback.target,
+                "task_id": callback.task_id,
+                "attempt": attempt,
+                "body": callback.body.decode(),
+                "error": error,
+                "dead_at": datetime.now(UTC),
+                **callback.shown_options(),
+            }
+        )
+
+        async def send() -> None:
+            with translated():
+                await self._producer.send_and_wait(
+                    self._settings.prefix + CALLBACKS_DEAD.name, value, key=callback.target.encode()
+                )
+
+        await persevere(send, f"{callback.id}, dead,")
+
+    async def _begin_all(self, batch: Sequence[Waiting]) -> None:
+        turns: dict[Turn, Waiting] = {}
+        for waiting in batch:
+            turns.setdefault((waiting.callback.id, waiting.callback.attempt), waiting)
+        begin = (
+            callbacks.begin_in_order
+            if any(waiting.callback.ordered for waiting in batch)
+            else callbacks.begin
+        )
+        begun = await persevere(
+            lambda: begin(self._pool, list(turns), horizon_s=self._settings.callback_horizon_s),
+            f"{len(batch)} callbacks",
+        )
+        mine = [waiting for turn, waiting in turns.items() if turn in begun]
+        told = set(map(id, mine))
+        # The others were made before, are under way, wait for an earlier one or are owed by nobody: their fate is or
+        # will be in PostgreSQL.
+        others = [waiting for waiting in batch if id(waiting) not in told]
+        self._begun(mine, others)
+        for waiting in others:
+            waiting.record.settle()
+
+    async def _settle_all(self, batch: Sequence[Ended]) -> None:
+        # Never two of one callback: `begin` gives each attempt once, and the next one begins after a `due`.
+        settled = [ended.settled for ended in batch]
+        results = [_result(ended) for ended in batch if ended.settled.state != "pending"]
+        topic = self._settings.prefix + CALLBACKS_RESULTS.name
+        await persevere(
+            lambda: send_all(self._producer, topic, results), f"the results of {len(results)} callbacks"
+        )
+        what = f"the fate of {len(batch)} callbacks"
+        written = await persevere(lambda: callbacks.settle(self._pool, settled), what)
+        for ended in batch:
+            ended.record.settle()
+        ordered = [
+            ended.callback.id
+            for ended in batch
+            if ended.callback.ordered and ended.settled.state != "pending" and ended.callback.id in written
+        ]
+        due_s = [s.due_in_s for s in settled if s.state == "pending"]
+        if ordered:
+            await persevere(lambda: callbacks.follow(self._pool, ordered), what)
+            due_s.append(0.0)
+        if due_s:
+            await self._scheduled(min(due_s))
+
+    async def _return_all(self, batch: Sequence[_Returned]) -> None:
+        turns = [(r.waiting.callback.id, r.waiting.callback.attempt) for r in batch]
+        dues_s = [r.due_in_s for r in batch]
+        await persevere(
+            lambda: callbacks.postpone(self._pool, turns, dues_s), f"the return of {len(batch)} callbacks"
+        )
+        for returned in batch:
+            returned.waiting.record.settle()
+        await self._scheduled(min(dues_s))
+
+    async def _hold_all(self, batch: Sequence[Waiting]) -> None:
+        turns = [(waiting.callback.id, waiting.callback.attempt) for waiting in batch]
+        await persevere(lambda: callbacks.hold(self._pool, turns), f"{len(batch)} callbacks to hold")
+        for waiting in batch:
+            waiting.record.settle()
+        self._held({waiting.callback.target for waiting in batch})
+
+
+def _result(ended: Ended) -> tuple[bytes, bytes]:
+    callback = ended.callback
+    value = orjson.dumps(
+        {
+            "id": callback.id,
+            "target": callback.target,
+            "task_id": callback.task_id,
+            "outcome": ended.settled.state,
+            "attempts": ended.settled.attempt,
+            "status": ended.status,
+            "took_ms": round(ended.took_s * 1000),
+            "error": ended.error,
+            "at": datetime.now(UTC),
+        }
+    )
+    return str(callback.task_id).encode(), value

@@ -1,0 +1,352 @@
+"""The targets whose callbacks come here: their health, kept in PostgreSQL, and what is let go of what is held for them.
+
+A target belongs to one partition, so one process judges it, however many there are (C7b). Its judgement is in memory and
+written down soon after it changes; whoever has the partition next goes on from there. A process that has lost a
+target without knowing writes nothing (`keep` compares the owner), and lets go of it.
+
+In doubt a target is what was kept of it: a crash forgets what its last second has counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import asyncpg
+
+from penstock.callbacks.batching import persevere
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.core.drain import Drain
+from penstock.core.health import HealthWindow, Suspicion
+from penstock.errors import PostgresUnavailable
+from penstock.postgres import callbacks, targets
+from penstock.postgres.targets import Kept
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+# Snapshots of targets that are charged with something are written this often; the ones that cross the threshold at the
+# next tick, and the others, whose last attempts are all there is to see, seldom.
+KEEP_EVERY_S = 1.0
+KEEP_QUIET_EVERY_S = 15.0
+# What a stop may take to write them.
+LAST_KEEP_S = 3.0
+# How often all that is held is looked for, beside what is known of it.
+LOOK_EVERY_S = 30.0
+# Attempts that are shown.
+SHOWN = 10
+# Beyond this many, those that are well and quiet are forgotten.
+REMEMBERED = 50_000
+
+
+class Attempt(NamedTuple):
+    """An attempt as it is shown.
+
+    Attributes:
+        at_s: when it ended, seconds since 1970.
+        callback: its id.
+        attempt: which one, from 1.
+        took_ms: milliseconds.
+        status: what the target answered; None when it did not.
+        message: what it met, in one sentence.
+    """
+
+    at_s: float
+    callback: str
+    attempt: int
+    took_ms: int
+    status: int | None
+    message: str
+
+
+class Target:
+    """One target, as its judge knows it; made by `Targets`."""
+
+    __slots__ = ("attempts", "disabled", "drain", "hanging", "partition", "rate", "window")
+
+    def __init__(self, kept: Kept, partition: int, settings: CallbacksSettings) -> None:
+        self.partition = partition
+        self.disabled = kept.disabled
+        self.rate = kept.rate
+        self.window = HealthWindow(settings.health, kept.vitals)
+        self.window.failures = kept.failures
+        self.drain = Drain(settings.drain)
+        self.attempts: deque[Attempt] = deque((Attempt(**kept) for kept in kept.attempts), maxlen=SHOWN)
+        # Its latest call was slow; one that was kept as abnormal has to prove itself first.
+        self.hanging = kept.vitals.abnormal
+
+
+class Targets:
+    """All targets of the partitions that are this process's.
+
+    Args:
+        settings: of the service.
+        pool: of the database.
+        owner: this process, unlike any other.
+        partition_of: the partition of a target's records.
+        room: how many more may be let go now, for all targets together.
+    """
+
+    def __init__(
+        self,
+        settings: CallbacksSettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        owner: str,
+        *,
+        partition_of: Callable[[str], int],
+        room: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._owner = owner
+        self._partition_of = partition_of
+        self._room = room
+        self._targets: dict[str, Target] = {}
+        # Those for which something may be held; those to be written soon; those to be written some time.
+        self._held: set[str] = set()
+        self._changed: set[str] = set()
+        self._seen: set[str] = set()
+        self._partitions: frozenset[int] = frozenset()
+        self._suspicion = Suspicion(settings.health)
+        self._outdated: set[str] = set()
+        self._urgent = asyncio.Event()
+        self._look_at_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def get(self, url: str) -> Target | None:
+        """What is known of a target; None when it has to be loaded, or is another process's."""
+        return self._targets.get(url)
+
+    def is_hanging(self, url: str) -> bool:
+        """Whether its latest call was slow."""
+        target = self._targets.get(url)
+        return target is not None and target.hanging
+
+    def rate_of(self, url: str) -> float | None:
+        """The most calls a second it is to get."""
+        target = self._targets.get(url)
+        own = target.rate if target is not None else None
+        return own or self._settings.callback_rate or None
+
+    def abnormal(self, target: Target) -> bool:
+        """Whether its callbacks are to be diverted."""
+        return target.window.verdict(time.time())
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether it is this process that is suspected, and nothing is charged to targets."""
+        return self._suspicion.suspects(time.monotonic())
+
+    def assigned(self, partitions: Iterable[int]) -> None:
+        """These partitions are this process's now, and may have been another's before."""
+        self._partitions |= set(partitions)
+        self._look_at_s = 0.0
+        self._urgent.set()
+
+    def revoked(self, partitions: frozenset[int]) -> None:
+        """These may be another's: what is known of their targets is worth nothing any more."""
+        self._partitions -= partitions
+        self._targets = {
+            url: target for url, target in self._targets.items() if target.partition not in partitions
+        }
+        self._held &= self._targets.keys()
+
+    def outdated(self, url: str) -> None:
+        """Somebody has changed it in PostgreSQL."""
+        self._outdated.add(url)
+        self._urgent.set()
+
+    async def load(self, partitions: Mapping[str, int]) -> None:
+        """Takes targets over, each with the partition of its records, and reads what was kept of them."""
+        found = await persevere(
+            lambda: targets.own(self._pool, list(partitions), self._owner), f"{len(partitions)} targets"
+        )
+        for kept in found:
+            partition = partitions[kept.url]
+            # It may have gone meanwhile.
+            if partition in self._partitions:
+                self._targets[kept.url] = Target(kept, partition, self._settings)
+        if len(self._targets) > REMEMBERED:
+            self._forget_the_quiet()
+
+    def called(self, url: str, *, slow: bool, failed: bool = False) -> bool:
+        """A call turned out slow, or ended before that; True when this has changed whether it is abnormal."""
+        target = self._targets.get(url)
+        if target is None:
+            return False
+        target.hanging = slow
+        if self.suspicious:
+            return False
+        now_s = time.time()
+        before, charged = target.window.verdict(now_s), target.window.charged
+        target.window.record(slow=slow, failed=failed, now_s=now_s)
+        after = target.window.verdict(now_s)
+        if charged or target.window.charged:
+            self._changed.add(url)
+        if after == before:
+            return False
+        self._urgent.set()
+        if after:
+            log.warning("%s is abnormal: its callbacks are diverted", url)
+            self._forgive(self._suspicion.trip(url, time.monotonic(), len(self._targets)))
+        else:
+            log.info("%s is normal again", url)
+        return target.window.verdict(now_s) != before
+
+    def attempted(self, url: str, attempt: Attempt) -> None:
+        """Keeps an attempt to be shown."""
+        if (target := self._targets.get(url)) is not None:
+            target.attempts.append(attempt)
+            self._seen.add(url)
+
+    def holding(self, urls: Iterable[str]) -> None:
+        """Something is held for these now."""
+        self._held.update(urls)
+
+    async def gone(self, url: str, why: str) -> None:
+        """It has asked for nothing more to be sent to it."""
+        log.warning("%s is disabled: %s", url, why)
+        if (target := self._targets.get(url)) is not None:
+            target.disabled = True
+        await persevere(lambda: targets.disable(self._pool, url, why), f"{url}, gone,")
+
+    async def run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:
+        """Keeps what changes, and lets go of what is held, until cancelled.
+
+        Args:
+            scheduled: told that something is due in so many seconds.
+        """
+        try:
+            await self._run(scheduled)
+        finally:
+            with suppress(TimeoutError, PostgresUnavailable):
+                await asyncio.wait_for(self._keep(self._changed | self._seen), LAST_KEEP_S)
+
+    async def _run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:
+        clock = asyncio.get_running_loop().time
+        keep_at_s, keep_all_at_s = clock() + KEEP_EVERY_S, clock() + KEEP_QUIET_EVERY_S
+        while True:
+            try:
+                await asyncio.wait_for(self._urgent.wait(), TICK_S)
+            except TimeoutError:
+                pass
+            else:
+                self._urgent.clear()
+                keep_at_s = 0.0
+            now_s = clock()
+            try:
+                await self._reload()
+                if now_s >= keep_all_at_s:
+                    await self._keep(self._changed | self._seen)
+                    keep_at_s, keep_all_at_s = now_s + KEEP_EVERY_S, now_s + KEEP_QUIET_EVERY_S
+                elif now_s >= keep_at_s:
+                    await self._keep(self._changed)
+                    keep_at_s = now_s + KEEP_EVERY_S
+                if now_s >= self._look_at_s:
+                    self._look_at_s = now_s + LOOK_EVERY_S
+                    await self._look()
+                if await self._let_go(now_s):
+                    await scheduled(0.0)
+            except PostgresUnavailable as error:
+                log.warning("the health of targets waits: %s", error)
+                await asyncio.sleep(KEEP_EVERY_S)
+
+    async def _reload(self) -> None:
+        outdated, self._outdated = self._outdated, set()
+        known = {url: self._targets[url].partition for url in outdated if url in self._targets}
+        if known:
+            # What has been counted since it was kept last is lost: somebody has decided otherwise.
+            await self.load(known)
+        if outdated:
+            # Also an unknown one that was enabled: something may be held for it.
+            self._look_at_s = 0.0
+
+    async def _keep(self, urls: Iterable[str]) -> None:
+        now_s = time.time()
+        snapshots = [
+            Kept(
+                url=url,
+                vitals=target.window.vitals(now_s),
+                failures=target.window.failures,
+                attempts=[attempt._asdict() for attempt in target.attempts],
+            )
+            for url in urls
+            if (target := self._targets.get(url)) is not None
+        ]
+        if not snapshots:
+            return
+        told = {kept.url for kept in snapshots}
+        # Before: what changes while it is written is written again.
+        self._changed -= told
+        self._seen -= told
+        try:
+            kept = await targets.keep(self._pool, snapshots, self._owner)
+        except PostgresUnavailable:
+            self._changed |= told
+            raise
+        for url in told - kept:
+            log.info("%s was changed by somebody else: it is read again", url)
+            self._targets.pop(url, None)
+            self._look_at_s = 0.0
+
+    async def _look(self) -> None:
+        """Finds targets in trouble that nobody has called since they are this process's."""
+        found = [
+            url for url in await targets.troubled(self._pool) if self._partition_of(url) in self._partitions
+        ]
+        unknown = {url: self._partition_of(url) for url in found if url not in self._targets}
+        if unknown:
+            await self.load(unknown)
+        self.holding(found)
+
+    async def _let_go(self, now_s: float) -> bool:
+        room = self._room()
+        wanted: dict[str, int] = {}
+        for url in self._held:
+            target = self._targets.get(url)
+            if target is None or target.disabled:
+                continue
+            if room <= 0:
+                break
+            if allowed := min(target.drain.allow(now_s, hanging=target.hanging), room):
+                wanted[url] = allowed
+                room -= allowed
+        if not wanted:
+            return False
+        # Before: what is held while they are let go says so itself.
+        self._held -= wanted.keys()
+        granted = await callbacks.grant(self._pool, wanted)
+        # Where there were as many as wanted there may be more.
+        self._held.update(url for url, most in wanted.items() if granted.get(url, 0) >= most)
+        return bool(granted)
+
+    def _forgive(self, urls: Sequence[str]) -> None:
+        if not urls:
+            return
+        log.error(
+            "%d of %d targets have become abnormal within %g s: this process or its network is suspected; "
+            "nothing is charged to targets for as long",
+            len(urls),
+            len(self._targets),
+            self._settings.health.suspicion_s,
+        )
+        for url in urls:
+            if (target := self._targets.get(url)) is not None:
+                target.window.forgive()
+                self._changed.add(url)
+
+    def _forget_the_quiet(self) -> None:
+        now_s = time.time()
+        for url, target in list(self._targets.items()):
+            in_use = url in self._held or url in self._changed or url in self._seen
+            if not (in_use or target.disabled or target.window.vitals(now_s).count):
+                del self._targets[url]
+                if len(self._targets) <= REMEMBERED // 2:
+                    return

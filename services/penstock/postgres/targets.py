@@ -1,0 +1,122 @@
+"""Callback targets as PostgreSQL knows them: their health as it was kept last, and what operators have said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import orjson
+
+from penstock.core.health import Vitals
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+
+# Notified with a target's URL when an operator, or an answer, has changed it.
+CHANNEL = "penstock_targets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A target as it was kept.
+
+    Attributes:
+        url: which.
+        disabled: nothing is to be sent to it.
+        vitals: its health.
+        failures: quick failures on end.
+        rate: most calls a second; None is the service's setting.
+        attempts: the last few, the latest last, as they are shown.
+    """
+
+    url: str
+    disabled: bool = False
+    vitals: Vitals
+    failures: int = 0
+    rate: float | None = None
+    attempts: Sequence[dict[str, Any]] = ()
+
+
+async def own(pool: asyncpg.Pool[asyncpg.Record], urls: Sequence[str], owner: str) -> list[Kept]:
+    """Takes targets over; from now on only this owner's snapshots are kept.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await pool.fetch(query("targets.own"), list(urls), owner)
+    return [
+        Kept(
+            url=row["url"],
+            disabled=row["state"] == "disabled",
+            vitals=Vitals(
+                row["count"], row["slow_at_s"], row["called_at_s"], abnormal=row["state"] == "abnormal"
+            ),
+            failures=row["failures"],
+            rate=row["rate"],
+            attempts=orjson.loads(row["attempts"]),
+        )
+        for row in rows
+    ]
+
+
+async def keep(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[Kept], owner: str) -> set[str]:
+    """Writes snapshots; returns the targets that were still this owner's.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written; write it again.
+    """
+    with translated():
+        rows = await pool.fetch(
+            query("targets.keep"),
+            owner,
+            [t.url for t in targets],
+            [t.vitals.abnormal for t in targets],
+            [t.vitals.count for t in targets],
+            [t.vitals.slow_at_s for t in targets],
+            [t.vitals.called_at_s for t in targets],
+            [t.failures for t in targets],
+            [orjson.dumps(list(t.attempts)).decode() for t in targets],
+        )
+    return {row["url"] for row in rows}
+
+
+async def troubled(pool: asyncpg.Pool[asyncpg.Record]) -> list[str]:
+    """Targets that are not normal, or for which something is held.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        return [row["url"] for row in await pool.fetch(query("targets.troubled"))]
+
+
+async def disable(executor: Any, url: str, why: str) -> bool:
+    """Nothing more is sent to it until it is enabled; False when it was disabled already.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written.
+    """
+    with translated():
+        return bool(await executor.fetch(query("targets.disable"), url, why))
+
+
+async def enable(executor: Any, url: str) -> bool:
+    """What was held is sent, and its health begins anew; False when it was normal already, or is unknown.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written.
+    """
+    with translated():
+        return bool(await executor.fetch(query("targets.enable"), url))
+
+
+async def limit(executor: Any, url: str, rate: float | None) -> None:
+    """The most calls a second that it gets; None is the service's setting.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written.
+    """
+    with translated():
+        await executor.fetch(query("targets.limit"), url, rate)

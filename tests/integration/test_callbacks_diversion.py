@@ -1,0 +1,342 @@
+"""Targets that misbehave: diverted, held, probed, drained; and what operators and answers say about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.callback_targets import Bench, Target, answering, bench, owed, target_server
+from tests.waiting import wait_until
+
+from penstock.contracts.event import Callback
+from penstock.contracts.validation import conform
+from penstock.kafka.topics import CALLBACKS_RESULTS
+from penstock.postgres import targets
+
+
+@pytest.fixture
+async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
+    async with bench(kafka_servers, prefix, database) as made:
+        yield made
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[Target]:
+    async with target_server() as made:
+        yield made
+
+
+# A slow call is one of a fifth of a second here, and three of them make a target abnormal.
+HASTY = {
+    "callback_slow_s": 0.2,
+    "callback_timeout_s": 1.0,
+    "callback_horizon_s": 4.0,
+    "callback_abnormal_count": 3,
+    "callback_abnormal_ceiling": 6,
+    "callback_calm_s": 0.5,
+    "callback_probe_s": 0.3,
+    "callback_probe_most_s": 0.6,
+    "callback_drain_rate": 50.0,
+    "callback_suspicion_share": 0.0,
+    "callback_schedule_s": ("0.3",) * 50,
+}
+
+
+class Moody:
+    """Hangs while it is told to, else answers at once."""
+
+    def __init__(self) -> None:
+        self.well = asyncio.Event()
+
+    async def __call__(self, request: web.Request) -> web.Response:
+        if request.path.startswith("/moody"):
+            await self.well.wait()
+        return web.Response()
+
+
+def many(target: Target, path: str, count: int, first: int = 1) -> list[Callback]:
+    return [owed(f"{target.url}{path}", number) for number in range(first, first + count)]
+
+
+async def row_of(platform: Bench, url: str) -> dict[str, Any]:
+    row = await platform.connection.fetchrow("SELECT * FROM target WHERE url = $1", url)
+    return dict(row) if row else {}
+
+
+async def has_state(platform: Bench, url: str, state: str) -> bool:
+    return (await row_of(platform, url)).get("state") == state
+
+
+async def test_a_hanging_target_is_diverted_and_comes_back(platform: Bench, target: Target) -> None:
+    """C3, C4, C6: after three slow calls it is abnormal and its callbacks are held; probes find it well again, its
+    backlog is drained, it is normal, and what comes then takes the normal path."""
+    target.answer = moody = Moody()
+    callbacks = many(target, "/moody", 40)
+    url = callbacks[0].target
+    async with platform.service(**HASTY):
+        await platform.owe(*callbacks)
+        await wait_until(lambda: has_state(platform, url, "abnormal"))
+        await wait_until(lambda: _held(platform, 20))
+        calls = len(target.calls)
+        # While it hangs it is probed, one call at a time.
+        await wait_until(lambda: len(target.calls) >= calls + 2)
+        assert target.under_way["/moody"] <= 8
+        moody.well.set()
+        await wait_until(platform.all_delivered)
+        await wait_until(lambda: has_state(platform, url, "normal"))
+        later = many(target, "/moody", 5, 100)
+        await platform.owe(*later)
+        await wait_until(platform.all_delivered)
+    rows = await platform.rows()
+    assert sum(row["diverted"] for row in rows.values()) >= 20
+    assert not any(rows[callback.id]["diverted"] for callback in later)
+    assert set(target.ids()) == {*rows}
+
+
+async def _held(platform: Bench, count: int) -> bool:
+    return (await platform.states())["held"] >= count
+
+
+async def test_others_do_not_feel_a_hanging_target(platform: Bench, target: Target) -> None:
+    """C5: before the verdict and after it, a healthy target's callbacks arrive while another hangs."""
+    target.answer = Moody()
+    async with platform.service(**HASTY, callback_slots=12):
+        await platform.owe(*many(target, "/moody", 60))
+        for part in range(5):
+            healthy = many(target, "/well", 20, 100 + 20 * part)
+            await platform.owe(*healthy)
+            await wait_until(lambda healthy=healthy: _all_delivered(platform, healthy))
+        assert await has_state(platform, f"{target.url}/moody", "abnormal")
+        assert await has_state(platform, f"{target.url}/well", "normal")
+
+
+async def _all_delivered(platform: Bench, callbacks: list[Callback]) -> bool:
+    rows = await platform.rows()
+    return all(rows[callback.id]["state"] == "delivered" for callback in callbacks)
+
+
+async def test_a_slow_call_is_not_cancelled(platform: Bench, target: Target) -> None:
+    """C7a: at the slow moment the call leaves its slot, goes on and is delivered: one call each, no duplicate."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        await asyncio.sleep(0.6)
+        return web.Response()
+
+    target.answer = answer
+    callbacks = many(target, "/slow", 12)
+    settings = {**HASTY, "callback_abnormal_count": 100, "callback_abnormal_ceiling": 100}
+    async with platform.service(**settings, callback_slots=4, callback_target_slots=4):
+        await platform.owe(*callbacks)
+        await wait_until(platform.all_delivered)
+    # More than there are slots: those that turned out slow held none.
+    assert target.most_under_way["/slow"] > 4
+    assert Counter(target.ids()) == Counter(callback.id for callback in callbacks)
+
+
+async def test_a_quick_failure_is_retried_aside_and_is_not_abnormal(platform: Bench, target: Target) -> None:
+    """C2, C6: twenty quick failures charge nothing; each is retried, on the diverted path, and delivered."""
+    left = Counter({callback.id: 1 for callback in many(target, "/fails", 20)})
+
+    async def answer(request: web.Request) -> web.Response:
+        name = request.headers["webhook-id"]
+        left[name] -= 1
+        return web.Response(status=503 if left[name] >= 0 else 200)
+
+    target.answer = answer
+    async with platform.service(**HASTY):
+        await platform.owe(*many(target, "/fails", 20))
+        await wait_until(platform.all_delivered)
+    row = await row_of(platform, f"{target.url}/fails")
+    assert (row["state"], row["count"]) == ("normal", 0)
+
+
+async def test_health_survives_a_restart_and_a_kill(platform: Bench, target: Target, tmp_path: Path) -> None:
+    """C7b: counted to five before a kill -9, three more calls make eight; an abnormal target is held from the first
+    record on by whoever comes next."""
+    target.answer = Moody()
+    url = f"{target.url}/moody"
+    settings = {name: str(value) for name, value in HASTY.items() if not isinstance(value, tuple)} | {
+        "callback_calm_s": "600",
+        "callback_abnormal_count": "8",
+        "callback_abnormal_ceiling": "12",
+        "callback_schedule_s": "600",
+        "callback_target_slots": "5",
+        "callback_decay_s": "0",
+    }
+    async with platform.process(tmp_path, **settings) as process:
+        await platform.owe(*many(target, "/moody", 5))
+        await wait_until(lambda: _counts(platform, url, 5))
+        process.kill()
+        await process.wait()
+    async with platform.process(tmp_path, **settings):
+        await platform.owe(*many(target, "/moody", 3, 10))
+        await wait_until(lambda: has_state(platform, url, "abnormal"))
+        assert await _counts(platform, url, 8)
+    calls = len(target.calls)
+    settings |= {"callback_probe_s": "500", "callback_probe_most_s": "600"}
+    async with platform.process(tmp_path, **settings):
+        await platform.owe(*many(target, "/moody", 4, 20))
+        await wait_until(lambda: _held(platform, 3))
+    # One probe at most was made of them.
+    assert len(target.calls) <= calls + 1
+
+
+async def _counts(platform: Bench, url: str, count: int) -> bool:
+    return (await row_of(platform, url)).get("count") == count
+
+
+async def test_replicas_count_once_together(platform: Bench, target: Target) -> None:
+    """C7b: with three replicas a target belongs to one: it is abnormal at the third slow call, not at the ninth."""
+    target.answer = Moody()
+    settings = {
+        **HASTY,
+        "callback_target_slots": 1,
+        "callback_slow_target_slots": 1,
+        "callback_timeout_s": 2.0,
+    }
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(platform.service(**settings))
+        paths = [f"/moody{number}" for number in range(8)]
+        for at, path in enumerate(paths):
+            await platform.owe(*many(target, path, 12, 1 + 100 * at))
+        for path in paths:
+            await wait_until(lambda path=path: has_state(platform, f"{target.url}{path}", "abnormal"))
+            assert len(target.ids(path)) <= 6
+        owners = await platform.connection.fetch("SELECT DISTINCT owner FROM target")
+        assert len(owners) > 1
+
+
+async def test_410_disables_the_target(platform: Bench, target: Target) -> None:
+    """C6: the callback it answered is dead, later ones are held, and nobody calls until an operator enables it."""
+    target.answer = answering(410, 200)
+    url = f"{target.url}/hook"
+    async with platform.service(**HASTY):
+        await platform.owe(owed(url, 1))
+        await wait_until(lambda: has_state(platform, url, "disabled"))
+        await platform.owe(*many(target, "/hook", 5, 10))
+        await wait_until(lambda: _held(platform, 5))
+        assert "410" in (await row_of(platform, url))["why"]
+        assert len(target.calls) == 1
+        assert await targets.enable(platform.connection, url)
+        await wait_until(lambda: _states_are(platform, {"dead": 1, "delivered": 5}))
+
+
+async def _states_are(platform: Bench, expected: dict[str, int]) -> bool:
+    return await platform.states() == Counter(expected)
+
+
+async def test_an_operator_disables_and_enables(platform: Bench, target: Target) -> None:
+    """C8: disabled while it is being called, its callbacks are held within a moment, and go on when it is enabled."""
+    url = f"{target.url}/hook"
+    async with platform.service(**HASTY):
+        await platform.owe(owed(url, 1))
+        await wait_until(platform.all_delivered)
+        assert await targets.disable(platform.connection, url, "maintenance")
+        await wait_until(lambda: _is_held_at_once(platform, url))
+        calls = len(target.calls)
+        assert await targets.enable(platform.connection, url)
+        await wait_until(platform.all_delivered)
+        assert len(target.calls) > calls
+        assert not await targets.enable(platform.connection, url)
+
+
+async def _is_held_at_once(platform: Bench, url: str) -> bool:
+    number = 1000 + len(await platform.rows())
+    await platform.owe(owed(url, number))
+    name = owed(url, number).id
+    state = await wait_until(lambda: _decided(platform, name))
+    return state == "held"
+
+
+async def _decided(platform: Bench, name: str) -> str | None:
+    state = (await platform.rows())[name]["state"]
+    return state if state != "pending" else None
+
+
+async def test_a_rate_is_kept(platform: Bench, target: Target) -> None:
+    """Issue 5: thirty callbacks to a target that may have ten a second take three seconds; another's go at once."""
+    await targets.limit(platform.connection, f"{target.url}/hook", 10.0)
+    async with platform.service(**HASTY):
+        await platform.owe(*many(target, "/hook", 30), *many(target, "/other", 30, 100))
+        await wait_until(platform.all_delivered)
+    at_s = [call.at_s for call in target.calls if call.path == "/hook"]
+    other_s = [call.at_s for call in target.calls if call.path == "/other"]
+    # The first call may have taken longer to arrive than the last.
+    assert at_s[-1] - at_s[0] >= 2.5
+    assert other_s[-1] - other_s[0] < 2.0
+
+
+async def test_results_say_what_became_of_each(platform: Bench, target: Target) -> None:
+    """Issue 5: one record on `callbacks.results` for each callback that ended, with its attempts and status."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=200 if request.path == "/hook" else 500)
+
+    target.answer = answer
+    async with platform.service(callback_schedule_s=("0.1",)):
+        await platform.owe(owed(f"{target.url}/hook", 1), owed(f"{target.url}/fails", 2))
+        await wait_until(lambda: _states_are(platform, {"delivered": 1, "dead": 1}))
+        results = await platform.records(CALLBACKS_RESULTS.name, 2)
+    for result in results:
+        conform(result, "callback-result")
+    found = {
+        result["task_id"]: (result["outcome"], result["attempts"], result["status"]) for result in results
+    }
+    assert found == {1: ("delivered", 1, 200), 2: ("dead", 2, 500)}
+
+
+async def test_callbacks_of_a_task_are_delivered_in_order(platform: Bench, target: Target) -> None:
+    """Issue 5: while the first fails the second waits, though it comes earlier; another task's does not."""
+    fails = 3
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal fails
+        if request.headers["webhook-id"].endswith("-first") and fails:
+            fails -= 1
+            return web.Response(status=500)
+        return web.Response()
+
+    target.answer = answer
+    url = f"{target.url}/hook"
+    ordered = [
+        owed(url, 7, id=f"msg_7-{name}", ordered=True)
+        for name in ("a-first", "b-second", "c-third", "d-last")
+    ]
+    other = owed(url, 8, ordered=True)
+    async with platform.service(**HASTY):
+        await platform.owe(*ordered, other)
+        await wait_until(platform.all_delivered)
+    ids = target.ids()
+    assert [name for name in ids if name.startswith("msg_7")] == [
+        *["msg_7-a-first"] * 4,
+        "msg_7-b-second",
+        "msg_7-c-third",
+        "msg_7-d-last",
+    ]
+    assert ids.index(other.id) < ids.index("msg_7-b-second")
+
+
+async def test_when_all_are_slow_at_once_it_is_us(platform: Bench, target: Target) -> None:
+    """C4a: every target hangs at once: they are forgiven, nothing is held, nothing dies, all is delivered after."""
+    target.answer = moody = Moody()
+    callbacks = [owed(f"{target.url}/moody{number % 20}", number) for number in range(1, 121)]
+    settings = {**HASTY, "callback_suspicion_share": 0.1, "callback_schedule_s": ("0.2", "0.2")}
+    async with platform.service(**settings):
+        await platform.owe(*callbacks)
+        await wait_until(lambda: _all_tried(platform, 3), timeout=60)
+        states = await platform.connection.fetch("SELECT state FROM target")
+        assert {row["state"] for row in states} == {"normal"}
+        moody.well.set()
+        await wait_until(platform.all_delivered, timeout=60)
+
+
+async def _all_tried(platform: Bench, times: int) -> bool:
+    rows = await platform.rows()
+    return all(row["attempt"] >= times for row in rows.values())

@@ -131,7 +131,7 @@ async def test_a_killed_up_leaves_nothing_and_the_next_one_starts(start_up, data
 
 
 @pytest.mark.slow
-async def test_data_is_kept_unless_fresh(data_dir):
+async def test_data_is_kept_unless_fresh(data_dir, monkeypatch):
     """Rows and topics survive a stop; `fresh` drops them. Topics and tables are there before any service starts."""
     options = {
         "data_dir": data_dir,
@@ -144,7 +144,11 @@ async def test_data_is_kept_unless_fresh(data_dir):
         await _execute(deployment.postgres, "CREATE TABLE public.kept ()")
         assert "penstock.stage-results" in await _topics(deployment.kafka)
         assert set(deployment.processes) == {*FAKES, "kafka", "postgres"}
+        # C7: whoever tries it out has the targets on this machine.
+        assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == "127.0.0.0/8,::1/128"
+    monkeypatch.setenv("PENSTOCK_CALLBACK_ALLOW", "")
     async with Deployment(Options(**options)) as deployment:
+        assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == ""
         await _execute(deployment.postgres, "SELECT FROM public.kept")
         killed = deployment.kill("stages")
         await wait_until(lambda: deployment.exits("stages") == 1)
@@ -168,6 +172,8 @@ async def test_servers_that_exist_are_used(data_dir, kafka_servers, prefix, empt
     async with Deployment(options) as deployment:
         assert set(deployment.processes) == {"gateway", "stages", "stages-2"}
         assert deployment.environment["PENSTOCK_POSTGRES"] == empty_database
+        # C7: this may be production, and the gateway without authentication is on this machine.
+        assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == ""
         assert f"{prefix}events" in await _topics(kafka_servers)
         state = json.loads((data_dir / "state.json").read_text())
         assert state["gateway"] == deployment.gateway_url

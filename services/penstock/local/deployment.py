@@ -30,7 +30,7 @@ from penstock.local.jars import Progress
 from penstock.local.leftovers import end_leftovers
 from penstock.local.output import FileLog, both
 from penstock.local.ports import LOOPBACK, choose_port
-from penstock.local.state import CALLBACK_SECRETS, DataDir, make_secret
+from penstock.local.state import CALLBACK_ALLOW, CALLBACK_SECRETS, DataDir, callback_allow, make_secret
 from penstock.local.supervisor import OnLine, Program, Supervisor
 from penstock.settings import Kafka
 
@@ -188,7 +188,11 @@ class Deployment:
     @property
     def environment(self) -> dict[str, str]:
         """The settings under which a worker, client or further service finds this deployment."""
-        return {CALLBACK_SECRETS: self._secret, **self._options.environment, **self.addresses.environment()}
+        options = self._options
+        # Whoever has servers elsewhere is no longer trying things out, and may have more to protect here.
+        allow = callback_allow(trying_out=not (options.kafka and options.postgres))
+        own = {CALLBACK_SECRETS: self._secret, CALLBACK_ALLOW: allow}
+        return {**own, **options.environment, **self.addresses.environment()}
 
     @property
     def data_dir(self) -> Path:

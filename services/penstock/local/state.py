@@ -18,6 +18,8 @@ from penstock.discovery import Addresses
 from penstock.errors import CannotStart
 
 CALLBACK_SECRETS = "PENSTOCK_CALLBACK_SECRETS"
+CALLBACK_ALLOW = "PENSTOCK_CALLBACK_ALLOW"
+_THIS_MACHINE = "127.0.0.0/8,::1/128"
 
 
 class DataDir:
@@ -83,3 +85,12 @@ def make_secret(file: Path) -> str:
         file.touch(mode=0o600)
         file.write_text("whsec_" + base64.b64encode(secrets.token_bytes(32)).decode())
     return file.read_text()
+
+
+def callback_allow(*, trying_out: bool) -> str:
+    """Networks that callbacks may go to although they are not public, as the callbacks service takes them.
+
+    Args:
+        trying_out: targets are likely to be on this machine. What the environment says wins, if only nothing at all.
+    """
+    return os.environ.get(CALLBACK_ALLOW, _THIS_MACHINE if trying_out else "")

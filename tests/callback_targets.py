@@ -32,6 +32,8 @@ from tests.waiting import wait_until
 
 SECRET = "whsec_" + base64.b64encode(b"new" * 10).decode()
 OLD_SECRET = "whsec_" + base64.b64encode(b"old" * 10).decode()
+# Where the targets are; nothing else that is not public may be called.
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -161,6 +163,7 @@ class Bench:
             "prefix": self.kafka.prefix,
             "postgres": self.postgres,
             "callback_secrets": (SECRET,),
+            "callback_allow": LOOPBACK,
             "callback_schedule_s": ("0.3", "0.3"),
             "callback_timeout_s": 3.0,
             "callback_horizon_s": 6.0,
@@ -196,6 +199,7 @@ class Bench:
             "PENSTOCK_PREFIX": self.kafka.prefix,
             "PENSTOCK_POSTGRES": self.postgres,
             "PENSTOCK_CALLBACK_SECRETS": SECRET,
+            "PENSTOCK_CALLBACK_ALLOW": ",".join(LOOPBACK),
             "PENSTOCK_SESSION_TIMEOUT_S": "6",
             "PENSTOCK_READY_FILE": str(mark),
             **{f"PENSTOCK_{name.upper()}": value for name, value in given.items()},

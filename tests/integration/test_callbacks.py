@@ -248,6 +248,19 @@ async def _settled(platform: Bench, callback_id: str):
     return row if row["error"] or row["state"] != "pending" else None
 
 
+async def test_what_a_target_echoes_of_our_headers_is_not_kept(platform: Bench, target: Target) -> None:
+    """C7: an answer that quotes the callback's own header does not bring its value into rows or dead letters."""
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(status=410, text=f"you said {request.headers['Authorization']}, or abcdefgh")
+
+    target.answer = echo
+    async with platform.service():
+        await platform.owe(owed(f"{target.url}/hook", headers={"Authorization": "Bearer abcdefgh"}))
+        record = await dead_record(platform)
+    assert record["error"]["excerpt"] == "you said ***, or ***"  # type: ignore[index]  # JSON
+
+
 async def test_a_record_that_comes_twice_makes_one_call(platform: Bench, target: Target) -> None:
     """C1: a duplicated record, early or late, and a record of an earlier attempt change nothing."""
     callback = owed(f"{target.url}/hook")

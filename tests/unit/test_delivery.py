@@ -163,6 +163,8 @@ def test_settings_never_show_their_secrets():
         ({"callback_schedule_s": ("-5",)}, ("callback_schedule_s",)),
         ({"callback_timeout_s": 0.0}, ("callback_timeout_s",)),
         ({"callback_patience_s": 0.0}, ("callback_patience_s",)),
+        ({"callback_allow": ("10.0.0.0/8", "localhost")}, ("callback_allow",)),
+        ({"callback_allow": ("10.0.0.1/8",)}, ("callback_allow",)),
     ],
 )
 def test_settings_that_contradict_each_other_are_named(given_settings, named):

@@ -14,6 +14,8 @@ Guarantees
 - A callback owed is delivered, scheduled, held or dead with its reason on `callbacks.dead`; all its attempts carry one
   webhook-id, and each is numbered before it is made. What it came to is on `callbacks.results`.
 - A record that comes twice, late or after a rebalance makes no second call: the ledger compares the attempt number.
+- Only addresses that are public or allowed are connected to (`egress`), and no answer costs more than its deadline and a
+  few kilobytes (`calling`). In doubt an address is refused.
 - A target that hangs holds a few slots only, none once it has turned out slow, and what would wait for it too long goes
   back to PostgreSQL.
 - A target is judged by one process, whose partition its records are on, and its health outlives that process.

@@ -1,13 +1,21 @@
 """One call to one target: the place where aiohttp's client is set up and its errors become facts.
 
-Whatever a target does, a call ends within its timeout, holds no more than a few kilobytes, follows no redirect and
-keeps no cookie. It never raises for what a target did.
+Whatever a target does, a call ends within its timeout, holds no more than a few kilobytes, follows no redirect, asks
+no proxy and keeps no cookie. It never raises for what a target did.
+
+Only addresses that are public or allowed are connected to (`egress`). A refusal is a failed attempt like any other and
+retried by the schedule, whether the address stood in the URL or came from DNS: names change their addresses, and
+operators what they allow. A host that is a number in an odd spelling (127.1, 2130706433) is no URL to aiohttp, and
+dead at once.
+
+What a call met is shown to people and kept: it has no part of the URL but host and port, none of the headers that were
+sent, and no address that was refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +24,7 @@ from typing import Any
 import aiohttp
 
 from penstock import __version__
+from penstock.callbacks.egress import ForbiddenAddress, make_connector
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.signing import Signer
 from penstock.contracts.event import Callback
@@ -24,6 +33,10 @@ from penstock.core.delivery import parse_retry_after
 EXCERPT_BYTES = 1024
 # The status has decided by then; what is left of the answer is only for people to read.
 EXCERPT_PATIENCE_S = 1.0
+# Before the deadline: at the deadline, what has its status would count as what was never answered.
+_EXCERPT_MARGIN_S = 0.1
+# Anything shorter is found in any answer, and protects nothing.
+_SHORTEST_SECRET = 6
 # Beyond this an exception's own words are cut.
 _MESSAGE_CHARACTERS = 300
 
@@ -37,7 +50,8 @@ class Met:
 
     Attributes:
         took_s: from beginning to end, in seconds.
-        kind: `HTTP` when the target answered; else `Timeout`, `Connection`, `Protocol`, `Target` or an exception's name.
+        kind: `HTTP` when the target answered; else `Timeout`, `Forbidden`, `Connection`, `Protocol`, `Target` or
+            an exception's name.
         message: one sentence.
         status: what it answered.
         retry_after_s: seconds for which it asked to be left alone.
@@ -83,15 +97,17 @@ class Caller:
         begun_s = self._clock()
         signed = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
         headers = {**(callback.headers or {}), **signed}
+        deadline_s = begun_s + self._timeout_s
         try:
             async with (
-                asyncio.timeout_at(begun_s + self._timeout_s),
+                asyncio.timeout_at(deadline_s),
                 self._session.post(
                     callback.target, data=callback.body, headers=headers, allow_redirects=False
                 ) as response,
             ):
+                patience_ends_s = min(self._clock() + EXCERPT_PATIENCE_S, deadline_s - _EXCERPT_MARGIN_S)
                 return Met(
-                    excerpt=await _excerpt(response),
+                    excerpt=_masked(await _excerpt(response, patience_ends_s), callback.headers),
                     took_s=self._clock() - begun_s,
                     kind="HTTP",
                     message=f"the target answered {response.status}",
@@ -106,12 +122,13 @@ class Caller:
             kind, message = "Protocol", f"the target does not speak HTTP: {error.message}"
         # A bad certificate is also a ValueError, and may be a good one tomorrow: before the next clause.
         except (aiohttp.ClientError, OSError) as error:
-            kind, message = "Connection", f"{type(error).__name__}: {error}"
+            kind, message = _unconnected(error)
         except ValueError as error:
             # What passes for a URL until its host is looked up, for instance http://a..b/
             kind, message = "Target", f"the target cannot be called: {type(error).__name__}"
         except Exception as error:  # noqa: BLE001 (written down as what the attempt met, and retried: one target must not end the process)
-            kind, message = type(error).__name__, f"the call failed: {error}"
+            # Not in its own words: nobody knows what stands in them.
+            kind, message = type(error).__name__, f"the call failed: {type(error).__name__}"
         return Met(
             took_s=self._clock() - begun_s,
             kind=kind,
@@ -120,12 +137,22 @@ class Caller:
         )
 
 
-async def _excerpt(response: aiohttp.ClientResponse) -> str:
+def _unconnected(error: Exception) -> tuple[str, str]:
+    """Kind and message of a call that found nobody, or lost them."""
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ForbiddenAddress):
+        return (
+            "Forbidden",
+            f"the target's address is {error.os_error.kind}, and PENSTOCK_CALLBACK_ALLOW does not allow it",
+        )
+    return "Connection", f"{type(error).__name__}: {error}"
+
+
+async def _excerpt(response: aiohttp.ClientResponse, until_s: float) -> str:
     """How the answer begins; if there is more, its connection is closed rather than read to the end."""
     chunks: list[bytes] = []
     room = EXCERPT_BYTES
     try:
-        async with asyncio.timeout(EXCERPT_PATIENCE_S):
+        async with asyncio.timeout_at(until_s):
             while room and (chunk := await response.content.read(room)):
                 chunks.append(chunk)
                 room -= len(chunk)
@@ -136,6 +163,16 @@ async def _excerpt(response: aiohttp.ClientResponse) -> str:
     return _shown(b"".join(chunks).decode("utf-8", errors="replace"))
 
 
+def _masked(excerpt: str, headers: Mapping[str, str] | None) -> str:
+    """The excerpt without the values of the callback's own headers, which are secrets: targets echo what they get."""
+    for value in (headers or {}).values():
+        # A value as a whole, and what stands behind its scheme ("Bearer …").
+        for secret in (value, *value.split()):
+            if len(secret) >= _SHORTEST_SECRET:
+                excerpt = excerpt.replace(secret, "***")
+    return excerpt
+
+
 def _shown(text: str) -> str:
     return text.translate(_UNPRINTABLE)
 
@@ -143,14 +180,13 @@ def _shown(text: str) -> str:
 @asynccontextmanager
 async def open_caller(settings: CallbacksSettings) -> AsyncIterator[Caller]:
     """A caller for the time of a `with` block."""
-    connector = aiohttp.TCPConnector(
-        # The lanes bound what is under way, for each target and in all: here nothing must queue unseen.
-        limit=settings.callback_slots + settings.callback_slow_slots + settings.callback_diverted_slots,
-        limit_per_host=0,
-        keepalive_timeout=15,
-    )
     async with aiohttp.ClientSession(
-        connector=connector,
+        connector=make_connector(
+            settings.networks,
+            settings.callback_slots + settings.callback_slow_slots + settings.callback_diverted_slots,
+        ),
+        # A proxy would look the target up itself, and netrc would send along what is not ours to send.
+        trust_env=False,
         # Each call has its own deadline; aiohttp's are rounded to whole seconds.
         timeout=aiohttp.ClientTimeout(total=None),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from penstock.callbacks.lanes import Room
 from penstock.callbacks.signing import secret_problem
+from penstock.core.addresses import Network, parse_networks
 from penstock.core.delivery import DeliveryPolicy
 from penstock.core.drain import DrainPolicy
 from penstock.core.health import HealthPolicy
@@ -48,6 +49,10 @@ class CallbacksSettings(ProcessorSettings, Platform):
             "doc": "Secrets that sign callbacks, comma-separated, each whsec_ and base64; with several, while they "
             "are rotated, each signs."
         },
+    )
+    callback_allow: tuple[str, ...] = option(
+        (),
+        "Networks that may be called although they are not public, comma-separated, as 10.1.0.0/16 or fd12::/48.",
     )
     callback_schedule_s: tuple[str, ...] = option(
         tuple(f"{delay:g}" for delay in _DEFAULT.schedule_s),
@@ -185,10 +190,20 @@ class CallbacksSettings(ProcessorSettings, Platform):
             retry_after_max_s=self.callback_retry_after_max_s,
         )
 
+    @cached_property
+    def networks(self) -> tuple[Network, ...]:
+        """What may be called although it is not public.
+
+        Raises:
+            ValueError: one is no network.
+        """
+        return parse_networks(self.callback_allow)
+
     def validate(self) -> list[str]:
         """Unsigned callbacks are not sent; an attempt under way must not be taken for a lost one."""
         problems = super().validate()
         problems += self._problems_of_secrets()
+        problems += self._network_problems()
         try:
             problems += [f"callback_{problem}" for problem in self.policy.problems()]
         except ValueError:
@@ -230,3 +245,10 @@ class CallbacksSettings(ProcessorSettings, Platform):
             for number, secret in enumerate(self.callback_secrets, 1)
             if (problem := secret_problem(secret))
         ]
+
+    def _network_problems(self) -> list[str]:
+        try:
+            parse_networks(self.callback_allow)
+        except ValueError as error:
+            return [f"callback_allow={','.join(self.callback_allow)!r}: {error}"]
+        return []

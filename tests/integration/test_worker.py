@@ -6,19 +6,27 @@ import signal
 import sys
 import threading
 import time
-from contextlib import asynccontextmanager
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
 from tests.running import make_topics, producing, read, read_records, running_service, write
+from tests.system import System
 from tests.waiting import wait_until
 
 from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.revocation import Revocation
+from penstock.contracts.submission import Submission
 from penstock.core.completion import Fence
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import ready, workers_group
+from penstock.postgres import tasks, types
+from penstock.postgres.connection import open_pool
 from penstock.worker import Done, Next, Worker, WorkerSettings
 
 
@@ -271,6 +279,73 @@ async def test_a_handler_that_blocks_its_loop_costs_no_lease(settings):
     gaps = [after - before for before, after in pairwise(signs)]
     assert len(gaps) >= 4
     assert max(gaps) < 1, f"silent for {max(gaps):.2f} s of a lease of 1 s"
+
+
+async def listen(worker, lines):
+    """Collects what a process prints, until it ends."""
+    async for line in worker.stdout:
+        lines.append(line.decode().strip())
+
+
+async def members(settings):
+    """Who has which partitions: the members of the workers' group, each under the name it has had since it joined."""
+    try:
+        async with admin_client(settings) as admin:
+            [answer] = await admin.describe_consumer_groups([workers_group(settings.prefix, "t")])
+    except KafkaUnavailable:
+        return {}  # no coordinator yet
+    found = answer.to_object()["groups"][0]["members"]
+    return {member["member_id"]: member["member_assignment"] for member in found}
+
+
+@pytest.mark.parametrize("stage", ["holds", "holds-on-a-thread"])
+async def test_a_handler_that_holds_the_interpreter_costs_no_lease_and_no_partition(
+    settings, database, stage
+):
+    """W7: no other thread runs three times for four seconds of a lease of eight. The task runs once, as attempt 0, the
+    worker keeps its partition, and beside it all goes on; a worker that is gone does lose its lease meanwhile."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_pool(database, "test"))
+        await types.register(pool, types.TaskType(name="t", partitions=2, lease_ms=8_000, retry_base_ms=0))
+        system = System(settings.kafka, settings.prefix, database, stack, pool)
+        await system.start("task-sync", "heartbeats", "stages")
+        said = [], []
+        crew = [await stack.enter_async_context(process(settings)) for _ in said]
+        listening = asyncio.gather(*map(listen, crew, said))
+
+        async def both_have_a_partition():
+            found = await members(settings)
+            return len(set(found.values()) - {b""}) == 2 and found
+
+        before = await wait_until(both_have_a_partition)
+        context = Context.encode(None)
+        [held] = await tasks.submit(pool, [Submission(type="t", stage=stage, context=context)])
+        began, ended = f"began {held.id}-0-0", f"ended {held.id}-0-0"
+        await wait_until(lambda: began in [*said[0], *said[1]])
+        holder, other = said if began in said[0] else reversed(said)
+        # Nobody gets to see this one before its first attempt is lost.
+        later = datetime.now(UTC) + timedelta(hours=1)
+        [lost] = await tasks.submit(
+            pool, [Submission(type="t", stage="quick", context=context, run_at=later)]
+        )
+        await pool.execute("UPDATE task SET state = 'queued' WHERE id = $1", lost.id)
+        claim = Heartbeat(Kind.CLAIM, "gone", 8_000, [(lost.id, 0, 0)]).encode()
+        await write(settings.kafka, f"{settings.prefix}heartbeats", claim, key=b"gone")
+        await tasks.submit(pool, [Submission(type="t", stage="quick", context=context)] * 20)
+        await wait_until(lambda: other)
+        await wait_until(lambda: pool.fetchval("SELECT attempt FROM task WHERE id = $1", lost.id))
+        assert ended not in holder, "a lease as long as this one's has run out while it was held"
+        await system.become(succeeded=22)
+        assert await members(settings) == before
+        attempts = await pool.fetch("SELECT task_id, attempt, outcome, worker FROM attempt ORDER BY 1, 2")
+        assert [tuple(row) for row in attempts if row["outcome"] == "expired"] == [
+            (lost.id, 0, "expired", "gone")
+        ]
+        assert [row["attempt"] for row in attempts if row["task_id"] == held.id] == [0]
+    await listening
+    assert (holder.count(began), holder.count(ended)) == (1, 1)
+    assert Counter([*holder, *other]).most_common(1)[0][1] == 1, "nothing ran twice"
+    assert len(holder) + len(other) == 23
 
 
 @pytest.mark.parametrize("sync", [False, True])

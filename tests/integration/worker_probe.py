@@ -1,6 +1,7 @@
 """A worker for tests in a process of its own: python -m tests.integration.worker_probe"""
 
 import asyncio
+import ctypes
 import os
 import sys
 import time
@@ -27,6 +28,31 @@ async def long(task: Task) -> Done:
 def second(task: Task) -> Done:
     print(f"began {task.token}", flush=True)
     time.sleep(1)
+    return Done()
+
+
+def hold_interpreter() -> None:
+    """No other thread runs for four seconds: calls by `PyDLL` keep the interpreter's lock, as a careless extension does."""
+    ctypes.PyDLL(None).sleep(4)
+
+
+@worker.stage("t.holds")
+async def holds(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    for _ in range(3):
+        hold_interpreter()
+        await asyncio.sleep(0.5)
+    print(f"ended {task.token}", flush=True)
+    return Done()
+
+
+@worker.stage("t.holds-on-a-thread")
+def holds_on_a_thread(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    for _ in range(3):
+        hold_interpreter()
+        time.sleep(0.5)
+    print(f"ended {task.token}", flush=True)
     return Done()
 
 

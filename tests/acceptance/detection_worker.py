@@ -1,10 +1,12 @@
-"""A worker whose handlers hang until they are told otherwise; it says when each began.
+"""A worker whose handlers hang until SIGUSR1 tells them otherwise; it says when each began, and in which process.
 
 python -m tests.acceptance.detection_worker LEDGER hang|finish
 """
 
 import asyncio
+import functools
 import os
+import signal
 import sys
 import time
 
@@ -15,11 +17,19 @@ ledger = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 hangs = sys.argv[2] == "hang"
 
 
+@functools.cache
+def told() -> asyncio.Event:
+    """Set by SIGUSR1."""
+    event = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, event.set)
+    return event
+
+
 @worker.stage("watched.start")
 async def start(task: Task) -> Done:
-    os.write(ledger, f"{task.id} {task.attempt} {time.time()}\n".encode())
+    os.write(ledger, f"{task.id} {task.attempt} {time.time()} {os.getpid()}\n".encode())
     if hangs:
-        await asyncio.Event().wait()
+        await told().wait()
     return Done()
 
 

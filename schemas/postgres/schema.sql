@@ -149,6 +149,7 @@ CREATE TABLE penstock.task (
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     finished_at timestamp with time zone,
+    lease_ms integer,
     CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
     CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
     CONSTRAINT task_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
@@ -168,6 +169,8 @@ COMMENT ON COLUMN penstock.task.context_ref IS 'JSON: key, sha256 and size of an
 COMMENT ON COLUMN penstock.task.callbacks IS 'each a URL, or JSON: url and perhaps events, headers (secrets), format, ordered';
 
 COMMENT ON COLUMN penstock.task.lease_partition IS 'while running: the heartbeats partition over which its worker reports';
+
+COMMENT ON COLUMN penstock.task.lease_ms IS 'while running: milliseconds without a sign of life after which its lease expires, as claimed';
 
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.task_id_seq

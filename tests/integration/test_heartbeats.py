@@ -128,10 +128,9 @@ async def test_a_task_that_loses_its_workers_is_quarantined(settings, pool):
 async def test_a_running_task_whose_result_was_lost_is_watched_again(settings, pool):
     """H10: released, but nothing ended it: it gets another lease, which expires."""
     [key] = await queued(pool, settings)
-    await pool.execute("UPDATE task_type SET lease_ms = 500")
     hasty = dataclasses.replace(settings, recount_s=0.3)
     async with running_service(create_app(hasty)):
-        await say(settings, Kind.CLAIM, [key])
+        await say(settings, Kind.CLAIM, [key], lease_ms=2_000)
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
         await say(settings, Kind.RELEASE, [key])
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'scheduled'"))
@@ -158,19 +157,22 @@ async def test_nobody_is_lost_whose_result_may_still_be_committed(settings, pool
     assert await look() == [key]
 
 
-async def test_leases_are_restored_after_a_restart(settings, pool):
-    """H8: a processor that starts anew knows the leases it has never read of, and gives each its whole timeout."""
+@pytest.mark.parametrize("type_lease_ms", [300, 3_000_000])
+async def test_leases_are_restored_after_a_restart(settings, pool, type_lease_ms):
+    """H8: a processor that starts anew knows the leases it has never read of, and gives each its whole timeout: the one
+    that it was claimed with, by which its worker beats, and not what its type says by then."""
     [key] = await queued(pool, settings)
     async with running_service(create_app(settings)):
-        await say(settings, Kind.CLAIM, [key], lease_ms=3_000)
+        await say(settings, Kind.CLAIM, [key], lease_ms=2_000)
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
         await wait_until(lambda: committed(settings))
-    await pool.execute("UPDATE task_type SET lease_ms = 2000")
+    await pool.execute("UPDATE task_type SET lease_ms = $1", type_lease_ms)
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with running_service(create_app(settings)):
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'scheduled'"))
     assert loop.time() - began >= 2.0, "expired before its timeout had passed anew"
+    assert "for 2 s" in (await tasks.get(pool, key[0]))["attempts"][0]["error"]
 
 
 async def test_the_last_worker_to_claim_holds_the_lease(settings, pool):

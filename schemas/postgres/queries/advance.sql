@@ -55,6 +55,7 @@ WITH input AS (
         error = CASE WHEN i.to_state IN ('failed', 'scheduled', 'quarantined') THEN i.error END,
         worker = NULL,
         lease_partition = NULL,
+        lease_ms = NULL,
         updated_at = now(),
         finished_at = CASE WHEN i.to_state IN ('succeeded', 'failed', 'quarantined') THEN now() END
     FROM input i

@@ -13,7 +13,7 @@ Guarantees
 - Silence counts only as far as the topic is known to have been read: neither a stall nor a restart nor a rebalance of
   this process expires anybody, and no clock but its own plays a part.
 
-In doubt it waits: restored leases get their whole timeout anew, time in which this process itself stood still is not
+In doubt it waits: restored leases get the whole timeout they were claimed with anew, time in which this process itself stood still is not
 counted against anybody, and when many leases would expire at once it makes sure first that it is not itself that does
 not hear. A late expiry delays one task; a false one runs it twice.
 """

@@ -13,7 +13,7 @@ from penstock.postgres.queries import query
 
 
 async def claimed(pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease]) -> set[Key]:
-    """Writes claims as `running`; returns those whose attempt is still to be run.
+    """Writes claims as `running`, each with the length of its lease; returns those whose attempt is still to be run.
 
     Raises:
         PostgresUnavailable: nothing was written.
@@ -26,12 +26,13 @@ async def claimed(pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease]) -
             [lease.key[2] for lease in leases],
             [lease.worker for lease in leases],
             [lease.partition for lease in leases],
+            [round(lease.timeout_s * 1000) for lease in leases],
         )
     return {(row["id"], row["step"], row["attempt"]) for row in rows}
 
 
 async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], now_s: float) -> list[Lease]:
-    """The leases to restore for partitions, each with its whole timeout from `now_s` on.
+    """The leases to restore for partitions, each with the whole timeout it was claimed with from `now_s` on.
 
     Raises:
         PostgresUnavailable: no server.

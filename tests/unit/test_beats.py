@@ -1,6 +1,7 @@
 """The two queues of signs of life: nobody missed, never above the rate, whatever comes of the beats."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import cycle
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ POLICY = BeatPolicy(timeout_s=50, cycle_s=20, step_s=1, rate_per_s=1, limit_per_
 def beat(queue, now_s, answer=Answer.HEARD):
     sent = queue.step(now_s)
     for key in sent:
-        queue.answer(key, answer)
+        queue.answer(key, answer, now_s)
     return sent
 
 
@@ -66,9 +67,9 @@ def test_throttled_come_next_and_unknown_last():
     for key in "abc":
         queue.add(key, 0)
     assert queue.step(11) == ["a", "b", "c"]
-    queue.answer("a", Answer.UNKNOWN)
-    queue.answer("b", Answer.GONE)
-    queue.answer("c", Answer.THROTTLED)
+    queue.answer("a", Answer.UNKNOWN, 11)
+    queue.answer("b", Answer.GONE, 11)
+    queue.answer("c", Answer.THROTTLED, 11)
     queue.add("d", 0)
     assert "b" not in queue
     assert queue.step(12) + queue.step(13) == ["c", "d", "a"]
@@ -90,8 +91,8 @@ def test_a_beat_is_guarded_until_it_is_answered_or_a_cycle_has_passed():
     assert queue.step(15) == ["a"]
     assert queue.step(20) == []
     assert queue.step(40) == ["a"]
-    queue.answer("a", Answer.HEARD)
-    queue.answer("a", Answer.GONE)
+    queue.answer("a", Answer.HEARD, 40)
+    queue.answer("a", Answer.GONE, 40)
     assert "a" in queue
 
 
@@ -100,9 +101,22 @@ def test_a_late_answer_counts_as_of_when_the_beat_was_sent():
     queue = BeatQueue(POLICY, 0)
     queue.add("a", 0)
     queue.step(12)
-    queue.answer("a", Answer.HEARD)
+    queue.answer("a", Answer.HEARD, 12)
     assert queue.silent(42, 30) == ["a"]
     assert queue.silent(41, 30) == []
+
+
+def test_an_answer_to_a_beat_given_up_says_nothing_of_the_one_after_it():
+    """W6, H3: neither that it was heard, nor that it was not."""
+    queue = BeatQueue(POLICY, 0)
+    queue.add("a", 0)
+    assert (queue.step(15), queue.step(40)) == (["a"], ["a"])
+    for answer in Answer:
+        queue.answer("a", answer, 15)
+    assert queue.silent(40, 40) == ["a"]
+    assert queue.step(41) == [], "the one after it is still under way"
+    queue.answer("a", Answer.HEARD, 40)
+    assert queue.silent(41, 2) == []
 
 
 def test_there_is_room_for_what_can_be_kept_alive():
@@ -174,7 +188,7 @@ def test_any_errors_in_any_order_keep_everybody_in_exactly_one_place(count, answ
         assert max(Counter(sent).values(), default=0) <= 1
         for key, answer in zip(sent, batch, strict=False):
             if answer is not None:
-                queue.answer(key, answer)
+                queue.answer(key, answer, now)
             if answer is Answer.GONE:
                 there.discard(key)
     assert len(queue) == len(there)
@@ -183,3 +197,42 @@ def test_any_errors_in_any_order_keep_everybody_in_exactly_one_place(count, answ
         now += 1
         missing -= set(beat(queue, now))
     assert not missing, "somebody is in no queue"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 20),
+    st.lists(
+        st.tuples(st.integers(0, 3 * int(POLICY.cycle_s)), st.sampled_from(Answer)), min_size=1, max_size=50
+    ),
+)
+def test_answers_however_late_count_for_their_own_beat_only(count, fates):
+    """W6, H3: against the plainest of models: which beats are under way, and when was sent what was heard?"""
+    queue = BeatQueue(POLICY, 0)
+    heard = dict.fromkeys(range(count), 0)
+    for key in heard:
+        queue.add(key, 0)
+    under_way = {}
+    coming = defaultdict(list)
+    fate = cycle(fates)
+    for now in range(1, 8 * int(POLICY.cycle_s)):
+        if now % POLICY.cycle_s == 0:
+            under_way = {key: at for key, at in under_way.items() if at > now - POLICY.cycle_s}
+        sent = queue.step(now)
+        assert not under_way.keys() & set(sent), "sent again while it was under way"
+        under_way |= dict.fromkeys(sent, now)
+        for key in sent:
+            delay, answer = next(fate)
+            coming[now + delay].append((key, answer, now))
+        for key, answer, sent_at in coming.pop(now, []):
+            queue.answer(key, answer, sent_at)
+            if under_way.get(key) != sent_at:
+                continue  # given up since
+            del under_way[key]
+            if answer is Answer.HEARD:
+                heard[key] = sent_at
+            elif answer is Answer.GONE:
+                del heard[key]
+        assert len(queue) == len(heard)
+        for age in {now - at for at in heard.values()}:
+            assert set(queue.silent(now, age)) == {key for key, at in heard.items() if now - at >= age}

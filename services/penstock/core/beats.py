@@ -173,7 +173,11 @@ class BeatQueue(Generic[K]):
         return [key for key, pulse in self._pulses.items() if now_s - pulse.heard_s >= for_s]
 
     def step(self, now_s: float) -> list[K]:
-        """Step A, and step B when a cycle has ended: what to beat now. Each is guarded until it is answered."""
+        """Step A, and step B when a cycle has ended: what to beat now. Each is guarded until it is answered.
+
+        Args:
+            now_s: seconds, later than at the step before: it tells the beats of this step from earlier ones (`answer`).
+        """
         if now_s >= self._cycle_ends_s:
             self._begin_cycle(now_s)
         idle_s = self.policy.cycle_s / 2
@@ -205,12 +209,19 @@ class BeatQueue(Generic[K]):
         self._allowance -= len(chosen)
         return chosen
 
-    def answer(self, key: K, answer: Answer) -> None:
-        """What came of a beat. A second answer to the same beat, and one to a beat given up, is ignored."""
+    def answer(self, key: K, answer: Answer, sent_s: float) -> None:
+        """What came of a beat. A second answer to the same beat, and one to a beat given up, is ignored.
+
+        Args:
+            key: the attempt.
+            answer: what came of it.
+            sent_s: the `now_s` of the step that chose it. Only the latest beat of an attempt is waited for: what is
+                said of an earlier one must not look like contact at the time of this one.
+        """
         pulse = self._pulses.get(key)
-        if pulse is None or pulse.sent_s is None:
+        if pulse is None or pulse.sent_s != sent_s:
             return
-        sent_s, pulse.sent_s = pulse.sent_s, None
+        pulse.sent_s = None
         if answer is Answer.HEARD:
             # As of when it was sent: it may have been long on its way.
             pulse.heard_s = max(pulse.heard_s, sent_s)

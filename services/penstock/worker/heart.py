@@ -134,12 +134,12 @@ class Heart:
             due = queue.step(now_s)
             for begin in range(0, len(due), BEATS_PER_RECORD):
                 sending = asyncio.create_task(
-                    self._send(queue, lease_ms, due[begin : begin + BEATS_PER_RECORD])
+                    self._send(queue, lease_ms, due[begin : begin + BEATS_PER_RECORD], now_s)
                 )
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
 
-    async def _send(self, queue: BeatQueue[Key], lease_ms: int, keys: list[Key]) -> None:
+    async def _send(self, queue: BeatQueue[Key], lease_ms: int, keys: list[Key], sent_s: float) -> None:
         # Whoever is away is no attempt's fault: they come first again at the next step.
         answers: Mapping[Key, Answer] = dict.fromkeys(keys, Answer.THROTTLED)
         try:
@@ -153,7 +153,7 @@ class Heart:
             self._another.set()
         finally:
             for key in keys:
-                queue.answer(key, answers[key])
+                queue.answer(key, answers[key], sent_s)
         gone = [key for key in keys if answers[key] is Answer.GONE]
         if gone:
             log.info("%d attempts are gone: %s", len(gone), gone[:5])

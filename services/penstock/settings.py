@@ -138,6 +138,25 @@ class Kafka(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progressing(Kafka):
+    """What is a failure although the process is alive: work, and no progress (O2a)."""
+
+    stall_timeout_s: float = option(
+        60.0, "Seconds with work and without progress after which the process exits."
+    )
+
+    def validate(self) -> list[str]:
+        """A rebalance takes up to a session timeout, and must not look like a stall."""
+        problems = super().validate()
+        if self.stall_timeout_s < 2 * self.session_timeout_s:
+            problems.append(
+                f"stall_timeout_s={self.stall_timeout_s} must be at least twice "
+                f"session_timeout_s={self.session_timeout_s}"
+            )
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
 class Platform(Kafka):
     """Kafka and PostgreSQL: what every service of the platform shares."""
 

@@ -6,28 +6,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.settings import Kafka, option
+from penstock.settings import Progressing, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessorSettings(Kafka):
+class ProcessorSettings(Progressing):
     """What a processor adds to the way to Kafka."""
 
     max_in_flight: int = option(5_000, "Most records in hand and not settled; nothing more is taken beyond.")
-    stall_timeout_s: float = option(
-        60.0, "Seconds with work and without progress after which the process exits."
-    )
 
     def validate(self) -> list[str]:
-        """A rebalance takes up to a session timeout, and must not look like a stall."""
+        """Something must be in hand for anything to move."""
         problems = super().validate()
         if self.max_in_flight < 1:
             problems.append(f"max_in_flight={self.max_in_flight} must be at least 1")
-        if self.stall_timeout_s < 2 * self.session_timeout_s:
-            problems.append(
-                f"stall_timeout_s={self.stall_timeout_s} must be at least twice "
-                f"session_timeout_s={self.session_timeout_s}"
-            )
         return problems
 
 

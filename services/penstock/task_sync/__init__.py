@@ -14,5 +14,6 @@ Guarantees
   that nobody can still have it (`proof`).
 - A type is released by one process at a time: the lock lives in the session through which the release goes.
 
-In doubt it stops: when the session, the lock or Kafka is gone the process ends, and another takes over.
+In doubt it stops: when the session, the lock or Kafka is gone, or work is at hand that does not move for
+`stall_timeout_s` (`lookout`), the process ends, and another takes over.
 """

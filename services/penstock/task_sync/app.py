@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from penstock import process
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.observer import Observer
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
 from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL
@@ -14,6 +15,7 @@ from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import KnownTypes
 from penstock.task_sync.ingest import Ingest
+from penstock.task_sync.lookout import LookOut
 from penstock.task_sync.recheck import Recheck
 from penstock.task_sync.release import Release
 from penstock.task_sync.settings import TaskSyncSettings
@@ -42,8 +44,14 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             await session.listen(TYPES_CHANNEL, gate.heard_types)
             await session.listen(DUE_CHANNEL, gate.heard_due)
             recheck = Recheck(settings, pool, producer, admin, offsets, gate)
+            lookout = LookOut(settings.stall_timeout_s, Observer(offsets, settings.prefix), ingest, gate)
             ready()
-            await process.leading(process.together(gate.run(stopping), ingest.run(stopping)), recheck.run())
+            await process.leading(
+                process.together(gate.run(stopping), ingest.run(stopping)),
+                recheck.run(),
+                lookout.look(),
+                lookout.measure(),
+            )
 
     return service
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,27 +54,63 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._objects = objects
         self._topic = settings.prefix + SUBMITTED.name
         self._next: dict[int, int] = {}
+        # What is under way now, and how often any of it has moved.
+        self._under_way: set[str] = set()
+        self._moves = 0
+        self._rebalances = 0
+        self._assigned = False
+        self._seeking: asyncio.Task[None] | None = None
         self._consumer: AIOKafkaConsumer = make_consumer(
             settings, service_group(settings.prefix, "task-sync")
         )
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
         """What was read of them and not yet inserted is another's to read; the offset's fence sees to it."""
+        self._assigned = False
+        self._rebalances += 1
         for tp in revoked:
             self._next.pop(tp.partition, None)
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
         """Goes on where PostgreSQL says, whatever Kafka remembers."""
-        if not assigned:
-            return
-        begin = await self._consumer.beginning_offsets(assigned)
-        found = await ingested.positions(
-            self._pool, self._topic, {tp.partition: offset for tp, offset in begin.items()}
-        )
-        for tp in assigned:
-            # Retention may have removed what is before the log's beginning.
-            self._next[tp.partition] = found[tp.partition]
-            self._consumer.seek(tp, max(found[tp.partition], begin[tp]))
+        self._assigned = True
+        if assigned:
+            # A task of its own: aiokafka swallows what a listener raises, and its stop waits for the listener's end.
+            self._seeking = asyncio.create_task(self._seek(assigned))
+            await asyncio.wait({self._seeking})
+
+    def positions(self) -> dict[int, int]:
+        """The offset that comes next of each partition that is read here; everything before it is in PostgreSQL."""
+        return dict(self._next)
+
+    def under_way(self) -> dict[str, Hashable]:
+        """What is at hand now, with a mark that changes as it moves; empty at rest."""
+        return dict.fromkeys(self._under_way, self._moves)
+
+    def rebalancing(self) -> dict[str, Hashable]:
+        """As `under_way`, of joining the group: each further rebalance is a move. Takes a broker that answers."""
+        return {} if self._assigned else {"joining the group": self._rebalances}
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        self._under_way.add(what)
+        try:
+            yield
+        finally:
+            self._under_way.discard(what)
+            self._moves += 1
+
+    async def _seek(self, assigned: Sequence[TopicPartition]) -> None:
+        with self._doing("asking where to read on"):
+            with translated():
+                begin = await self._consumer.beginning_offsets(assigned)
+            found = await ingested.positions(
+                self._pool, self._topic, {tp.partition: offset for tp, offset in begin.items()}
+            )
+            for tp in assigned:
+                # Retention may have removed what is before the log's beginning.
+                self._next[tp.partition] = found[tp.partition]
+                self._consumer.seek(tp, max(found[tp.partition], begin[tp]))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Takes in submissions until `stopping` is set.
@@ -91,9 +128,15 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                     fetched = await self._consumer.getmany(
                         timeout_ms=500, max_records=self._settings.ingest_batch
                     )
+                if self._seeking is not None and self._seeking.done():
+                    # Nothing of these partitions could be taken in.
+                    self._seeking.result()
                 for tp, records in fetched.items():
-                    await self._take_in(tp, records)
+                    with self._doing(f"taking in {SUBMITTED.name}/{tp.partition} from {records[0].offset}"):
+                        await self._take_in(tp, records)
         finally:
+            if self._seeking is not None:
+                self._seeking.cancel()
             await self._consumer.stop()
 
     async def _take_in(self, tp: TopicPartition, records: Sequence[Any]) -> None:
@@ -118,6 +161,8 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                     at=datetime.now(UTC),
                 )
                 rejected.append((record.key, value))
+            # A batch of large contexts, each on its way to the object store, may take long and still moves.
+            self._moves += 1
         following = records[-1].offset + 1
         if following <= first:
             return
@@ -128,7 +173,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             await tasks.submit(self._pool, submissions, stretch)
         except SessionLost as lost:
             log.info("%s: reading on from where it left off", lost)
-            await self.on_partitions_assigned([t for t in self._consumer.assignment() if t == tp])
+            await self._seek([t for t in self._consumer.assignment() if t == tp])
             return
         self._next[tp.partition] = following
 

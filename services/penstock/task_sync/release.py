@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -93,6 +93,10 @@ class Release:
         self._confirmed_s = 0.0
         self._confirming: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        # What the loop does now, empty while it sleeps; how often it has gone on to something else; confirmed batches.
+        self._doing = ""
+        self._steps = 0
+        self._confirmations = 0
         self._asked: tuple[Sequence[str], asyncio.Future[dict[str, datetime]]] | None = None
         # Set while something of an owned type may be queued.
         self.some_queued = asyncio.Event()
@@ -118,6 +122,20 @@ class Release:
     def queued_types(self) -> list[TaskType]:
         """Owned types of which something may be queued."""
         return [gate.type for gate in self._gates.values() if gate.queued]
+
+    def under_way(self) -> dict[str, Hashable]:
+        """What is at hand now, with a mark that changes as it moves; empty at rest.
+
+        A full window is rest: it is the workers who do not move then.
+        """
+        marks: dict[str, Hashable] = {self._doing: self._steps} if self._doing else {}
+        if self._confirming:
+            marks["bringing released tasks to Kafka"] = self._confirmations
+        return marks
+
+    def _go_on(self, doing: str) -> None:
+        self._doing = doing
+        self._steps += 1
 
     async def cuts(self, type_names: Sequence[str]) -> dict[str, datetime]:
         """See `release.cuts`; asked between two releases, and one question at a time."""
@@ -167,12 +185,15 @@ class Release:
                 raise self._failure
             now_s = loop.time()
             if self._types_changed or now_s >= own_at_s:
+                self._go_on("owning types")
                 everything_owned = await self._own()
                 # With nothing left to own there is no reason to ask again before a type is registered.
                 own_at_s = float("inf") if everything_owned else now_s + self._settings.own_retry_s
             if self._due_unknown or now_s >= due_at_s:
+                self._go_on("making ready what is due")
                 due_at_s = await self._promote()
             look_again_s = await self._pump()
+            self._go_on("asking what is queued")
             await self._answer()
             forget_at_s = self._confirmed_s + FORGET_S if self._confirmed else float("inf")
             if loop.time() >= forget_at_s:
@@ -197,6 +218,7 @@ class Release:
             future.set_result(cuts)
 
     async def _sleep(self, until_s: float) -> None:
+        self._go_on("")
         loop = asyncio.get_running_loop()
         timer = None if until_s == float("inf") else loop.call_at(until_s, self._wake.set)
         try:
@@ -216,6 +238,7 @@ class Release:
         missing = False
         for task_type in self._types:
             gate = self._gates.get(task_type.name)
+            self._go_on(f"owning {task_type.name}")
             if gate is not None:
                 gate.type = task_type
             elif await release.own(self._session, task_type.name):
@@ -258,6 +281,7 @@ class Release:
         for gate in self._gates.values():
             if not gate.dirty:
                 continue
+            self._go_on(f"releasing {gate.type.name}")
             now_s = asyncio.get_running_loop().time()
             if gate.lag * 2 > settings.window and now_s - gate.looked_s >= gate.patience_s:
                 await self._look(gate)
@@ -319,6 +343,7 @@ class Release:
                 self._confirmed_s = asyncio.get_running_loop().time()
                 self._wake.set()
             self._confirmed.append(release_id)
+            self._confirmations += 1
 
     def _take_confirmed(self) -> list[int]:
         taken, self._confirmed = self._confirmed, []

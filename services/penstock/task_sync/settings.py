@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.settings import Platform, option
+from penstock.settings import Platform, Progressing, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSyncSettings(Platform):
+class TaskSyncSettings(Platform, Progressing):
     """See `Platform` for what all services share."""
 
     window: int = option(

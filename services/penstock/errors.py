@@ -71,6 +71,18 @@ class GatewayUnavailable(Unavailable):
     """No gateway answers at the address, or it could not reach what is behind it."""
 
 
+class Throttled(Unavailable):
+    """Too much at once: nothing was taken, and the same request is taken a little later.
+
+    Attributes:
+        retry_after_s: seconds to wait first.
+    """
+
+    def __init__(self, reason: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
 class Invalid(PenstockError):
     """Input that will be wrong however often it is tried.
 

@@ -1,10 +1,13 @@
 """A worker that speaks HTTP with a real gateway, on the real Kafka and PostgreSQL."""
 
 import asyncio
+import json
+import logging
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
-from tests.gateways import running_gateway
+from tests.gateways import Caller, running_gateway
 from tests.running import make_topics, producing, read, running_service
 from tests.waiting import wait_until
 
@@ -16,13 +19,21 @@ from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import ready
 from penstock.worker import Done, Next, Worker, WorkerSettings
 
+# Of the longest body, and of all bodies that are on their way to Kafka: one fills the gateway.
+BODY_BYTES = 1_000_000
+
 
 @pytest.fixture
 async def gateway(kafka_servers, prefix, database, tmp_path):
     kafka = await make_topics(kafka_servers, prefix)
     await create_topics(kafka, [ready("t", 2)])
     async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects=f"file://{tmp_path}",
+        gateway_body_limit_bytes=BODY_BYTES,
+        gateway_queue_bytes=BODY_BYTES,
     ) as caller:
         await caller.post("/types", {"name": "t", "partitions": 2})
         await wait_until(caller.is_ready)
@@ -47,6 +58,33 @@ async def released(gateway, kafka, prefix, database, count, lease_ms=60_000):
 async def results(kafka, prefix):
     records = await read(kafka, f"{prefix}stage-results")
     return {entry["id"]: entry for record in records for entry in record["results"]}
+
+
+@asynccontextmanager
+async def full(gateway: Caller, database):
+    """A gateway that keeps as much as it may, until the end of the block."""
+    connection = await asyncpg.connect(database)
+    beat = {"id": 1, "step": 0, "stage": "-", "attempt": 0, "outcome": "progress"}
+    try:
+        async with connection.transaction():
+            # What became of a beaten attempt is asked of this table.
+            await connection.execute("LOCK TABLE penstock.task IN ACCESS EXCLUSIVE MODE")
+            long = {"worker": "another", "results": [beat, ""]}
+            # To fewer bytes than any other body has.
+            long["results"][1] = "x" * (BODY_BYTES - 20 - len(json.dumps(long)))
+            stuck = asyncio.create_task(gateway.post("/set_task", long))
+
+            async def refused():
+                return (
+                    await gateway.post("/hold_task", {"worker": "w", "type": "t", "wait_s": 0})
+                ).status == 429
+
+            await wait_until(refused)
+            yield
+        # What had its place is not refused.
+        assert (await stuck).status == 200
+    finally:
+        await connection.close()
 
 
 def worker_of(gateway):
@@ -99,6 +137,66 @@ async def test_what_is_cancelled_ends_by_the_answer_to_its_beat(gateway, kafka_s
     assert list(await results(kafka_servers, prefix)) == [second]
     beats = [r for r in await read(kafka_servers, f"{prefix}heartbeats") if r["kind"] == "beat"]
     assert {task[0] for record in beats for task in record["tasks"]} >= {second}
+
+
+async def test_a_full_gateway_says_so_and_when_to_come_back(gateway, database):
+    """T6, H3: 429 with Retry-After, as a problem document, and none of it was done."""
+    async with full(gateway, database):
+        for path, body in (
+            ("/set_task", {"worker": "w", "results": []}),
+            ("/hold_task", {"worker": "w", "type": "t", "wait_s": 30}),
+        ):
+            answer = await gateway.post(path, body)
+            assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+            assert answer.body["type"] == "urn:penstock:problem:throttled"
+    assert (await gateway.post("/set_task", {"worker": "w", "results": []})).status == 200
+
+
+async def test_what_is_throttled_is_sent_again_and_neither_lease_nor_report_is_lost(
+    gateway, kafka_servers, prefix, database, caplog
+):
+    """H3: a gateway that takes no more for a while costs nothing but time, for beats as for reports."""
+    worker = worker_of(gateway)
+    finish = {1: asyncio.Event(), 2: asyncio.Event()}
+    began, lost = [], []
+
+    @worker.stage("t.start")
+    async def start(task):
+        began.append(task.id)
+        try:
+            await finish[task.id].wait()
+        except asyncio.CancelledError:
+            lost.append(task.id)
+            raise
+        return Done()
+
+    async def beaten():
+        records = await read(kafka_servers, f"{prefix}heartbeats")
+        return {task[0] for record in records if record["kind"] == "beat" for task in record["tasks"]}
+
+    first, second = await released(gateway, kafka_servers, prefix, database, 2, lease_ms=10_000)
+    with caplog.at_level(logging.WARNING):
+        async with running_service(worker.serve):
+            await wait_until(lambda: len(began) == 2)
+            async with full(gateway, database):
+                assert await beaten() == set()
+                await wait_until(lambda: "beats wait 1 s" in caplog.text, timeout=10)
+                finish[first].set()
+                await wait_until(lambda: "1 results wait 1 s" in caplog.text, timeout=10)
+                assert await results(kafka_servers, prefix) == {}
+            await wait_until(lambda: results(kafka_servers, prefix))
+
+            async def second_beaten():
+                return second in await beaten()
+
+            await wait_until(second_beaten)
+            finish[second].set()
+
+            async def all_reported():
+                return set(await results(kafka_servers, prefix)) == {first, second}
+
+            await wait_until(all_reported)
+    assert lost == []
 
 
 def test_an_address_that_is_none_is_refused():

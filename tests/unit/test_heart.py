@@ -8,17 +8,22 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.beats import Answer
 from penstock.core.completion import Fence
-from penstock.errors import KafkaUnavailable
+from penstock.errors import KafkaUnavailable, Throttled
 from penstock.worker.heart import CUT_OFF, Heart
 
 
 class Link:
     def __init__(self):
         self.away = False
+        self.busy_for_s = 0.0
+        self.asked = 0
         self.sent = []
         self.answers = {}
 
     async def try_heartbeat(self, heartbeat):
+        self.asked += 1
+        if self.busy_for_s:
+            raise Throttled("too much at once", retry_after_s=self.busy_for_s)
         if self.away:
             raise KafkaUnavailable("nobody there")
         self.sent.append((heartbeat.lease_ms, sorted(heartbeat.tasks)))
@@ -99,3 +104,30 @@ async def test_what_was_let_go_is_not_beaten(rig):
     rig.heart.let_go([(1, 0, 0)])
     await rig.go_on(200)
     assert {key[0] for _lease_ms, keys in rig.link.sent for key in keys} == {2}
+
+
+async def test_throttled_beats_wait_as_long_as_was_asked_and_are_the_first_then(rig):
+    """H3: nothing is sent before Retry-After has passed, whatever the lease; then what was throttled comes first."""
+    rig.heart.take([task(1), task(2, lease_ms=350_000)], 0)
+    await rig.go_on(59)
+    rig.link.busy_for_s = 20.0
+    await rig.go_on(70)
+    asked = rig.link.asked
+    assert asked == 1
+    rig.link.busy_for_s = 0.0
+    await rig.go_on(77)
+    assert (rig.link.asked, rig.link.sent) == (asked, [])
+    await rig.go_on(90)
+    assert {keys[0][0] for _lease_ms, keys in rig.link.sent} == {1, 2}
+    assert rig.given_up == []
+
+
+async def test_who_is_asked_for_silence_for_ever_does_not_lose_its_leases_by_obedience(rig):
+    """H3: held back for half a cycle at most, so that a lease outlasts an absurd Retry-After."""
+    rig.heart.take([task(1)], 0)
+    rig.link.busy_for_s = 100_000.0
+    await rig.go_on(70)
+    rig.link.busy_for_s = 0.0
+    await rig.go_on(200)
+    assert rig.link.sent
+    assert rig.given_up == []

@@ -16,6 +16,7 @@ from penstock.errors import (
     PenstockError,
     PostgresUnavailable,
     SessionLost,
+    Throttled,
     TooLarge,
     UnknownType,
 )
@@ -39,6 +40,7 @@ from penstock.http.problems import (
         (CorruptObject("torn"), 500, CorruptObject),
         (NotFound("gone"), 404, NotFound),
         (Conflict("late"), 409, Conflict),
+        (Throttled("full"), 429, Throttled),
         (KafkaUnavailable("away"), 503, GatewayUnavailable),
         (PostgresUnavailable("away"), 503, GatewayUnavailable),
     ],
@@ -72,6 +74,15 @@ def test_a_parameter_is_named() -> None:
     assert orjson.loads(problem.encode())["errors"] == [
         {"parameter": "limit", "detail": "limit: must be a number"}
     ]
+
+
+def test_how_long_to_wait_is_told_or_a_second() -> None:
+    """H3: a proxy's 429 without a document, too, is one to be waited for."""
+    told = error_of(429, b"slow down", 7.0)
+    untold = error_of(429, b"")
+    assert isinstance(told, Throttled)
+    assert isinstance(untold, Throttled)
+    assert (told.retry_after_s, untold.retry_after_s) == (7.0, 1.0)
 
 
 def test_what_ends_the_process_is_no_problem_of_clients() -> None:

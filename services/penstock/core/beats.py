@@ -140,6 +140,7 @@ class BeatQueue(Generic[K]):
         self._cycle_ends_s = now_s + policy.cycle_s
         self._stepped_s = now_s
         self._allowance = 0.0
+        self._held_back_s = now_s
 
     def __len__(self) -> int:
         return len(self._pulses)
@@ -172,6 +173,10 @@ class BeatQueue(Generic[K]):
         """What was not heard of for `for_s` seconds or longer."""
         return [key for key, pulse in self._pulses.items() if now_s - pulse.heard_s >= for_s]
 
+    def hold_back(self, now_s: float, for_s: float) -> None:
+        """Whoever hears beats asks for silence. Not longer than half a cycle: obedience must not cost a lease."""
+        self._held_back_s = max(self._held_back_s, now_s + min(for_s, self.policy.cycle_s / 2))
+
     def step(self, now_s: float) -> list[K]:
         """Step A, and step B when a cycle has ended: what to beat now. Each is guarded until it is answered.
 
@@ -183,6 +188,8 @@ class BeatQueue(Generic[K]):
         idle_s = self.policy.cycle_s / 2
         chosen: list[K] = []
         allowed = self._allowed(now_s)
+        if now_s < self._held_back_s:
+            return chosen
         while self._main and len(chosen) < allowed:
             rank, heard_s, number, key = self._main[0]
             pulse = self._pulses.get(key)

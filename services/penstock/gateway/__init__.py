@@ -7,6 +7,8 @@ Guarantees
   sent; what nobody was there to take stays in its partition. A client that goes away after the claim loses
   its lease in time, and the task is tried again.
 - What `POST /set_task` accepts is on Kafka with acks=all; whether it takes effect is the fence's decision.
+- What is on its way to Kafka for HTTP workers is bounded: beyond, reports, beats and requests for work are answered
+  429 with `Retry-After`, and nothing of them was done.
 - Every refusal is a problem document that points at the field; no internals leave the process.
 
 It takes tasks while Kafka is away (their release waits), and answers 503 with `Retry-After` to what needs a

@@ -29,6 +29,7 @@ from penstock.errors import (
     Unavailable,
     UnknownType,
 )
+from penstock.gateway.backlog import Backlog
 from penstock.gateway.broker import Broker
 from penstock.gateway.intake import Intake
 from penstock.gateway.openapi import conform, problems_in
@@ -83,6 +84,7 @@ class Hold:
         self._types = types
         self._objects = objects
         self._broker = broker
+        self._backlog = Backlog(settings.gateway_queue_bytes)
         self._intakes: dict[str, Intake] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -107,6 +109,8 @@ class Hold:
         if task_type is None:
             raise UnknownType(f"no task type {raw['type']!r} is registered", pointer="/type")
 
+        self._backlog.require_calm()
+
         def here() -> bool:
             return request.transport is not None and not request.transport.is_closing()
 
@@ -120,6 +124,11 @@ class Hold:
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: writes what is sound, and says what is not, entry by entry."""
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        # The body is kept by the request: this is its length, and no second reading.
+        with self._backlog.place(len(await request.read())):
+            return await self._set(raw)
+
+    async def _set(self, raw: Any) -> web.Response:
         conform({**raw, "results": []} if isinstance(raw, dict) and "results" in raw else raw, "SetRequest")
         entries = raw["results"]
         if not isinstance(entries, list):

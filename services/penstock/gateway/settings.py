@@ -19,6 +19,11 @@ class GatewaySettings(Platform):
     gateway_batch_limit: int = option(1_000, "Most tasks or results in one request.")
     gateway_connections: int = option(6, "Most PostgreSQL connections of one gateway.")
     gateway_buffer: int = option(1_000, "Most tasks of one type fetched ahead for HTTP workers.")
+    gateway_queue_bytes: int = option(
+        64 * 1024 * 1024,
+        "Most bytes of HTTP workers' reports and beats on their way to Kafka; what comes beyond is answered 429. "
+        "Tasks are handed out while it is less than half.",
+    )
     gateway_linger_s: float = option(
         30.0, "Seconds without a request of an HTTP worker after which its type's partitions are given back."
     )
@@ -34,6 +39,11 @@ class GatewaySettings(Platform):
             problems.append(
                 f"gateway_body_limit_bytes={self.gateway_body_limit_bytes} must be at least 1000000: "
                 "a single context may be 900000 bytes"
+            )
+        if self.gateway_queue_bytes < self.gateway_body_limit_bytes:
+            problems.append(
+                f"gateway_queue_bytes={self.gateway_queue_bytes} must be at least "
+                f"gateway_body_limit_bytes={self.gateway_body_limit_bytes}"
             )
         if self.gateway_connections < 2:
             problems.append(f"gateway_connections={self.gateway_connections} must be at least 2")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -22,6 +23,7 @@ from penstock.errors import (
     Malformed,
     NotFound,
     PenstockError,
+    Throttled,
     TooLarge,
     Unavailable,
     UnknownType,
@@ -90,6 +92,7 @@ KINDS = (
     Kind("invalid", 422, "The request breaks its contract", Invalid),
     Kind("not-found", 404, "Nothing there", NotFound),
     Kind("conflict", 409, "Not possible in this state", Conflict),
+    Kind("throttled", 429, "Too much at once", Throttled),
     Kind("unavailable", 503, "Try again in a moment", Unavailable),
 )
 
@@ -155,8 +158,23 @@ def _entries(error: PenstockError) -> list[dict[str, str]]:
     return [{"pointer": error.pointer, "detail": error.reason}]
 
 
-def error_of(status: int, body: bytes) -> PenstockError:
-    """The error that an answer tells of; whatever the body is, there is one."""
+def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> PenstockError:
+    """The error that an answer tells of; whatever the body is, there is one.
+
+    Args:
+        status: of the answer.
+        body: of the answer.
+        retry_after_s: seconds that its Retry-After asks for; None when it does not ask.
+    """
+    error = _error_of(status, body)
+    if status != HTTPStatus.TOO_MANY_REQUESTS:
+        return error
+    return (
+        Throttled(str(error)) if retry_after_s is None else Throttled(str(error), retry_after_s=retry_after_s)
+    )
+
+
+def _error_of(status: int, body: bytes) -> PenstockError:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

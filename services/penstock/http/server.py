@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from http import HTTPStatus
 from typing import Any
@@ -13,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from yarl import URL
 
-from penstock.errors import Malformed, PenstockError, TooLarge
+from penstock.errors import Malformed, PenstockError, Throttled, TooLarge
 from penstock.http.problems import CONTENT_TYPE, BadParameter, Problem, problem_of
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,9 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
             log.warning("%s %s: %s", request.method, request.path, error)
             headers = {"Retry-After": str(RETRY_AFTER_S)}
+        elif isinstance(error, Throttled):
+            log.info("%s %s: %s", request.method, request.path, error)
+            headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
         return _respond(problem, headers)
 
 

@@ -18,7 +18,7 @@ from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.beats import Answer, BeatPolicy, BeatQueue
 from penstock.core.leases import Key
-from penstock.errors import Fatal, Unavailable
+from penstock.errors import Fatal, Throttled, Unavailable
 from penstock.worker.hand import key_of
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Hearing(Protocol):
         """Sends once; what came of each attempt's beat.
 
         Raises:
+            Throttled: nobody heard it, and nobody wants to hear more for a while.
             Unavailable: nobody heard it.
         """
 
@@ -145,6 +146,11 @@ class Heart:
         try:
             answers = await self._link.try_heartbeat(Heartbeat(Kind.BEAT, self._worker_id, lease_ms, keys))
             self._vain = 0
+        except Throttled as error:
+            log.warning("%d beats wait %g s: %s", len(keys), error.retry_after_s, error)
+            # Of every length of lease: it is the hearer who is busy.
+            for each in self._queues.values():
+                each.hold_back(self._clock(), error.retry_after_s)
         except Unavailable as error:
             self._vain += 1
             log.warning("%d beats in a row were not heard: %s", self._vain, error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Self
 
 import aiohttp
@@ -18,12 +19,14 @@ from penstock.contracts.heartbeat import Heartbeat
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.beats import Answer
+from penstock.core.delivery import parse_retry_after
 from penstock.core.leases import Key
 from penstock.core.retry import RetryPolicy
 from penstock.errors import (
     GatewayUnavailable,
     InvalidRecord,
     PenstockError,
+    Throttled,
     Unavailable,
     UnknownType,
 )
@@ -40,7 +43,8 @@ TASKS_AT_ONCE = 500
 WAIT_S = 20.0
 # Beyond the long poll, how long an answer may take.
 ANSWER_S = 30.0
-TOO_MANY_REQUESTS = 429
+# However long a gateway, or a proxy before it, asks to be left alone.
+PATIENCE_S = 30.0
 
 
 class Gateway:
@@ -61,10 +65,11 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """Status and JSON of an answer that is 200, or 429.
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON of the answer.
 
         Raises:
+            Throttled: asked too often, or too much at once; nothing was done.
             GatewayUnavailable: no gateway answers, or what is behind it is away.
             PenstockError: it refuses.
         """
@@ -73,11 +78,12 @@ class Gateway:
                 self._url + path, data=orjson.dumps(body), headers={"Content-Type": "application/json"}
             ) as response:
                 data = await response.read()
+                wait_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
-        if response.status in (200, TOO_MANY_REQUESTS):
-            return response.status, orjson.loads(data) if response.status == 200 else None
-        raise error_of(response.status, data)
+        if response.status == 200:
+            return orjson.loads(data)
+        raise error_of(response.status, data, None if wait_s is None else min(wait_s, PATIENCE_S))
 
 
 class HttpLink:
@@ -99,6 +105,7 @@ class HttpLink:
         """Beats once; what came of each attempt's.
 
         Raises:
+            Throttled: nobody heard it, and nobody wants to hear more for a while.
             GatewayUnavailable: nobody heard it.
         """
         keys = list(heartbeat.tasks)
@@ -115,16 +122,12 @@ class HttpLink:
             for k in keys
         ]
         try:
-            status, body = await self._gateway.post(
-                "/set_task", {"worker": self._worker_id, "results": entries}
-            )
+            body = await self._gateway.post("/set_task", {"worker": self._worker_id, "results": entries})
         except Unavailable:
             raise
         except PenstockError as error:
             log.warning("%d beats were refused: %s", len(keys), error)
             return dict.fromkeys(keys, Answer.UNKNOWN)
-        if status == TOO_MANY_REQUESTS:
-            return dict.fromkeys(keys, Answer.THROTTLED)
         answers = dict.fromkeys(keys, Answer.HEARD)
         answers |= {keys[one["index"]]: Answer.UNKNOWN for one in body["rejected"]}
         answers |= {keys[one["index"]]: Answer.GONE for one in body.get("gone", ())}
@@ -145,24 +148,24 @@ class HttpLink:
         tries = 0
         while True:
             try:
-                status, body = await self._gateway.post(
-                    "/set_task", {"worker": self._worker_id, "results": entries}
-                )
+                body = await self._gateway.post("/set_task", {"worker": self._worker_id, "results": entries})
+            except Throttled as error:
+                log.warning("%d results wait %g s: %s", len(entries), error.retry_after_s, error)
+                await asyncio.sleep(error.retry_after_s)
             except Unavailable as error:
                 log.warning("cannot report yet: %s", error)
-                status = TOO_MANY_REQUESTS
+                tries += 1
+                await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
             except PenstockError as error:
                 # It would be refused again however often: their leases run out, and the log says why.
                 log.error("%d results were refused: %s", len(entries), error)  # noqa: TRY400 (says it all)
                 return
-            if status == 200:
+            else:
                 for one in body["rejected"]:
                     log.error(
                         "a result of task %s was refused: %s", entries[one["index"]]["id"], one["errors"]
                     )
                 return
-            tries += 1
-            await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
 
 
 class HttpPuller:
@@ -200,6 +203,9 @@ class HttpPuller:
             try:
                 await self._pull()
                 tries = 0
+            except Throttled as error:
+                log.warning("%s: asking again in %g s: %s", self._type, error.retry_after_s, error)
+                await asyncio.sleep(error.retry_after_s)
             except (Unavailable, UnknownType, InvalidRecord) as error:
                 tries += 1
                 log.warning("%s: asking again soon: %s", self._type, error)
@@ -209,11 +215,9 @@ class HttpPuller:
         if not await self._hand.wait_room(WAIT_S):
             return
         most = int(min(self._hand.room, max(1, self._heart.room), TASKS_AT_ONCE))
-        status, body = await self._gateway.post(
+        body = await self._gateway.post(
             "/hold_task", {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
         )
-        if status == TOO_MANY_REQUESTS:
-            raise GatewayUnavailable("asked too often")
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
         claimed = [ready for ready in claimed if key_of(ready) not in self._hand]
         if claimed:

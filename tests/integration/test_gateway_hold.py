@@ -9,17 +9,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
 import orjson
 import pytest
+from aiokafka import TopicPartition
 from tests.gateways import Caller, Proxy, running_gateway
+from tests.running import write
 from tests.waiting import wait_until
 
 from penstock.contracts.context import ContentType, Context
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
-from penstock.errors import CannotStart, KafkaUnavailable
+from penstock.errors import CannotStart, KafkaUnavailable, SessionLost
+from penstock.gateway import broker
 from penstock.kafka.connection import (
     admin_client,
     create_topics,
@@ -209,6 +213,24 @@ async def test_what_is_buffered_goes_to_others_when_partitions_move(
                 seen.add(task)
 
 
+async def test_who_gets_only_what_nobody_can_read_waits_on(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T6: a foreign record is skipped and committed, and the poll goes on until there is a task, or its time is over."""
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        await write(kafka.kafka, f"{kafka.prefix}ready.media", b"nonsense", partition=0)
+        await wait_until(lambda: committed(kafka))
+        assert not waiting.done()
+        await release(kafka, a_task(2))
+        answer = await asyncio.wait_for(waiting, 10)
+        assert [task["id"] for task in answer.body["tasks"]] == [2]
+        await write(kafka.kafka, f"{kafka.prefix}ready.media", b"nonsense", partition=0)
+        answer = await asyncio.wait_for(gateway.post("/hold_task", {**HOLD, "wait_s": 1}), 10)
+        assert answer.body == {"tasks": []}
+
+
 async def test_large_contexts_are_handed_out_inline(kafka: Kafka, database: str, tmp_path: Path) -> None:
     """T4: HTTP workers cannot reach the object store; one that is gone fails its task with the reason."""
     store = ObjectStore(f"file://{tmp_path}")
@@ -219,8 +241,6 @@ async def test_large_contexts_are_handed_out_inline(kafka: Kafka, database: str,
     await release(kafka, a_task(2, lost), a_task(4, large))
     async with a_gateway(kafka, database, tmp_path) as gateway:
         held = (await gateway.post("/hold_task", {**HOLD, "max": 2})).body["tasks"]
-        if not held:
-            held = (await gateway.post("/hold_task", HOLD)).body["tasks"]
         assert [(task["id"], task["context"]) for task in held] == [(4, "y" * 50_000)]
         [record] = await records(kafka, STAGE_RESULTS.name, 1)
         _, [result], _ = decode_results(record.value)
@@ -331,6 +351,47 @@ async def test_a_stop_answers_who_waits(kafka: Kafka, database: str, tmp_path: P
     assert asyncio.get_running_loop().time() - stopped < 10
     answer = await asyncio.wait_for(waiting, 5)
     assert answer.body == {"tasks": []}
+
+
+RESULT = {"id": 1, "step": 0, "stage": "s", "attempt": 0, "outcome": "done"}
+REPORT = ("/set_task", {"worker": "w-1", "results": [RESULT]})
+
+
+@pytest.mark.parametrize(("path", "body"), [REPORT, ("/hold_task", {"worker": "w-1", "type": "media"})])
+async def test_a_producer_broken_for_good_ends_the_gateway_whoever_meets_it(
+    kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    """O2: the one who asked is told to try again, and the process ends instead of refusing for ever."""
+    producers: list[Any] = []
+
+    def make(settings: Kafka) -> Any:
+        producers.append(make_producer(settings))
+        return producers[-1]
+
+    monkeypatch.setattr(broker, "make_producer", make)
+    gateway: Any = None
+    with pytest.raises(SessionLost, match="OutOfOrderSequence"):  # noqa: PT012 (raised by the end of the block)
+        async with a_gateway(kafka, database, tmp_path) as gateway:
+            # To both topics, the partitions of this worker: from now on the broker counts.
+            assert (await gateway.post(*REPORT)).status == 200
+            for topic in (HEARTBEATS, STAGE_RESULTS):
+                for number in range(topic.partitions):
+                    # As if the broker had lost count.
+                    partition = TopicPartition(kafka.prefix + topic.name, number)
+                    producers[0]._txn_manager.increment_sequence_number(partition, 1_000)
+            await release(kafka, a_task(1))
+            answer = await gateway.post(path, body)
+            assert answer.status == 503
+            assert "starts anew" in answer.body["detail"]
+
+            async def ended() -> bool:
+                try:
+                    await gateway.get("/healthz")
+                except aiohttp.ClientError:
+                    return True
+                return False
+
+            await wait_until(ended)
 
 
 async def test_health_and_readiness_tell_what_is_away(kafka: Kafka, database: str, tmp_path: Path) -> None:

@@ -15,5 +15,7 @@ It takes tasks while Kafka is away (their release waits), and answers 503 with `
 server that is away. In doubt it refuses: a request that may not have taken effect is never acknowledged, and
 the client's idempotency key makes repeating it safe.
 
+A producer that is broken for good ends the process, whoever met it: its supervisor starts another.
+
 It listens on loopback unless told otherwise, and refuses what pages of other sites make browsers send.
 """

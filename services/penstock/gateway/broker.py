@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.event import Owed
-from penstock.errors import KafkaUnavailable
+from penstock.errors import Fatal, KafkaUnavailable
 from penstock.kafka.connection import make_producer, start, translated
-from penstock.kafka.outbox import Publisher
+from penstock.kafka.outbox import Publisher, send_all
+from penstock.kafka.topics import Topic
 from penstock.postgres import outbox
 from penstock.settings import Kafka
 
@@ -53,6 +54,20 @@ class Broker:
             raise KafkaUnavailable(f"Kafka at {self._settings.kafka}: {self._why_not}")
         return self._producer
 
+    async def send(self, topic: Topic, records: Iterable[tuple[bytes | None, bytes]]) -> None:
+        """Writes (key, value) records, and returns once Kafka has them all.
+
+        Raises:
+            KafkaUnavailable: some may not be there; send all of them again. When the producer is broken for good,
+                `run` has been told, and it is the next process that takes them.
+        """
+        try:
+            await send_all(self.producer, self._settings.prefix + topic.name, records)
+        except Fatal as error:
+            if self._publisher is not None:
+                self._publisher.fail(error)
+            raise KafkaUnavailable(f"{error}: this gateway starts anew") from error
+
     def owe(self, owed: Owed) -> None:
         """Publishes what a committed transaction owes, in the background; the sweeper does when this cannot."""
         if self._publisher is not None:
@@ -74,7 +89,11 @@ class Broker:
             ) from error
 
     async def run(self) -> None:
-        """Connects, then publishes until cancelled; what is under way is finished if Kafka answers."""
+        """Connects, then publishes until cancelled; what is under way is finished if Kafka answers.
+
+        Raises:
+            Fatal: the producer is broken for good, whoever has found it.
+        """
         producer = await self._connect()
         publisher = Publisher(producer, self._settings, self._strike_out)
         self._producer, self._publisher = producer, publisher

@@ -36,7 +36,6 @@ from penstock.gateway.openapi import conform, problems_in
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import json_of
 from penstock.http.server import respond
-from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
 from penstock.objects import ObjectStore
 from penstock.postgres import leases
@@ -200,17 +199,14 @@ class Hold:
         for beat in beats:
             by_lease[beat.lease_ms].append(beat.key)
         signs = [Heartbeat(Kind.BEAT, worker, lease_ms, keys) for lease_ms, keys in by_lease.items()]
-        producer, prefix = self._broker.producer, self._settings.prefix
-        await send_all(
-            producer,
-            prefix + STAGE_RESULTS.name,
-            [(key, encode_results(worker, chunk)) for chunk in _chunks(results)],
+        await self._broker.send(
+            STAGE_RESULTS, [(key, encode_results(worker, chunk)) for chunk in _chunks(results)]
         )
         if results:
             # After the results: a lease must not end before Kafka has what it was held for.
             ended = [(r.fence.id, r.fence.step, r.fence.attempt) for r in results]
             signs.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
-        await send_all(producer, prefix + HEARTBEATS.name, [(key, sign.encode()) for sign in signs])
+        await self._broker.send(HEARTBEATS, [(key, sign.encode()) for sign in signs])
 
 
 def _sort_out(

@@ -31,7 +31,6 @@ from penstock.errors import (
 from penstock.gateway.broker import Broker
 from penstock.gateway.settings import GatewaySettings
 from penstock.kafka.connection import create_topics, make_consumer, translated
-from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.postgres.types import TaskType
@@ -56,13 +55,14 @@ class _Record:
 
 @dataclass(slots=True)
 class _Waiter:
-    """A request that waits for tasks; once `served` its answer is on the way."""
+    """A request that waits for tasks; while `served` its answer is on the way, and once `late` it must get one."""
 
     worker: str
     most: int
     here: Callable[[], bool]
     answer: asyncio.Future[list[ReadyTask]]
     served: bool = False
+    late: bool = False
     records: list[_Record] = field(default_factory=list)
 
 
@@ -103,6 +103,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         if not done and not waiter.served:
             self._waiters.remove(waiter)
             return []
+        waiter.late = True
         return await waiter.answer
 
     def close(self) -> None:
@@ -185,10 +186,29 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
                     raise
                 return
             resolved = iter(contexts)
+            empty_handed = []
             for waiter in served:
                 outcomes = [next(resolved) for record in waiter.records if record.task]
-                await self._report_corrupt(waiter.worker, [o for o in outcomes if isinstance(o, StageResult)])
-                _answer(waiter, [task for task in outcomes if isinstance(task, ReadyTask)])
+                try:
+                    await self._report_corrupt(
+                        waiter.worker, [o for o in outcomes if isinstance(o, StageResult)]
+                    )
+                except Unavailable as error:
+                    # Its lease runs out, and the next to get it says so again.
+                    log.warning("a context that cannot be read was not reported: %s", error)
+                tasks = [task for task in outcomes if isinstance(task, ReadyTask)]
+                if tasks or waiter.late or self.closed:
+                    _answer(waiter, tasks)
+                else:
+                    empty_handed.append(waiter)
+            self._wait_on(empty_handed)
+
+    def _wait_on(self, waiters: list[_Waiter]) -> None:
+        """Who got only records that hold nothing for a worker waits on, as the first, until its time is over."""
+        for waiter in waiters:
+            waiter.served = False
+            waiter.records = []
+        self._waiters.extendleft(reversed(waiters))
 
     def _match(self) -> list[_Waiter]:
         """Gives buffered records to waiters, first come first served."""
@@ -223,7 +243,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         return ReadyTask(task.fence, task.type, context, task.lease_ms, task.tries)
 
     async def _claim(self, served: Iterable[_Waiter]) -> None:
-        records: list[tuple[bytes, bytes]] = []
+        records: list[tuple[bytes | None, bytes]] = []
         for waiter in served:
             leases: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
             for record in waiter.records:
@@ -234,12 +254,12 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
                 (waiter.worker.encode(), Heartbeat(Kind.CLAIM, waiter.worker, lease_ms, keys).encode())
                 for lease_ms, keys in leases.items()
             ]
-        await send_all(self._broker.producer, self._settings.prefix + HEARTBEATS.name, records)
+        await self._broker.send(HEARTBEATS, records)
 
     async def _report_corrupt(self, worker: str, results: list[StageResult]) -> None:
         if results:
             record = (worker.encode(), encode_results(worker, results))
-            await send_all(self._broker.producer, self._settings.prefix + STAGE_RESULTS.name, [record])
+            await self._broker.send(STAGE_RESULTS, [record])
 
     def _tell(self, error: Exception) -> None:
         while self._waiters:

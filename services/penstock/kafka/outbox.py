@@ -137,6 +137,11 @@ class Publisher:
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
+    def fail(self, error: Fatal) -> None:
+        """Somebody else has found that this producer can write nothing any more: `run` ends with it."""
+        self._broken = error
+        self._some_paid.set()
+
     async def run(self) -> None:
         """Strikes out paid debts until cancelled.
 
@@ -165,8 +170,7 @@ class Publisher:
             log.warning("left to the sweeper: %d events, %s", len(owed.events), error)
             return
         except Fatal as error:
-            self._broken = error
-            self._some_paid.set()
+            self.fail(error)
             return
         if owed.outbox_id is not None:
             self._paid.append(owed.outbox_id)

@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import orjson
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupCoordinatorNotAvailableError
 from tests.running import make_topics, read, read_records, running_service, write
 from tests.waiting import wait_until
 
@@ -250,6 +252,26 @@ async def test_an_idle_system_makes_no_queries(settings, pool):
             quiet = f"SELECT clock_timestamp() - ({activity}) > interval '3 seconds'"
             await wait_until(lambda: observer.fetchval(quiet), timeout=30)
             await observer.close()
+
+
+async def test_a_kafka_without_a_coordinator_yet_is_waited_for(settings, pool, monkeypatch):
+    """O1: on a brand-new Kafka nobody can say what a group has taken until it has appointed a coordinator."""
+    asked = []
+    listed = AIOKafkaAdminClient.list_consumer_group_offsets
+
+    async def not_yet(admin, group):
+        asked.append(group)
+        if len(asked) < 4:
+            raise GroupCoordinatorNotAvailableError
+        return await listed(admin, group)
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "list_consumer_group_offsets", not_yet)
+    # Full at once, so that it keeps asking.
+    settings = TaskSyncSettings(**{**vars(settings), "window": 2, "release_batch": 2})
+    await tasks.submit(pool, [submission() for _ in range(5)])
+    async with running_service(create_app(settings)):
+        await wait_until(lambda: len(asked) >= 5)
+        assert await count(pool, "state = 'queued'") == 2
 
 
 async def test_a_new_type_needs_no_restart(settings, pool):

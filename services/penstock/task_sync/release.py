@@ -10,7 +10,13 @@ from datetime import datetime
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    NotCoordinatorForGroupError,
+)
 
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import create_topics, send_in_batches, translated
 from penstock.kafka.topics import ready, workers_group
 from penstock.postgres import release
@@ -24,6 +30,12 @@ log = logging.getLogger(__name__)
 FORGET_S = 0.5
 # While something is scheduled, the database is asked at least this often when it will be due.
 ASK_AGAIN_S = 10.0
+# Said while a group has no coordinator, or it is on its way to another broker.
+_NO_COORDINATOR = (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    NotCoordinatorForGroupError,
+)
 
 
 @dataclass(slots=True)
@@ -303,11 +315,19 @@ class Release:
     async def _look(self, gate: Gate) -> None:
         """Reads how much of the topic the workers have taken."""
         group = workers_group(self._settings.prefix, gate.type.name)
-        with translated():
-            committed = await self._admin.list_consumer_group_offsets(group)
-        taken = sum(
-            meta.offset for tp, meta in committed.items() if tp.topic == gate.topic and meta.offset > 0
-        )
+        try:
+            with translated():
+                committed = await self._admin.list_consumer_group_offsets(group)
+        except KafkaUnavailable as error:
+            if not isinstance(error.__cause__, _NO_COORDINATOR):
+                raise
+            # A broker that has only just started has yet to appoint it: what is known holds until the next look.
+            log.info("%s: what its workers have taken is not known yet: %s", gate.type.name, error)
+            taken = gate.taken
+        else:
+            taken = sum(
+                meta.offset for tp, meta in committed.items() if tp.topic == gate.topic and meta.offset > 0
+            )
         # Where nobody takes anything there is no hurry to look again.
         unmoved = taken == gate.taken
         gate.patience_s = min(1.0, gate.patience_s * 2) if unmoved else self._settings.lag_poll_s

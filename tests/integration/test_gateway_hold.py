@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import aiohttp
 import asyncpg
 import orjson
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from tests.gateways import Caller, Proxy, running_gateway
 from tests.running import write
 from tests.waiting import wait_until
@@ -105,7 +106,7 @@ async def test_a_waiting_worker_is_answered_as_soon_as_a_task_is_there(
         await release(kafka, a_task(1))
         answer = await asyncio.wait_for(waiting, 5)
         assert answer.status == 200
-        assert answer.body == {"tasks": [a_task(1).to_wire() | {"context": {"n": 1}}]}
+        assert answer.body["tasks"] == [a_task(1).to_wire() | {"context": {"n": 1}}]
         assert await committed(kafka) == 1
         [claim] = await records(kafka, HEARTBEATS.name, 1)
         assert claim.key == b"w-1"
@@ -229,6 +230,27 @@ async def test_who_gets_only_what_nobody_can_read_waits_on(
         await write(kafka.kafka, f"{kafka.prefix}ready.media", b"nonsense", partition=0)
         answer = await asyncio.wait_for(gateway.post("/hold_task", {**HOLD, "wait_s": 1}), 10)
         assert answer.body == {"tasks": []}
+
+
+async def test_the_answer_says_how_long_ago_it_claimed(
+    kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W6: the platform counts a lease from its claim, however long the answer takes after it."""
+    commit, go_on = AIOKafkaConsumer.commit, asyncio.Event()
+
+    async def slow_commit(self: AIOKafkaConsumer, offsets: Any) -> None:
+        await go_on.wait()
+        await commit(self, offsets)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "commit", slow_commit)
+    async with a_gateway(kafka, database, tmp_path) as gateway:
+        await release(kafka, a_task(1))
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        [claim] = await records(kafka, HEARTBEATS.name, 1)
+        await wait_until(lambda: time.time() * 1000 - claim.timestamp > 500)
+        go_on.set()
+        answer = await waiting
+        assert 500 <= answer.body["claimed_ms_ago"] <= time.time() * 1000 - claim.timestamp + 500
 
 
 async def test_large_contexts_are_handed_out_inline(kafka: Kafka, database: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,7 +119,12 @@ class Hold:
         held = await self._intake(task_type).hold(
             raw["worker"], int(raw.get("max", 1)), float(raw.get("wait_s", DEFAULT_WAIT_S)), here
         )
-        return respond({"tasks": [task.to_wire() for task in held]})
+        if not held.tasks:
+            return respond({"tasks": []})
+        age_s = asyncio.get_running_loop().time() - held.claimed_s
+        return respond(
+            {"tasks": [task.to_wire() for task in held.tasks], "claimed_ms_ago": math.ceil(age_s * 1000)}
+        )
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: writes what is sound, and says what is not, entry by entry."""

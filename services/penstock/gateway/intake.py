@@ -53,6 +53,19 @@ class _Record:
     task: ReadyTask | None
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What was claimed for one request.
+
+    Attributes:
+        tasks: their contexts inline.
+        claimed_s: when the claim was sent, on the loop's clock; leases count from then on.
+    """
+
+    tasks: list[ReadyTask]
+    claimed_s: float
+
+
 @dataclass(slots=True)
 class _Waiter:
     """A request that waits for tasks; while `served` its answer is on the way, and once `late` it must get one."""
@@ -60,7 +73,7 @@ class _Waiter:
     worker: str
     most: int
     here: Callable[[], bool]
-    answer: asyncio.Future[list[ReadyTask]]
+    answer: asyncio.Future[Held]
     served: bool = False
     late: bool = False
     records: list[_Record] = field(default_factory=list)
@@ -90,7 +103,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         self._round = asyncio.Lock()
         self.closed = False
 
-    async def hold(self, worker: str, most: int, wait_s: float, here: Callable[[], bool]) -> list[ReadyTask]:
+    async def hold(self, worker: str, most: int, wait_s: float, here: Callable[[], bool]) -> Held:
         """Up to `most` claimed tasks as soon as there are any; none after `wait_s` seconds.
 
         Raises:
@@ -102,7 +115,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         done, _ = await asyncio.wait({waiter.answer}, timeout=wait_s)
         if not done and not waiter.served:
             self._waiters.remove(waiter)
-            return []
+            return _nothing()
         waiter.late = True
         return await waiter.answer
 
@@ -111,7 +124,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         self.closed = True
         self._asked.set()
         while self._waiters:
-            _answer(self._waiters.popleft(), [])
+            _answer(self._waiters.popleft(), _nothing())
 
     async def run(self) -> None:
         """Joins the group, hands out, and leaves once nobody has asked for `gateway_linger_s` seconds.
@@ -174,6 +187,8 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             taken = [record for waiter in served for record in waiter.records]
             try:
                 contexts = await asyncio.gather(*(self._resolve(r.task) for r in taken if r.task))
+                # Before it is sent: the platform may take them for silent from then on.
+                claimed_s = asyncio.get_running_loop().time()
                 await self._claim(served)
                 with translated():
                     await consumer.commit(_next_offsets(taken))
@@ -198,7 +213,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
                     log.warning("a context that cannot be read was not reported: %s", error)
                 tasks = [task for task in outcomes if isinstance(task, ReadyTask)]
                 if tasks or waiter.late or self.closed:
-                    _answer(waiter, tasks)
+                    _answer(waiter, Held(tasks, claimed_s))
                 else:
                     empty_handed.append(waiter)
             self._wait_on(empty_handed)
@@ -217,7 +232,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             waiter = self._waiters.popleft()
             waiter.served = True
             if not waiter.here():
-                _answer(waiter, [])
+                _answer(waiter, _nothing())
                 continue
             size = count = 0
             while self._buffer and count < waiter.most:
@@ -285,10 +300,14 @@ def _next_offsets(records: Iterable[_Record]) -> dict[TopicPartition, int]:
     return offsets
 
 
-def _answer(waiter: _Waiter, tasks: list[ReadyTask]) -> None:
+def _nothing() -> Held:
+    return Held([], asyncio.get_running_loop().time())
+
+
+def _answer(waiter: _Waiter, held: Held) -> None:
     waiter.served = True
     if not waiter.answer.done():
-        waiter.answer.set_result(tasks)
+        waiter.answer.set_result(held)
 
 
 def _fail(waiter: _Waiter, error: Exception) -> None:

@@ -65,8 +65,8 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON of the answer.
+    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[Any, float]:
+        """The JSON of the answer, and when it began to arrive, on the loop's clock.
 
         Raises:
             Throttled: asked too often, or too much at once; nothing was done.
@@ -77,12 +77,13 @@ class Gateway:
             async with self._session.post(
                 self._url + path, data=orjson.dumps(body), headers={"Content-Type": "application/json"}
             ) as response:
+                arrived_s = asyncio.get_running_loop().time()
                 data = await response.read()
                 wait_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
         if response.status == 200:
-            return orjson.loads(data)
+            return orjson.loads(data), arrived_s
         raise error_of(response.status, data, None if wait_s is None else min(wait_s, PATIENCE_S))
 
 
@@ -122,7 +123,7 @@ class HttpLink:
             for k in keys
         ]
         try:
-            body = await self._gateway.post("/set_task", {"worker": self._worker_id, "results": entries})
+            body, _ = await self._gateway.post("/set_task", {"worker": self._worker_id, "results": entries})
         except Unavailable:
             raise
         except PenstockError as error:
@@ -148,7 +149,9 @@ class HttpLink:
         tries = 0
         while True:
             try:
-                body = await self._gateway.post("/set_task", {"worker": self._worker_id, "results": entries})
+                body, _ = await self._gateway.post(
+                    "/set_task", {"worker": self._worker_id, "results": entries}
+                )
             except Throttled as error:
                 log.warning("%d results wait %g s: %s", len(entries), error.retry_after_s, error)
                 await asyncio.sleep(error.retry_after_s)
@@ -215,15 +218,17 @@ class HttpPuller:
         if not await self._hand.wait_room(WAIT_S):
             return
         most = int(min(self._hand.room, max(1, self._heart.room), TASKS_AT_ONCE))
-        body = await self._gateway.post(
+        asked_s = asyncio.get_running_loop().time()
+        body, arrived_s = await self._gateway.post(
             "/hold_task", {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
         )
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
         claimed = [ready for ready in claimed if key_of(ready) not in self._hand]
         if claimed:
             self._hand.take(claimed)
-            # The gateway has claimed them just before it answered; the asking may be long ago.
-            self._heart.take(claimed, asyncio.get_running_loop().time())
+            # The platform counts from the claim: before the answer, and after the asking, which may be long ago.
+            heard_s = max(asked_s, arrived_s - body.get("claimed_ms_ago", 0) / 1000)
+            self._heart.take(claimed, heard_s)
             self._start(claimed)
 
 

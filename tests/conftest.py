@@ -29,6 +29,32 @@ from penstock.local.supervisor import Supervisor
 from penstock.postgres.migrations import migrate
 from penstock.settings import Kafka
 
+_ROOT = pytest.StashKey[Path]()
+_WELL = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives this run a folder of its own for `tmp_path`.
+
+    Runs of one user share a folder otherwise, and each closes it to all others when it begins: an embedded PostgreSQL of
+    another run, which belongs to the user `postgres`, then finds its data no more when it restarts.
+    """
+    if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-tests-")
+        config.stash[_ROOT] = Path(os.environ["PYTEST_DEBUG_TEMPROOT"])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes it, unless something failed and somebody will want to look."""
+    root = config.stash.get(_ROOT, None)
+    if root is not None and config.stash.get(_WELL, False):
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Notes whether all went well."""
+    session.config.stash[_WELL] = exitstatus == 0
+
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
     """Runs a coroutine for a session fixture: in a thread, so that no test's event loop is touched."""

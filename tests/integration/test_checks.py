@@ -265,6 +265,27 @@ async def test_a_callback_nobody_delivers(settings, pool):
         assert (await check(settings)).clean
 
 
+async def test_a_callback_that_is_held_for_a_target_that_is_well(settings, pool):
+    """O2b, C3: for an abnormal or disabled target it is where it should be; for a normal one somebody must let it go."""
+    [callback] = (await owed(pool)).callbacks
+    await pool.execute("DELETE FROM outbox")
+    await pool.execute("UPDATE callback SET state = 'held'")
+    found = await only(settings)
+    assert (found.rule, found.what, found.id) == (Rule.HELD, "callback", callback.id)
+    for state in ("abnormal", "disabled"):
+        await pool.execute(
+            "INSERT INTO target (url, state) VALUES ($1, $2) ON CONFLICT (url) DO UPDATE SET state = $2",
+            callback.target,
+            state,
+        )
+        assert (await check(settings)).clean
+    # It has only just become normal: those who let it go are about to.
+    await pool.execute("UPDATE target SET state = 'normal', changed_at = now()")
+    assert (await check(settings)).clean
+    await pool.execute(f"UPDATE target SET changed_at = {LONG_AGO}")
+    assert (await only(settings)).rule is Rule.HELD
+
+
 CARRIED = {
     "submitted": ("task-sync", b"{}"),
     "heartbeats": ("heartbeats", claim(1)),

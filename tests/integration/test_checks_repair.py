@@ -176,6 +176,15 @@ async def test_an_overdue_callback_gets_its_record_again(settings, pool):
     assert await pool.fetchval("SELECT due_at > now() FROM callback")
 
 
+async def test_a_callback_held_for_a_target_that_is_well_is_let_go(settings, pool):
+    """C3: it is due at once, and the releaser is told."""
+    await owed(pool)
+    await pool.execute("DELETE FROM outbox")
+    await pool.execute("UPDATE callback SET state = 'held', diverted = true")
+    await repaired(settings, Rule.HELD)
+    assert await pool.fetchval("SELECT state = 'pending' AND due_at <= now() FROM callback")
+
+
 async def test_a_service_that_does_not_run_cannot_be_made_up_for(settings, pool):
     """In doubt nothing is ended: the worker of a task that nobody hears may be alive."""
     running = await task(pool, state="'running'", worker="'w'", lease_partition="3")

@@ -69,6 +69,35 @@ FROM outbox WHERE created_at < now() - make_interval(secs => $2) ORDER BY id LIM
 SELECT id, target, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
 FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
 
+-- name: held
+-- Targets that have been normal for longer than `grace` seconds and for which something is held, the first of each.
+WITH RECURSIVE held AS (
+    (SELECT target FROM callback WHERE state = 'held' ORDER BY target LIMIT 1)
+    UNION ALL
+    SELECT (SELECT c.target FROM callback c WHERE c.state = 'held' AND c.target > h.target ORDER BY c.target LIMIT 1)
+    FROM held h WHERE h.target IS NOT NULL
+)
+SELECT h.target, f.id, f.seq, (SELECT count(*) FROM callback c WHERE c.state = 'held' AND c.target = h.target) AS held
+FROM held h
+LEFT JOIN target t ON t.url = h.target
+CROSS JOIN LATERAL (SELECT id, seq FROM callback c WHERE c.state = 'held' AND c.target = h.target ORDER BY seq LIMIT 1) f
+WHERE coalesce(t.state = 'normal' AND t.changed_at < now() - make_interval(secs => $1), t.url IS NULL)
+ORDER BY h.target;
+
+-- name: let_go
+-- Makes due the first `limit` that are held for targets that are normal, whatever their rate.
+WITH due AS (
+    UPDATE callback c SET state = 'pending', due_at = now()
+    WHERE c.id = ANY (ARRAY(
+        SELECT h.id FROM callback h LEFT JOIN target t ON t.url = h.target
+        WHERE h.state = 'held' AND coalesce(t.state, 'normal') = 'normal' AND h.target = ANY ($2::text[])
+        LIMIT $1 FOR UPDATE OF h SKIP LOCKED))
+    RETURNING c.id
+), told AS (
+    SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
+)
+SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+
 -- name: promote
 -- Makes ready the first `limit` of what is overdue, as task-sync does; tells the types' owners.
 WITH due AS (

@@ -107,8 +107,9 @@ class Targets:
         self._partition_of = partition_of
         self._room = room
         self._targets: dict[str, Target] = {}
-        # Those for which something may be held; those to be written soon; those to be written some time.
-        self._held: set[str] = set()
+        # Those for which something may be held, the one to be given something next first.
+        self._held: dict[str, None] = {}
+        # Those to be written soon, and those to be written some time.
         self._changed: set[str] = set()
         self._seen: set[str] = set()
         self._partitions: frozenset[int] = frozenset()
@@ -156,7 +157,7 @@ class Targets:
         self._targets = {
             url: target for url, target in self._targets.items() if target.partition not in partitions
         }
-        self._held &= self._targets.keys()
+        self._held = {url: None for url in self._held if url in self._targets}
 
     def outdated(self, url: str) -> None:
         """Somebody has changed it in PostgreSQL."""
@@ -208,7 +209,7 @@ class Targets:
 
     def holding(self, urls: Iterable[str]) -> None:
         """Something is held for these now."""
-        self._held.update(urls)
+        self._held.update(dict.fromkeys(urls))
 
     async def gone(self, url: str, why: str) -> None:
         """It has asked for nothing more to be sent to it."""
@@ -321,10 +322,11 @@ class Targets:
         if not wanted:
             return False
         # Before: what is held while they are let go says so itself.
-        self._held -= wanted.keys()
+        for url in wanted:
+            del self._held[url]
         granted = await callbacks.grant(self._pool, wanted)
-        # Where there were as many as wanted there may be more.
-        self._held.update(url for url, most in wanted.items() if granted.get(url, 0) >= most)
+        # Where there were as many as wanted there may be more; the others have their turn first.
+        self.holding(url for url, most in wanted.items() if granted.get(url, 0) >= most)
         return bool(granted)
 
     def _forgive(self, urls: Sequence[str]) -> None:

@@ -82,6 +82,7 @@ class Moving:
             **await self._unreleased(),
             **await self._unheard(),
             **await self._unread(),
+            **await self._held(),
             **await self._queued.look(),
         }
 
@@ -123,6 +124,19 @@ class Moving:
             lacks = f"{more} heard over {name}/{partition}, which nobody reads: is heartbeats running?"
             found["unheard", partition] = Found(
                 [Offender(Rule.UNHEARD, "task", row["id"], lacks)], row["tasks"]
+            )
+        return found
+
+    async def _held(self) -> Suspects:
+        """Callbacks that are held although their target is normal, and of which nobody lets any go."""
+        with translated():
+            rows = await self._pool.fetch(query("checks.held"), GRACE_S)
+        found: Suspects = {}
+        for row in rows:
+            more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
+            lacks = f"{more} held for {row['target']}, which is normal: is callbacks running?"
+            found["held", row["target"], row["seq"]] = Found(
+                [Offender(Rule.HELD, "callback", row["id"], lacks)], row["held"]
             )
         return found
 

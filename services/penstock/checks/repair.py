@@ -77,6 +77,7 @@ class Repair:
             Rule.UNSENT: self._unnote,
             Rule.UNPUBLISHED: self._publish,
             Rule.UNDELIVERED: self._redeliver,
+            Rule.HELD: self._let_go,
         }
 
     async def put_back(self, rules: Counter[Rule]) -> Counter[Rule]:
@@ -102,6 +103,11 @@ class Repair:
             done += len(rows)
             if len(rows) < AT_A_TIME:
                 return done
+
+    async def _let_go(self) -> int:
+        with translated():
+            rows = await self._pool.fetch(query("checks.held"), GRACE_S)
+        return await self._repeat("checks.let_go", AT_A_TIME, [row["target"] for row in rows])
 
     async def _release_again(self) -> int:
         done = 0

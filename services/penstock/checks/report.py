@@ -22,6 +22,7 @@ class Rule(StrEnum):
     UNSENT = "unsent"
     UNPUBLISHED = "unpublished"
     UNDELIVERED = "undelivered"
+    HELD = "held"
     UNREAD = "unread"
 
 

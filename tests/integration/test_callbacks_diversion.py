@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -335,6 +336,39 @@ async def test_when_all_are_slow_at_once_it_is_us(platform: Bench, target: Targe
         assert {row["state"] for row in states} == {"normal"}
         moody.well.set()
         await wait_until(platform.all_delivered, timeout=60)
+
+
+async def test_what_takes_long_because_we_stood_still_is_not_slow(
+    platform: Bench, target: Target, tmp_path: Path
+) -> None:
+    """C4a: the service is stopped for a while with calls under way that are answered meanwhile: nobody is charged."""
+    settings = {name: str(value) for name, value in HASTY.items() if not isinstance(value, tuple)} | {
+        "callback_timeout_s": "10",
+        "callback_horizon_s": "20",
+        "callback_calm_s": "600",
+        "callback_slow_s": "2",
+    }
+    stopped = asyncio.Event()
+
+    async def answer(_request: web.Request) -> web.Response:
+        await stopped.wait()
+        return web.Response()
+
+    target.answer = answer
+    async with platform.process(tmp_path, **settings) as process:
+        await platform.owe(*many(target, "/hook", 8))
+        await wait_until(lambda: target.under_way["/hook"] == 8)
+        process.send_signal(signal.SIGSTOP)
+        stopped.set()
+        # Longer than what is slow.
+        await asyncio.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+        await wait_until(platform.all_delivered)
+        await platform.owe(owed(f"{target.url}/hook", 100))
+        await wait_until(platform.all_delivered)
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+    assert (await row_of(platform, f"{target.url}/hook"))["count"] == 0
 
 
 async def _all_tried(platform: Bench, times: int) -> bool:

@@ -31,16 +31,22 @@ log = logging.getLogger(__name__)
 
 # While this process suspects itself: how soon what failed is tried again, at the latest, in seconds.
 WHILE_SUSPICIOUS_S = 10.0
+# A timer that is later than this, in seconds, tells of this process and not of the target; but only so many times.
+STOOD_STILL_S = 0.25
+MOST_SPARED = 2
 
 
 @dataclass(slots=True)
 class _Call:
-    """A call under way; `charged` when it has been counted as slow, `moved` when it is in the slow pool."""
+    """A call under way; `slow` when it has turned out so, `moved` when it is in the slow pool for that."""
 
     waiting: Waiting
     lanes: Lanes
-    charged: bool = False
+    slow: bool = False
     moved: bool = False
+    timer: asyncio.TimerHandle | None = None
+    # How often its time was prolonged because this process itself stood still.
+    spared: int = 0
 
 
 class Deliverer:
@@ -249,11 +255,12 @@ class Deliverer:
 
     async def _deliver(self, call: _Call) -> None:
         callback = call.waiting.callback
-        timer = self._loop.call_later(self._settings.callback_slow_s, self._turned_slow, call)
+        self._time(call, self._settings.callback_slow_s)
         try:
             met = await self._caller.call(callback)
         finally:
-            timer.cancel()
+            assert call.timer is not None
+            call.timer.cancel()
         attempt = callback.attempt + 1
         fate = self._settings.policy.decide(
             met.status,
@@ -266,9 +273,8 @@ class Deliverer:
             self._slow.leave(callback.target)
         else:
             call.lanes.finish(callback.target, met.took_s)
-        if not call.charged:
-            slow = met.took_s > self._settings.callback_slow_s
-            self._charge(callback.target, slow=slow, failed=not isinstance(fate, Delivered))
+        if not (call.slow and self._settings.callback_count_early):
+            self._charge(callback.target, slow=call.slow, failed=not isinstance(fate, Delivered))
         self._crowd_out(call.lanes, callback.target)
         self._admit()
         self.targets.attempted(
@@ -277,11 +283,21 @@ class Deliverer:
         )
         await self._decide(call.waiting, met, self._patient(fate, attempt))
 
+    def _time(self, call: _Call, seconds: float) -> None:
+        call.timer = self._loop.call_later(seconds, self._turned_slow, call)
+
     def _turned_slow(self, call: _Call) -> None:
         """A call has taken so long that it is slow: it is charged now, and goes on elsewhere if there is room."""
+        assert call.timer is not None
+        late_s = self._loop.time() - call.timer.when()
+        if late_s > STOOD_STILL_S and call.spared < MOST_SPARED:
+            # It was this process that stood still, and the answer may be waiting to be read.
+            call.spared += 1
+            self._time(call, min(late_s, self._settings.callback_slow_s))
+            return
+        call.slow = True
         target = call.waiting.callback.target
         if self._settings.callback_count_early:
-            call.charged = True
             self._charge(target, slow=True)
         if self._slow.enter(target):
             call.moved = True

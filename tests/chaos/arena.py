@@ -265,8 +265,9 @@ async def arena(
     *,
     workers: int = 2,
     services: Mapping[str, Service] = SERVICES,
+    statuses: frozenset[int] = frozenset({0}),
 ) -> AsyncIterator[Field]:
-    """A field with this many workers; what was done on it is verified at the end of the block."""
+    """A field with this many workers, which end with one of `statuses`; what was done is verified at the end of the block."""
     options = Options(
         data_dir=folder / "data",
         # No default ports: others may be running here.
@@ -291,8 +292,8 @@ async def arena(
                     crew.start()
                 yield field
             finally:
-                statuses = await asyncio.to_thread(crew.stop)
-            assert set(statuses) <= {0}, f"a worker that was told to stop did not stop well: {statuses}"
+                ended = await asyncio.to_thread(crew.stop)
+            assert set(ended) <= statuses, f"a worker that was told to stop did not stop well: {ended}"
             await field.verify()
         finally:
             await field.close()

@@ -211,6 +211,8 @@ def test_suspicion_against_the_last_trips(trips, targets):
             assert suspicion.suspects(now_s)
             assert suspicion.suspects(now_s + 29.9)
             assert not suspicion.suspects(now_s + 30)
+            assert suspicion.suspected(now_s + 59.9)
+            assert not suspicion.suspected(now_s + 60)
             seen = []
         else:
             assert not forgiven

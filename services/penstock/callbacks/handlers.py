@@ -281,7 +281,7 @@ class Deliverer:
             callback.target,
             Attempt(time.time(), callback.id, attempt, round(met.took_s * 1000), met.status, met.message),
         )
-        await self._decide(call.waiting, met, self._patient(fate, attempt))
+        await self._decide(call.waiting, met, self._patient(fate, met))
 
     def _time(self, call: _Call, seconds: float) -> None:
         call.timer = self._loop.call_later(seconds, self._turned_slow, call)
@@ -317,13 +317,13 @@ class Deliverer:
             for waiting in lanes.take_out(lambda _waiting: True, url):
                 self._ledger.hold(waiting)
 
-    def _patient(self, fate: Fate, attempt: int) -> Fate:
+    def _patient(self, fate: Fate, met: Met) -> Fate:
         """While this process suspects itself no target pays for it: nothing dies, and what failed is tried soon."""
         if not self.targets.suspicious:
             return fate
-        if fate == Dead(Reason.EXHAUSTED):
-            return RetryIn(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2))
-        if isinstance(fate, RetryIn) and fate.seconds > WHILE_SUSPICIOUS_S and attempt > 0:
+        # What a target asks for is no failure of ours.
+        long = isinstance(fate, RetryIn) and fate.seconds > WHILE_SUSPICIOUS_S and not met.retry_after_s
+        if long or fate == Dead(Reason.EXHAUSTED):
             return RetryIn(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2))
         return fate
 

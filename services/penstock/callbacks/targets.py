@@ -142,8 +142,8 @@ class Targets:
 
     @property
     def suspicious(self) -> bool:
-        """Whether it is this process that is suspected, and nothing is charged to targets."""
-        return self._suspicion.suspects(time.monotonic())
+        """Whether this process is suspected, or was until a moment ago, so that no target may pay for failures."""
+        return self._suspicion.suspected(time.monotonic())
 
     def assigned(self, partitions: Iterable[int]) -> None:
         """These partitions are this process's now, and may have been another's before."""
@@ -183,7 +183,7 @@ class Targets:
         if target is None:
             return False
         target.hanging = slow
-        if self.suspicious:
+        if self._suspicion.suspects(time.monotonic()):
             return False
         now_s = time.time()
         before, charged = target.window.verdict(now_s), target.window.charged

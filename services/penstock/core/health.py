@@ -242,3 +242,7 @@ class Suspicion:
     def suspects(self, now_s: float) -> bool:
         """Whether nothing is to be charged to targets now."""
         return now_s < self._until_s
+
+    def suspected(self, now_s: float) -> bool:
+        """Whether it does, or did until a moment ago: if it goes on, it takes a moment until that is seen again."""
+        return now_s < self._until_s + self._policy.suspicion_s

@@ -27,6 +27,7 @@ CREATE TABLE penstock.callback (
     ordered boolean DEFAULT false NOT NULL,
     seq bigint NOT NULL,
     diverted boolean DEFAULT false NOT NULL,
+    replayed_after integer,
     CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'held'::text, 'delivered'::text, 'dead'::text])))
 )
 WITH (fillfactor='80');
@@ -40,6 +41,8 @@ COMMENT ON COLUMN penstock.callback.ordered IS 'waits for those of its task and 
 COMMENT ON COLUMN penstock.callback.seq IS 'order of creation; of one task also the order of its transitions';
 
 COMMENT ON COLUMN penstock.callback.diverted IS 'it was held once: its records go to the diverted topic';
+
+COMMENT ON COLUMN penstock.callback.replayed_after IS 'attempts made before it was replayed last: its schedule began anew after them';
 
 ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.callback_seq_seq
@@ -233,6 +236,8 @@ ALTER TABLE ONLY penstock.task
 
 ALTER TABLE ONLY penstock.task_type
     ADD CONSTRAINT task_type_pkey PRIMARY KEY (name);
+
+CREATE INDEX callback_dead ON penstock.callback USING btree (target, seq) WHERE (state = 'dead'::text);
 
 CREATE INDEX callback_due ON penstock.callback USING btree (due_at) WHERE (state = 'pending'::text);
 

@@ -14,13 +14,18 @@ from openapi_spec_validator import validate
 from penstock.contracts.files import schemas_folder
 from penstock.core.task import Priority, State
 from penstock.gateway import openapi
+from penstock.gateway.callbacks import COUNTED, REPLAYED, Callbacks
+from penstock.gateway.callbacks import LARGEST_PAGE as LARGEST_CALLBACK_PAGE
 from penstock.gateway.hold import Hold
 from penstock.gateway.pages import Pages
 from penstock.gateway.reference import render
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.targets import LARGEST_PAGE as LARGEST_TARGET_PAGE
+from penstock.gateway.targets import LONGEST_URL, Targets
 from penstock.gateway.tasks import LARGEST_PAGE, Tasks
 from penstock.gateway.types import Types
 from penstock.http.problems import ERRORS_SHOWN, KINDS
+from penstock.postgres.replay import HELD_COUNTED, PENDING_LOOKED_AT
 
 SOURCE = json.loads((schemas_folder() / "http" / "openapi.json").read_text())
 
@@ -44,6 +49,8 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     routes = [
         *Tasks(settings, nothing, nothing, nothing, nothing).routes(),
         *Types(settings, nothing, nothing).routes(),
+        *Targets(settings, nothing).routes(),
+        *Callbacks(settings, nothing).routes(),
         *Hold(settings, nothing, nothing, nothing, nothing).routes(),
         *Pages(nothing, nothing).routes(),
     ]
@@ -125,10 +132,24 @@ def test_words_and_limits_are_those_of_the_code() -> None:
     for kind in KINDS:
         assert f"`{kind.name}`" in schemas["Problem"]["description"]
     assert f"{ERRORS_SHOWN} at most" in schemas["Problem"]["properties"]["errors"]["description"]
-    [limit] = [
-        p["schema"] for _, path, op in operations() for p in op.get("parameters", ()) if p["name"] == "limit"
-    ]
-    assert limit["maximum"] == LARGEST_PAGE
+    limits = {
+        path: p["schema"]["maximum"]
+        for _, path, op in operations()
+        for p in op.get("parameters", ())
+        if p["name"] == "limit"
+    }
+    assert limits == {
+        "/tasks": LARGEST_PAGE,
+        "/targets": LARGEST_TARGET_PAGE,
+        "/callbacks": LARGEST_CALLBACK_PAGE,
+    }
+    replay = schemas["ReplayRequest"]["properties"]
+    assert replay["limit"]["maximum"] == replay["limit"]["default"] == REPLAYED
+    assert f"up to {COUNTED:,}" in replay["dry_run"]["description"]
+    assert schemas["TargetEnable"]["properties"]["url"]["maxLength"] == LONGEST_URL
+    backlog = schemas["Backlog"]["properties"]["complete"]["description"]
+    assert f"first {PENDING_LOOKED_AT:,}" in backlog
+    assert f"up to {HELD_COUNTED:,}" in backlog
     assert schemas["SetRequest"]["properties"]["results"]["maxItems"] == GatewaySettings().gateway_batch_limit
 
 

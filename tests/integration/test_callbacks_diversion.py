@@ -379,3 +379,16 @@ async def _all_normal(platform: Bench) -> bool:
 async def _all_tried(platform: Bench, times: int) -> bool:
     rows = await platform.rows()
     return all(row["attempt"] >= times for row in rows.values())
+
+
+async def test_a_target_that_decays_while_nobody_calls_it_is_shown_as_normal(platform: Bench) -> None:
+    """C4a, C8: abnormal an hour ago, with nothing held and nothing to send: its row says normal again."""
+    url = "https://gone.example/hook"
+    await platform.connection.execute(
+        "INSERT INTO target (url, state, count, slow_at, called_at) "
+        "VALUES ($1, 'abnormal', 6, now() - interval '1 hour', now() - interval '1 hour')",
+        url,
+    )
+    async with platform.service(**HASTY):
+        await wait_until(lambda: has_state(platform, url, "normal"))
+    assert (await row_of(platform, url))["count"] == 0

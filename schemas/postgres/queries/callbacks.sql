@@ -3,12 +3,13 @@
 -- the planner would read the whole index of what is due.
 
 -- name: begin
--- Takes the right to make attempts: returns the ids whose attempt number was still the record's.
+-- Takes the right to make attempts: returns the ids whose attempt number was still the record's, and how many attempts
+-- were made before their schedule began, which is when they were replayed.
 UPDATE callback c
 SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3)
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
-RETURNING c.id, c.attempt;
+RETURNING c.id, c.attempt, coalesce(c.replayed_after, 0) AS spent;
 
 -- name: begin_in_order
 -- The same, but one whose task owes its target something earlier waits for that; it comes again by itself, should
@@ -37,7 +38,7 @@ SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(s
 FROM input i
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
   AND c.id <> ALL (ARRAY(SELECT id FROM behind))
-RETURNING c.id, c.attempt;
+RETURNING c.id, c.attempt, coalesce(c.replayed_after, 0) AS spent;
 
 -- name: follow
 -- Calls those that waited for callbacks that have ended just now.
@@ -77,7 +78,8 @@ WITH wanted AS (
 SELECT target, count(*)::integer AS count FROM granted GROUP BY target;
 
 -- name: settle
--- Writes down what became of attempts: delivered, dead, or pending until `due_in` seconds from now.
+-- Writes down what became of attempts: delivered, dead, or pending until `due_in` seconds from now. Written again after
+-- the callback was replayed, the fate of an attempt from before changes nothing.
 UPDATE callback c
 SET state = i.state,
     error = i.error,
@@ -86,6 +88,7 @@ SET state = i.state,
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[])
      AS i (id, attempt, state, error, due_in)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
+  AND c.attempt > coalesce(c.replayed_after, 0)
 RETURNING c.id;
 
 -- name: postpone

@@ -264,7 +264,7 @@ class Deliverer:
         attempt = callback.attempt + 1
         fate = self._settings.policy.decide(
             met.status,
-            attempt,
+            attempt - call.waiting.spent,
             met.retry_after_s,
             self._chance(),
             callable_target=met.callable_target,

@@ -43,10 +43,17 @@ class Record(Protocol):
 
 @dataclass(slots=True)
 class Waiting:
-    """A callback in hand whose attempt has not begun, with its record."""
+    """A callback in hand whose attempt has not begun, with its record.
+
+    Attributes:
+        callback: as its record says.
+        record: to be settled.
+        spent: attempts that were made before its schedule began anew, because it was replayed; known once begun.
+    """
 
     callback: Callback
     record: Record
+    spent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,6 +149,8 @@ class Ledger:
             f"{len(batch)} callbacks",
         )
         mine = [waiting for turn, waiting in turns.items() if turn in begun]
+        for turn, spent in begun.items():
+            turns[turn].spent = spent
         told = set(map(id, mine))
         # The others were made before, are under way, wait for an earlier one or are owed by nobody: their fate is or
         # will be in PostgreSQL.

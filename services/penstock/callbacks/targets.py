@@ -306,6 +306,8 @@ class Targets:
         if unknown:
             await self.load(unknown)
         self.holding(found)
+        # Nobody calls it, so nothing else would write down that it has decayed.
+        self._changed.update(url for url in found if (target := self.get(url)) and not self.abnormal(target))
 
     async def _let_go(self, now_s: float) -> bool:
         room = self._room()

@@ -11,9 +11,11 @@ from aiohttp import web
 from penstock import process
 from penstock.errors import CannotStart
 from penstock.gateway.broker import Broker
+from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.hold import Hold
 from penstock.gateway.pages import Pages
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.targets import Targets
 from penstock.gateway.tasks import Tasks
 from penstock.gateway.types import Types, keep_fresh
 from penstock.http.server import problems, same_origin
@@ -57,6 +59,8 @@ def create_app(
             )
             app.add_routes(Tasks(settings, pool, known, objects, broker).routes())
             app.add_routes(Types(settings, pool, known).routes())
+            app.add_routes(Targets(settings, pool).routes())
+            app.add_routes(Callbacks(settings, pool).routes())
             app.add_routes(hold.routes())
             app.add_routes(Pages(pool, broker).routes())
 

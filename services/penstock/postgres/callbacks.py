@@ -40,8 +40,12 @@ class Settled:
     due_in_s: float = 0.0
 
 
-async def begin(pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float) -> set[Turn]:
+async def begin(
+    pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float
+) -> dict[Turn, int]:
     """Takes the right to make attempts; returns the turns that nobody had taken before.
+
+    With each stands how many attempts were made before its schedule began: 0 unless it was replayed.
 
     Args:
         pool: of the database.
@@ -55,12 +59,12 @@ async def begin(pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, ho
         rows = await pool.fetch(
             query("callbacks.begin"), [turn[0] for turn in turns], [turn[1] for turn in turns], horizon_s
         )
-    return {(row["id"], row["attempt"] - 1) for row in rows}
+    return {(row["id"], row["attempt"] - 1): row["spent"] for row in rows}
 
 
 async def begin_in_order(
     pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float
-) -> set[Turn]:
+) -> dict[Turn, int]:
     """As `begin`; an ordered one whose task still owes its target an earlier one is not begun and comes again.
 
     Raises:
@@ -73,7 +77,7 @@ async def begin_in_order(
             [turn[1] for turn in turns],
             horizon_s,
         )
-    return {(row["id"], row["attempt"] - 1) for row in rows}
+    return {(row["id"], row["attempt"] - 1): row["spent"] for row in rows}
 
 
 async def follow(executor: Any, ids: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import orjson
 from penstock.core.health import Vitals
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+from penstock.postgres.replay import HELD_COUNTED, PENDING_LOOKED_AT
 
 # Notified with a target's URL when an operator, or an answer, has changed it.
 CHANNEL = "penstock_targets"
@@ -90,6 +91,53 @@ async def troubled(pool: asyncpg.Pool[asyncpg.Record]) -> list[str]:
     """
     with translated():
         return [row["url"] for row in await pool.fetch(query("targets.troubled"))]
+
+
+async def get(executor: Any, url: str) -> asyncpg.Record | None:
+    """The row of a target; None when nobody has called it or said anything of it yet.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        row: asyncpg.Record | None = await executor.fetchrow(query("targets.get"), url)
+    return row
+
+
+async def find(
+    executor: Any, *, state: str | None, prefix: str | None, after: str | None, limit: int
+) -> list[asyncpg.Record]:
+    """Rows of targets in the order of their URLs; give the last URL of a page as `after` to get the next one.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows: list[asyncpg.Record] = await executor.fetch(query("targets.find"), state, prefix, after, limit)
+    return rows
+
+
+async def backlog(executor: Any, urls: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """How many callbacks are owed to targets: normal and diverted (pending), held, and whether these are all.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(query("targets.backlog"), list(urls), PENDING_LOOKED_AT, HELD_COUNTED)
+    return {
+        row["url"]: {name: row[name] for name in ("normal", "diverted", "held", "complete")} for row in rows
+    }
+
+
+async def disabled(executor: Any, urls: Sequence[str]) -> set[str]:
+    """Which of these are disabled.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        return {row["url"] for row in await executor.fetch(query("targets.disabled"), list(urls))}
 
 
 async def disable(executor: Any, url: str, why: str) -> bool:

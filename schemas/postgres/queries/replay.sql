@@ -1,0 +1,76 @@
+-- Looking at callbacks, and replaying them.
+-- Each `find` walks one index; with $2 = seq of the last one of the page before. One row more than a page tells whether
+-- there is another page.
+
+-- name: find_ids
+SELECT id, target, seq FROM callback
+WHERE id = ANY ($1::text[]) AND ($2::text IS NULL OR state = $2)
+  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+ORDER BY seq LIMIT $5;
+
+-- name: find_of_task
+SELECT id, target, seq FROM callback
+WHERE task_id = $1 AND seq > $2
+  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+  AND ($6::text IS NULL OR state = $6) AND ($7::text IS NULL OR target = $7)
+ORDER BY seq LIMIT $5;
+
+-- name: find_dead_of_target
+SELECT id, target, seq FROM callback
+WHERE state = 'dead' AND target = $1 AND seq > $2
+  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+ORDER BY seq LIMIT $5;
+
+-- name: find_dead
+-- Of all targets, behind this one of that target.
+SELECT id, target, seq FROM callback
+WHERE state = 'dead' AND (target, seq) > ($1, $2)
+  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+ORDER BY target, seq LIMIT $5;
+
+-- name: find_held_of_target
+SELECT id, target, seq FROM callback
+WHERE state = 'held' AND target = $1 AND seq > $2
+  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+ORDER BY seq LIMIT $5;
+
+-- name: find_held
+SELECT id, target, seq FROM callback
+WHERE state = 'held' AND (target, seq) > ($1, $2)
+  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+ORDER BY target, seq LIMIT $5;
+
+-- name: find_pending
+-- Among the first $6 that are due: no index has them by target.
+SELECT id, target, seq
+FROM (SELECT id, target, seq, finished_at, created_at FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $6) c
+WHERE (target, seq) > ($1, $2) AND ($7::text IS NULL OR target = $7)
+  AND ($3::timestamptz IS NULL OR created_at >= $3)
+  AND ($4::timestamptz IS NULL OR created_at < $4)
+ORDER BY target, seq LIMIT $5;
+
+-- name: read
+SELECT id, target, task_id, state, attempt, replayed_after, ordered, diverted, error, due_at, created_at, finished_at, seq
+FROM callback WHERE id = ANY ($1::text[]) ORDER BY target, seq;
+
+-- name: replay
+-- Owed again: those that are still in the given state, due in `due_in` seconds; what a disabled target is owed is held.
+UPDATE callback c
+SET state = CASE WHEN d.disabled THEN 'held' ELSE 'pending' END,
+    diverted = c.diverted OR d.disabled,
+    error = NULL,
+    finished_at = NULL,
+    replayed_after = c.attempt,
+    due_at = now() + make_interval(secs => i.due_in)
+FROM unnest($1::text[], $2::double precision[], $4::text[]) AS i (id, due_in, target)
+CROSS JOIN LATERAL (
+    SELECT EXISTS (SELECT FROM target t WHERE t.url = i.target AND t.state = 'disabled') AS disabled
+) d
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.state = $3 AND c.finished_at IS NOT NULL
+RETURNING c.id, c.target, c.state;

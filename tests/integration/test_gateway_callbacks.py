@@ -1,0 +1,338 @@
+"""What operators ask and say of callbacks and their targets: over HTTP, and what the service makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.callback_targets import Bench, Target, answering, bench, owed, target_server
+from tests.gateways import Caller, running_gateway
+from tests.waiting import wait_until
+
+from penstock.contracts.event import Callback
+from penstock.kafka.connection import create_topics
+from penstock.kafka.topics import EVENTS
+from penstock.postgres.connection import connect
+from penstock.postgres.queries import query
+
+A, B = "https://a.example/hook", "https://b.example/hook?x=1&y=%2F"
+HASTY = {"callback_schedule_s": ("0.05", "0.05"), "callback_drain_rate": 200.0}
+
+
+@pytest.fixture
+async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
+    async with bench(kafka_servers, prefix, database) as made:
+        await create_topics(made.kafka, [EVENTS])
+        yield made
+
+
+@pytest.fixture
+async def gateway(platform: Bench, tmp_path: Path) -> AsyncIterator[Caller]:
+    async with running_gateway(
+        kafka=platform.kafka.kafka,
+        prefix=platform.kafka.prefix,
+        postgres=platform.postgres,
+        objects=f"file://{tmp_path}",
+    ) as caller:
+        yield caller
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[Target]:
+    async with target_server() as made:
+        yield made
+
+
+async def owe(
+    platform: Bench, url: str, numbers: Sequence[int], state: str = "pending", **columns: Any
+) -> None:
+    """Rows without records: as if the service were away."""
+    callbacks = [owed(url, number, headers={"X-Token": "s3cr3t"}) for number in numbers]
+    await platform.owe(*callbacks, publish=False, due_in_s=600)
+    columns = {
+        "state": state,
+        **({"finished_at": datetime.now(UTC)} if state in ("dead", "delivered") else {}),
+    } | columns
+    for name, value in columns.items():
+        await platform.connection.execute(
+            f"UPDATE callback SET {name} = $1 WHERE id = ANY ($2)", value, [one.id for one in callbacks]
+        )
+
+
+async def all_pages(gateway: Caller, path: str, name: str, limit: int, **query: str) -> list[Any]:
+    found: list[Any] = []
+    cursor: dict[str, str] = {}
+    while True:
+        answer = await gateway.get(path, params={**query, **cursor, "limit": str(limit)})
+        assert answer.status == 200, answer.body
+        assert len(answer.body[name]) <= limit
+        found += answer.body[name]
+        if answer.body["next"] is None:
+            return found
+        cursor = {"cursor": answer.body["next"]}
+
+
+async def test_targets_are_listed_with_their_backlog(gateway: Caller, platform: Bench) -> None:
+    """C8: every target once over pages of one, by state, prefix and URL; both paths and what is held counted apart."""
+    await owe(platform, A, range(1, 4))
+    await owe(platform, A, range(11, 16), attempt=2)
+    await owe(platform, A, range(21, 28), state="held")
+    await owe(platform, B, [31])
+    for url, state in ((A, "abnormal"), (B, "normal"), ("https://c.example/", "normal")):
+        await platform.connection.execute("INSERT INTO target (url, state) VALUES ($1, $2)", url, state)
+    listed = await all_pages(gateway, "/targets", "targets", 1)
+    assert [one["url"] for one in listed] == [A, B, "https://c.example/"]
+    assert listed[0]["backlog"] == {"normal": 3, "diverted": 5, "held": 7, "complete": True}
+    assert listed[1]["backlog"] == {"normal": 1, "diverted": 0, "held": 0, "complete": True}
+
+    async def urls(**query: str) -> list[str]:
+        return [one["url"] for one in (await gateway.get("/targets", params=query)).body["targets"]]
+
+    assert await urls(state="abnormal") == [A]
+    assert await urls(prefix="https://b.ex") == [B]
+    # % and _ are no wildcards.
+    assert await urls(prefix="https://%") == []
+    assert await urls(url=B) == [B]
+    assert await urls(url=B, state="abnormal") == []
+    assert await urls(url="https://a.example/") == []
+    for wrong in ({"state": "ill"}, {"limit": "101"}, {"url": ""}, {"sate": "normal"}):
+        assert (await gateway.get("/targets", params=wrong)).status == 422
+
+
+async def test_counting_is_bounded_and_says_so(
+    gateway: Caller, platform: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C8: beyond what a question may cost the counts are lower bounds, and `complete` is false."""
+    await owe(platform, A, range(1, 11), state="held")
+    await platform.connection.execute("INSERT INTO target (url) VALUES ($1)", A)
+    monkeypatch.setattr("penstock.postgres.targets.HELD_COUNTED", 10)
+    [found] = (await gateway.get("/targets")).body["targets"]
+    assert (found["backlog"]["held"], found["backlog"]["complete"]) == (10, False)
+    monkeypatch.undo()
+    monkeypatch.setattr("penstock.postgres.targets.PENDING_LOOKED_AT", 3)
+    await owe(platform, A, range(11, 15))
+    [found] = (await gateway.get("/targets")).body["targets"]
+    assert (found["backlog"]["normal"], found["backlog"]["complete"]) == (3, False)
+
+
+async def plan_of(platform: Bench, name: str, *arguments: Any) -> str:
+    """The generic plan: the one a long-lived connection ends up with."""
+    connection = await connect(platform.postgres, "test")
+    try:
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        rows = await connection.fetch(f"EXPLAIN {query(name)}", *arguments)
+    finally:
+        await connection.close()
+    return "\n".join(row[0] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "index"),
+    [
+        ("targets.backlog", ([A], 10, 10), "callback_due callback_held"),
+        ("targets.find", (None, None, None, 10), "target_pkey"),
+        ("replay.find_dead", (A, 0, None, None, 10), "callback_dead"),
+        ("replay.find_dead_of_target", (A, 0, None, None, 10), "callback_dead"),
+        ("replay.find_held", (A, 0, None, None, 10), "callback_held"),
+        ("replay.find_held_of_target", (A, 0, None, None, 10), "callback_held"),
+        ("replay.find_of_task", (1, 0, None, None, 10, None, None), "callback_task"),
+        ("replay.find_ids", (["x"], None, None, None, 10), "callback_pkey"),
+        ("replay.find_pending", (A, 0, None, None, 10, 10, None), "callback_due"),
+        ("replay.replay", (["x"], [0.0], "dead", [A]), "callback_pkey"),
+    ],
+)
+async def test_questions_walk_indices(
+    platform: Bench, name: str, arguments: tuple[Any, ...], index: str
+) -> None:
+    """C8: neither looking nor replaying reads the table from one end to the other, or sorts what it has not bounded."""
+    async with asyncio.timeout(30):
+        rows = await platform.connection.fetch(
+            "INSERT INTO callback (id, target, task_id, body, due_at, state, finished_at) "
+            "SELECT 'x' || n, 'https://' || n % 50 || '.example/', n, '{}', now(), "
+            "(ARRAY['pending', 'held', 'dead', 'delivered'])[1 + n % 4], now() "
+            "FROM generate_series(1, 4000) AS n RETURNING 1"
+        )
+        await platform.connection.execute("ANALYZE callback")
+    assert len(rows) == 4000
+    plan = await plan_of(platform, name, *arguments)
+    assert "Seq Scan on callback" not in plan
+    for one in index.split():
+        assert f"using {one} " in plan or f"on {one} " in plan, plan
+
+
+async def test_an_operator_disables_limits_and_enables(
+    gateway: Caller, platform: Bench, target: Target
+) -> None:
+    """C8: disabled over HTTP, callbacks are held; enabled, they are delivered; the rate and the reason are shown."""
+    url = f"{target.url}/hook"
+    assert (await gateway.post("/targets/enable", {"url": url})).status == 404
+    told = (await gateway.post("/targets/disable", {"url": url, "why": "until noon"})).body
+    assert told["changed"] is True
+    assert (told["target"]["state"], told["target"]["why"]) == ("disabled", "until noon")
+    assert (await gateway.post("/targets/disable", {"url": url, "why": "again"})).body["changed"] is False
+    async with platform.service(**HASTY):
+        await platform.owe(*[owed(url, number) for number in range(1, 6)])
+        await wait_until(lambda: _states(platform, held=5))
+        assert not target.calls
+        limited = (await gateway.post("/targets/limit", {"url": url, "rate": 100})).body["target"]
+        assert (limited["rate"], limited["backlog"]["held"]) == (100, 5)
+        assert (await gateway.post("/targets/enable", {"url": url})).body["target"]["why"] is None
+        await wait_until(platform.all_delivered)
+    [shown] = (await gateway.get("/targets", params={"url": url})).body["targets"]
+    assert shown["state"] == "normal"
+    assert {one["status"] for one in shown["attempts"]} == {200}
+    assert abs(datetime.fromisoformat(shown["attempts"][-1]["at"]) - datetime.now(UTC)) < timedelta(minutes=1)
+    unlimited = (await gateway.post("/targets/limit", {"url": url, "rate": None})).body["target"]
+    assert unlimited["rate"] is None
+    for wrong in ({"url": "shop.example"}, {"url": url, "rate": 0}, {"url": url}):
+        assert (await gateway.post("/targets/limit", wrong)).status == 422
+
+
+async def _states(platform: Bench, **expected: int) -> bool:
+    return await platform.states() == Counter(expected)
+
+
+async def test_callbacks_are_listed(gateway: Caller, platform: Bench) -> None:
+    """C6, C8: the dead by default, over pages, by target, state, task and time; never a header's value or a body."""
+    await owe(platform, B, [1, 2, 3], state="dead", error='{"kind": "status", "message": "status 500"}')
+    await owe(platform, A, [4, 5], state="dead", finished_at=datetime(2026, 1, 1, tzinfo=UTC))
+    await owe(platform, A, [6], state="held")
+    await owe(platform, A, [7, 8])
+    await owe(platform, B, [9], state="delivered")
+
+    async def tasks(**query: str) -> list[int]:
+        return [one["task_id"] for one in await all_pages(gateway, "/callbacks", "callbacks", 2, **query)]
+
+    assert await tasks() == [4, 5, 1, 2, 3]
+    assert await tasks(target=B) == [1, 2, 3]
+    assert await tasks(until="2026-01-02T00:00:00Z") == [4, 5]
+    assert await tasks(target=A, since="2026-01-02T00:00:00Z") == []
+    assert await tasks(state="held") == await tasks(state="held", target=A) == [6]
+    assert await tasks(state="pending") == [7, 8]
+    assert await tasks(state="pending", target=B) == []
+    assert await tasks(task_id="9") == await tasks(task_id="9", state="delivered") == [9]
+    assert await tasks(task_id="9", state="dead") == await tasks(task_id="9", target=A) == []
+    assert await tasks(id="msg_9-0-0-succeeded-0") == [9]
+    answer = await gateway.get("/callbacks", params={"target": B})
+    assert answer.body["callbacks"][0]["error"]["message"] == "status 500"
+    assert "s3cr3t" not in str(answer.body)
+    for wrong in ({"state": "delivered"}, {"since": "yesterday"}, {"since": "2026-01-01"}, {"cursor": "x"}):
+        assert (await gateway.get("/callbacks", params=wrong)).status == 422
+
+
+async def test_dead_callbacks_are_replayed_and_their_schedule_begins_anew(
+    gateway: Caller, platform: Bench, target: Target
+) -> None:
+    """C6: same id, body and headers; attempts 4 and 5 are made after three in vain, and the second failure of the new
+    schedule is not the last; replaying again changes nothing."""
+    url = f"{target.url}/hook"
+    target.answer = answering(500, 500, 500, 500, 200)
+    callback = owed(url, 1, headers={"X-Token": "s3cr3t"})
+    async with platform.service(**HASTY):
+        await platform.owe(callback)
+        await wait_until(lambda: _states(platform, dead=1))
+        assert len(target.calls) == 3
+        rehearsal = (await gateway.post("/callbacks/replay", {"target": url, "dry_run": True})).body
+        assert (rehearsal["replayed"], rehearsal["held"], rehearsal["dry_run"]) == (1, 0, True)
+        assert [one["id"] for one in rehearsal["examples"]] == [callback.id]
+        assert await platform.states() == {"dead": 1}
+        told = (await gateway.post("/callbacks/replay", {"ids": [callback.id]})).body
+        assert (told["replayed"], told["held"], told["more"]) == (1, 0, False)
+        assert (await gateway.post("/callbacks/replay", {"ids": [callback.id]})).body["replayed"] == 0
+        await wait_until(platform.all_delivered)
+    row = (await platform.rows())[callback.id]
+    assert (row["attempt"], row["replayed_after"], row["error"]) == (5, 3, None)
+    assert target.ids() == [callback.id] * 5
+    assert {call.headers["X-Token"] for call in target.calls} == {"s3cr3t"}
+    assert {call.body for call in target.calls} == {callback.body}
+
+
+async def test_a_replayed_callback_dies_after_a_whole_schedule(
+    gateway: Caller, platform: Bench, target: Target
+) -> None:
+    """C6: three attempts in vain, replayed twice, three more in vain each time: nine in all, dead every time."""
+    url = f"{target.url}/hook"
+    target.answer = answering(500)
+    async with platform.service(**HASTY):
+        await platform.owe(owed(url))
+        for calls in (3, 6, 9):
+            await wait_until(lambda: _states(platform, dead=1))
+            assert len(target.calls) == calls
+            assert (await gateway.post("/callbacks/replay", {"target": url})).body["replayed"] == 1
+        await wait_until(lambda: len(target.calls) == 12)
+        await wait_until(lambda: _states(platform, dead=1))
+
+
+async def test_replaying_to_a_disabled_target_holds(gateway: Caller, platform: Bench, target: Target) -> None:
+    """C6: after 410 a replay says that all is held; enabling the target delivers it."""
+    url = f"{target.url}/hook"
+    target.answer = answering(410, 200)
+    async with platform.service(**HASTY):
+        await platform.owe(owed(url))
+        await wait_until(lambda: _states(platform, dead=1))
+        rehearsal = (await gateway.post("/callbacks/replay", {"task_id": 1, "dry_run": True})).body
+        assert (rehearsal["held"], rehearsal["disabled"]) == (1, [url])
+        told = (await gateway.post("/callbacks/replay", {"task_id": 1})).body
+        assert (told["replayed"], told["held"], told["disabled"]) == (1, 1, [url])
+        assert await platform.states() == {"held": 1}
+        assert len(target.calls) == 1
+        assert (await gateway.post("/targets/enable", {"url": url})).body["changed"] is True
+        await wait_until(platform.all_delivered)
+
+
+async def test_a_replay_is_spread_by_its_rate_and_its_limit(
+    gateway: Caller, platform: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 5: ten a second from a given moment on, over batches; `more` until all are replayed."""
+    monkeypatch.setattr("penstock.gateway.callbacks.AT_A_TIME", 7)
+    await owe(platform, A, range(1, 31), state="dead")
+    await owe(platform, B, range(31, 36), state="dead")
+    first = (await gateway.post("/callbacks/replay", {"target": A, "rate": 10, "limit": 20})).body
+    assert (first["replayed"], first["more"]) == (20, True)
+    second = (
+        await gateway.post("/callbacks/replay", {"target": A, "rate": 10, "limit": 20, "start_in_s": 2})
+    ).body
+    assert (second["replayed"], second["more"]) == (10, False)
+    rows = await platform.rows()
+    due_s = sorted(row["due_in_s"] for row in rows.values() if row["target"] == A)
+    # Both requests count from their own moment; the test's machine may be slow, but not by a second for each.
+    assert 1.5 < due_s[-1] - due_s[0] < 5
+    assert all(later > earlier for earlier, later in pairwise(due_s))
+    assert {row["state"] for row in rows.values() if row["target"] == B} == {"dead"}
+
+
+async def test_a_delivered_callback_is_replayed_by_id_only(
+    gateway: Caller, platform: Bench, target: Target
+) -> None:
+    """Issue 5: one that was delivered is heard again when asked for by id, and by no filter."""
+    url = f"{target.url}/hook"
+    callback: Callback = owed(url)
+    async with platform.service(**HASTY):
+        await platform.owe(callback)
+        await wait_until(platform.all_delivered)
+        assert (await gateway.post("/callbacks/replay", {"ids": [callback.id]})).body["replayed"] == 0
+        refused = await gateway.post("/callbacks/replay", {"target": url, "state": "delivered"})
+        assert (refused.status, refused.pointers) == (422, ["/state"])
+        assert (await gateway.post("/callbacks/replay", {})).status == 422
+        again = await gateway.post("/callbacks/replay", {"ids": [callback.id], "state": "delivered"})
+        assert again.body["replayed"] == 1
+        await wait_until(lambda: len(target.calls) == 2)
+        await wait_until(platform.all_delivered)
+    assert target.ids() == [callback.id] * 2
+
+
+async def test_the_fate_of_an_attempt_from_before_a_replay_changes_nothing(platform: Bench) -> None:
+    """C6: a settlement that is written again after its answer was lost does not kill what was replayed meanwhile."""
+    await owe(platform, A, [1], state="dead", attempt=3)
+    name = owed(A, 1).id
+    pool = platform.connection
+    assert await pool.fetch(query("replay.replay"), [name], [600.0], "dead", [A])
+    settled = ([name], [3], ["dead"], ["{}"], [0.0])
+    assert await pool.fetch(query("callbacks.settle"), *settled) == []
+    assert await platform.states() == {"pending": 1}

@@ -265,3 +265,57 @@ async def test_the_gateway_as_a_process(
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_targets_and_callbacks(penstock: Invoke, database: str) -> None:
+    """C6, C8, O8: a target is disabled, shown, limited and enabled; its dead are listed, counted and replayed."""
+    # Wide enough for a URL in one line.
+    wide = {"COLUMNS": "200"}
+    url = "https://shop.example/hook?a=1&b=2"
+    connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
+    for number in range(1, 4):
+        await connection.execute(
+            "INSERT INTO callback (id, target, task_id, body, state, attempt, error, due_at, finished_at) "
+            "VALUES ($1, $2, $3, '{}', 'dead', 8, $4, now(), now())",
+            f"msg_{number}",
+            url,
+            number,
+            '{"kind": "status", "message": "status 503; attempt 8 was the last"}',
+        )
+    assert (await penstock("targets", env=wide)).stdout == "no targets\n"
+    assert (await penstock("targets", "--url", url)).exit_code == 4
+    assert (await penstock("targets", "enable", url)).exit_code == 4
+    assert (await penstock("targets", "disable", "shop.example", "--why", "x")).exit_code == 3
+    assert "is disabled" in (await penstock("targets", "disable", url, "--why", "until noon")).stdout
+    [told] = documents(await penstock("targets", "disable", url, "--why", "until noon", "--json"))
+    assert told["changed"] is False
+    assert "12.5 calls a second" in (await penstock("targets", "limit", url, "12.5")).stdout
+    assert (await penstock("targets", "limit", url, "fast")).exit_code == 2
+    [listed] = documents(await penstock("targets", "--state", "disabled", "--json"))
+    assert (listed["url"], listed["why"], listed["rate"]) == (url, "until noon", 12.5)
+    shown = (await penstock("targets", env=wide)).stdout
+    assert all(text in shown for text in (url, "disabled", "until noon", "12.5/s"))
+    assert "until noon" in (await penstock("targets", "--url", url, env=wide)).stdout
+    dead = documents(await penstock("callbacks", "list", "--target", url, "--json"))
+    assert [one["id"] for one in dead] == ["msg_1", "msg_2", "msg_3"]
+    assert "attempt 8 was the last" in (await penstock("callbacks", "list", env=wide)).stdout
+    assert (await penstock("callbacks", "replay")).exit_code == 2
+    assert (await penstock("callbacks", "replay", "msg_9")).exit_code == 4
+    rehearsal = (await penstock("callbacks", "replay", "--target", url, "--dry-run")).stdout
+    assert "3 callbacks would be replayed" in rehearsal
+    assert f"msg_1 to {url}" in rehearsal
+    assert "3 of them would be held" in rehearsal
+    assert "2 of them are held" in (await penstock("callbacks", "replay", "msg_1", "msg_2")).stdout
+    assert "0+0+2" in (await penstock("targets", env=wide)).stdout
+    assert "2 held callbacks are let go" in (await penstock("targets", "enable", url)).stdout
+    [told] = documents(await penstock("targets", "limit", url, "none", "--json"))
+    assert told["target"]["rate"] is None
+    [replayed] = documents(await penstock("callbacks", "replay", "--task", "3", "--rate", "5", "--json"))
+    assert (replayed["count"], replayed["held"], replayed["dry_run"]) == (1, 0, False)
+    states = {
+        one["id"]: one["state"]
+        for one in documents(await penstock("callbacks", "list", "--task", "3", "--json"))
+    }
+    assert states == {"msg_3": "pending"}
+    assert (await penstock("callbacks", "list", env=wide)).stdout == "no callbacks\n"
+    await connection.close()

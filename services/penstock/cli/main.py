@@ -7,7 +7,7 @@ from typing import IO, Any
 import click
 
 import penstock
-from penstock.cli import serving, tasks, types
+from penstock.cli import callbacks, serving, targets, tasks, types
 from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
 from penstock.http.problems import Faults
 from penstock.process import exit_status, quiet_libraries
@@ -78,6 +78,8 @@ for verb in (
     tasks.cancel,
     tasks.watch,
     types.types,
+    targets.targets,
+    callbacks.callbacks,
     serving.check,
     serving.migrate,
     serving.topics,

@@ -29,6 +29,11 @@ _COLOURS = {
     "quarantined": "red",
     "cancelled": "yellow",
     "running": "cyan",
+    "abnormal": "yellow",
+    "disabled": "red",
+    "held": "yellow",
+    "dead": "red",
+    "delivered": "green",
 }
 
 as_json = click.option("--json", "json_", is_flag=True, help="One JSON document a line, for programs.")

@@ -17,6 +17,7 @@ import orjson
 
 import penstock
 from penstock.client.models import Cancelled, Draft, Submitted, Task
+from penstock.client.operating import Operating
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
 from penstock.discovery import local_environment
@@ -36,7 +37,7 @@ LARGEST_PAGE = 500
 _BETWEEN_TRIES = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
 
 
-class Client:
+class Client(Operating):
     """Speaks with a gateway, for the time of an `async with` block.
 
     Args:

@@ -87,6 +87,25 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was replayed, or by a dry run would be.
+
+    Attributes:
+        count: how many callbacks.
+        held: how many of them wait for a disabled target.
+        disabled: such targets; five at most.
+        complete: False when a dry run has stopped counting.
+        examples: the first five, as of `CallbackRow` in the API's description.
+    """
+
+    count: int
+    held: int
+    disabled: Sequence[str]
+    complete: bool
+    examples: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A task as it was when the gateway was asked.
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from penstock.client.asynchronous import Client
-from penstock.client.models import Cancelled, Draft, Submitted, Task
+from penstock.client.models import Cancelled, Draft, Replayed, Submitted, Task
 from penstock.core.task import Priority
 
 T = TypeVar("T")
@@ -134,6 +134,73 @@ class SyncClient:
     def register_type(self, name: str, **settings: Any) -> Mapping[str, Any]:
         """See `Client.register_type`."""
         return self._run(self._client.register_type(name, **settings))
+
+    def targets(
+        self, *, state: str | None = None, prefix: str | None = None, limit: int | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """See `Client.targets`."""
+        return self._each(self._client.targets(state=state, prefix=prefix, limit=limit))
+
+    def target(self, url: str) -> Mapping[str, Any] | None:
+        """See `Client.target`."""
+        return self._run(self._client.target(url))
+
+    def disable_target(self, url: str, why: str) -> Mapping[str, Any]:
+        """See `Client.disable_target`."""
+        return self._run(self._client.disable_target(url, why))
+
+    def enable_target(self, url: str) -> Mapping[str, Any]:
+        """See `Client.enable_target`."""
+        return self._run(self._client.enable_target(url))
+
+    def limit_target(self, url: str, rate: float | None) -> Mapping[str, Any]:
+        """See `Client.limit_target`."""
+        return self._run(self._client.limit_target(url, rate))
+
+    def callbacks(
+        self,
+        *,
+        target: str | None = None,
+        task_id: int | None = None,
+        state: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Mapping[str, Any]]:
+        """See `Client.callbacks`."""
+        return self._each(
+            self._client.callbacks(
+                target=target, task_id=task_id, state=state, since=since, until=until, limit=limit
+            )
+        )
+
+    def replay(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        target: str | None = None,
+        task_id: int | None = None,
+        state: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> Replayed:
+        """See `Client.replay`; `progress` is called from another thread."""
+        return self._run(
+            self._client.replay(
+                ids,
+                target=target,
+                task_id=task_id,
+                state=state,
+                since=since,
+                until=until,
+                rate=rate,
+                dry_run=dry_run,
+                progress=progress,
+            )
+        )
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:

@@ -1,0 +1,173 @@
+"""The verbs about targets of callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.gateway import client, gateway_option
+from penstock.cli.output import as_json, console, fields, moment, print_json, state_text, table
+from penstock.errors import NotFound
+
+_LATEST = 20
+
+
+class _Rate(click.ParamType):
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        if value in (None, "none"):
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither calls a second nor `none`", param, ctx)
+
+
+@click.group(invoke_without_command=True)
+@click.option("--state", type=click.Choice(["normal", "abnormal", "disabled"]), help="Only those.")
+@click.option("--prefix", metavar="URL", help="Only URLs that begin with this.")
+@click.option("--url", metavar="URL", help="Everything about this one.")
+@click.option("--limit", type=click.IntRange(min=1), default=_LATEST, show_default=True, help="Most targets.")
+@click.option("--all", "all_", is_flag=True, help="No limit.")
+@gateway_option
+@as_json
+@click.pass_context
+def targets(
+    ctx: click.Context,
+    /,
+    gateway: str | None,
+    json_: bool,
+    url: str | None,
+    limit: int,
+    all_: bool,
+    **filters: Any,
+) -> None:
+    """Lists targets of callbacks with their health and what they are owed; disables, enables and limits them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    with client(gateway) as found:
+        if url is not None:
+            target = found.target(url)
+            if target is None:
+                raise NotFound(f"there is no target {url}: nothing was ever sent to it")
+            _show(target, json_=json_)
+            return
+        known = found.targets(**filters, limit=None if all_ else limit)
+        if json_:
+            for target in known:
+                print_json(target)
+            return
+        rows = [
+            (
+                target["url"],
+                state_text(target["state"]),
+                str(target["count"]),
+                _backlog(target),
+                "" if target["rate"] is None else f"{target['rate']:g}/s",
+                moment(target["called_at"]),
+                target["why"] or (target["attempts"][-1]["message"] if target["attempts"] else ""),
+            )
+            for target in known
+        ]
+    if rows:
+        table(("target", "state", "slow", "normal+diverted+held", "rate", "called", "why, or last met"), rows)
+    else:
+        console().print("no targets")
+
+
+def _backlog(target: Mapping[str, Any]) -> str:
+    backlog = target["backlog"]
+    counts = "+".join(f"{backlog[name]:,}" for name in ("normal", "diverted", "held"))
+    return counts if backlog["complete"] else f"{counts} or more"
+
+
+def _show(target: Mapping[str, Any], *, json_: bool) -> None:
+    if json_:
+        print_json(target)
+        return
+    pairs: list[tuple[str, Any]] = [
+        ("target", target["url"]),
+        ("state", state_text(target["state"])),
+        *([("why", target["why"])] if target["why"] else []),
+        ("slow calls", f"{target['count']}, the last {moment(target['slow_at']) or 'never'}"),
+        ("quick failures on end", str(target["failures"])),
+        ("rate", "as the service is set" if target["rate"] is None else f"{target['rate']:g}/s"),
+        ("normal+diverted+held", _backlog(target)),
+        ("judged by", target["owner"] or "nobody yet"),
+        ("since", moment(target["changed_at"])),
+    ]
+    fields(pairs)
+    if target["attempts"]:
+        click.echo()
+        table(
+            ("at", "callback", "attempt", "took", "status", "met"),
+            (
+                (
+                    moment(one["at"]),
+                    one["callback"],
+                    str(one["attempt"]),
+                    f"{one['took_ms']:,} ms",
+                    str(one["status"] or ""),
+                    one["message"],
+                )
+                for one in target["attempts"]
+            ),
+        )
+
+
+@targets.command()
+@click.argument("url")
+@click.option("--why", required=True, help="Shown with the target.")
+@gateway_option
+@as_json
+def disable(url: str, why: str, gateway: str | None, json_: bool) -> None:
+    """Sends nothing more to a target: what it is owed is held."""
+    with client(gateway) as found:
+        told = found.disable_target(url, why)
+    _tell(told, f"{url} is disabled" if told["changed"] else f"{url} was disabled already", json_=json_)
+
+
+@targets.command()
+@click.argument("url")
+@gateway_option
+@as_json
+def enable(url: str, gateway: str | None, json_: bool) -> None:
+    """Sends to a target again: its health begins anew, and what was held is let go."""
+    with client(gateway) as found:
+        told = found.enable_target(url)
+    held = told["target"]["backlog"]["held"]
+    _tell(
+        told,
+        f"{url} is enabled; {held:,} held callbacks are let go"
+        if told["changed"]
+        else f"{url} was normal already",
+        json_=json_,
+    )
+
+
+@targets.command()
+@click.argument("url")
+@click.argument("rate", type=_Rate())
+@gateway_option
+@as_json
+def limit(url: str, rate: float | None, gateway: str | None, json_: bool) -> None:
+    """Sets the most calls a second that a target gets; `none` is the setting of the service."""
+    with client(gateway) as found:
+        told = found.limit_target(url, rate)
+    _tell(
+        told,
+        f"{url} gets what the service is set to"
+        if rate is None
+        else f"{url} gets {rate:g} calls a second at most",
+        json_=json_,
+    )
+
+
+def _tell(told: Mapping[str, Any], text: str, *, json_: bool) -> None:
+    if json_:
+        print_json(told)
+    else:
+        click.echo(text)

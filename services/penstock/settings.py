@@ -86,6 +86,23 @@ def _parse(text: str, kind: Any, variable: str) -> Any:
     return text
 
 
+@dataclass(frozen=True, kw_only=True)
+class Metered(Settings):
+    """Where a service shows its metrics."""
+
+    metrics_host: str = option(
+        "127.0.0.1", "Address at which metrics are served; 0.0.0.0 opens them to the network."
+    )
+    metrics_port: int = option(0, "Port of http://…/metrics, for Prometheus; 0 serves none.")
+
+    def validate(self) -> list[str]:
+        """A port must be one."""
+        problems = super().validate()
+        if not 0 <= self.metrics_port <= 65_535:
+            problems.append(f"metrics_port={self.metrics_port} must be from 0 to 65535")
+        return problems
+
+
 _ADDRESSES = ("kafka", "postgres", "prefix", "objects")
 
 

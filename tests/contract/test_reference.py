@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock.cli
-from penstock import errors
+from penstock import errors, metrics
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.core.completion import Outcome
 from penstock.core.task import FINAL, State
@@ -81,6 +81,13 @@ def error_table() -> str:
     )
 
 
+def metric_table() -> str:
+    return "\n".join(
+        f"| `{metric.name}` ({metric.kind}) | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.doc} |"
+        for metric in metrics.ALL
+    )
+
+
 def status_table() -> str:
     rows = re.findall(r"^    (\d+) +(.+)$", penstock.cli.__doc__ or "", flags=re.MULTILINE)
     return "\n".join(f"| {status} | {text} |" for status, text in rows)
@@ -137,6 +144,15 @@ The status is that of a process which an error ends: a verb, a service or a work
 | error | status | meaning |
 | --- | --- | --- |
 {error_table()}
+
+## Metrics
+
+Served as `http://PENSTOCK_METRICS_HOST:PENSTOCK_METRICS_PORT/metrics` by each process of the callbacks service, for Prometheus; they
+tell of that process alone. What all processes have in PostgreSQL is told by `penstock targets`.
+
+| metric | labels | what it is |
+| --- | --- | --- |
+{metric_table()}
 
 ## HTTP
 

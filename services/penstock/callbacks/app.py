@@ -9,7 +9,7 @@ import secrets
 import socket
 from contextlib import AsyncExitStack
 
-from penstock import process
+from penstock import metrics, process
 from penstock.callbacks.calling import open_caller
 from penstock.callbacks.handlers import Deliverer
 from penstock.callbacks.releaser import Releaser
@@ -66,6 +66,7 @@ def create_app(settings: CallbacksSettings) -> process.Service:
                 fail=processor.fail,
                 chance=random.random,
             )
+            await stack.enter_async_context(metrics.serving(settings, deliverer.figures.samples))
             await session.listen(targets.CHANNEL, deliverer.targets.outdated)
             await process.leading(processor.run(stopping, ready), deliverer.run(stopping), releaser.run())
 

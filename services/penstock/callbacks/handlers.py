@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks.batching import Batches
 from penstock.callbacks.calling import Caller, Met
+from penstock.callbacks.figures import Figures
 from penstock.callbacks.lanes import Lanes, SlowPool, Waiting
 from penstock.callbacks.ledger import Ended, Ledger
 from penstock.callbacks.settings import CallbacksSettings
@@ -96,6 +97,14 @@ class Deliverer:
             begun=self._begun,
             held=self.targets.holding,
         )
+        self.figures = Figures(
+            settings,
+            normal=self._lanes,
+            diverted=self._diverted,
+            slow=self._slow,
+            ledger=self._ledger,
+            targets=self.targets,
+        )
         # What waits until its target is known, by target.
         self._strangers: dict[str, list[Waiting]] = {}
         self._load = Batches(self._load_all)
@@ -111,6 +120,7 @@ class Deliverer:
             InvalidRecord: it breaks its contract.
         """
         waiting = Waiting(decode_callback(delivery.value), delivery)
+        self.figures.of(self._lanes_of(waiting)).taken += 1
         url = waiting.callback.target
         if self._closing:
             self._ledger.give_back(waiting, 0.0)
@@ -281,7 +291,9 @@ class Deliverer:
             callback.target,
             Attempt(time.time(), callback.id, attempt, round(met.took_s * 1000), met.status, met.message),
         )
-        await self._decide(call.waiting, met, self._patient(fate, met))
+        fate = self._patient(fate, met)
+        self.figures.of(call.lanes).ended(fate, met.took_s, slow=call.slow)
+        await self._decide(call.waiting, met, fate)
 
     def _time(self, call: _Call, seconds: float) -> None:
         call.timer = self._loop.call_later(seconds, self._turned_slow, call)

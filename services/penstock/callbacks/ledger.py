@@ -65,6 +65,9 @@ class Ledger:
         scheduled: told the seconds until the earliest of some callbacks is due.
         begun: told of those whose attempt is to be made now, and of the others of its batch.
         held: told of targets for which something is held.
+
+    Attributes:
+        held: how many callbacks have been held.
     """
 
     def __init__(
@@ -83,6 +86,8 @@ class Ledger:
         self._scheduled = scheduled
         self._begun = begun
         self._held = held
+        # Callbacks, since the start.
+        self.held = 0
         self._begin = Batches(self._begin_all)
         self._settle = Batches(self._settle_all)
         self._return = Batches(self._return_all)
@@ -198,6 +203,7 @@ class Ledger:
         await persevere(lambda: callbacks.hold(self._pool, turns), f"{len(batch)} callbacks to hold")
         for waiting in batch:
             waiting.record.settle()
+        self.held += len(batch)
         self._held({waiting.callback.target for waiting in batch})
 
 

@@ -12,7 +12,7 @@ from penstock.core.delivery import DeliveryPolicy
 from penstock.core.drain import DrainPolicy
 from penstock.core.health import HealthPolicy
 from penstock.kafka.processor import ProcessorSettings
-from penstock.settings import Platform, option
+from penstock.settings import Metered, Platform, option
 
 _DEFAULT = DeliveryPolicy()
 _HEALTH = HealthPolicy()
@@ -38,8 +38,8 @@ _NO_SECRET = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallbacksSettings(ProcessorSettings, Platform):
-    """See `Platform` and `ProcessorSettings` for what it shares with others."""
+class CallbacksSettings(ProcessorSettings, Platform, Metered):
+    """See `Platform`, `ProcessorSettings` and `Metered` for what it shares with others."""
 
     # Never in a repr: settings end up in logs and tracebacks.
     callback_secrets: tuple[str, ...] = field(

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -90,6 +90,9 @@ class Targets:
         owner: this process, unlike any other.
         partition_of: the partition of a target's records.
         room: how many more may be let go now, for all targets together.
+
+    Attributes:
+        granted: how many held callbacks have been let go.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Targets:
         self._outdated: set[str] = set()
         self._urgent = asyncio.Event()
         self._look_at_s = 0.0
+        self.granted = 0
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -139,6 +143,13 @@ class Targets:
     def abnormal(self, target: Target) -> bool:
         """Whether its callbacks are to be diverted."""
         return target.window.verdict(time.time())
+
+    def states(self) -> Iterator[str]:
+        """The state of each target that is known here."""
+        now_s = time.time()
+        for target in self._targets.values():
+            abnormal = target.window.verdict(now_s)
+            yield "disabled" if target.disabled else "abnormal" if abnormal else "normal"
 
     @property
     def suspicious(self) -> bool:
@@ -327,6 +338,7 @@ class Targets:
         for url in wanted:
             del self._held[url]
         granted = await callbacks.grant(self._pool, wanted)
+        self.granted += sum(granted.values())
         # Where there were as many as wanted there may be more; the others have their turn first.
         self.holding(url for url, most in wanted.items() if granted.get(url, 0) >= most)
         return bool(granted)

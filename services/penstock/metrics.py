@@ -1,0 +1,182 @@
+"""Metrics: every name and what it means, and the page from which Prometheus reads them.
+
+What a service counts are plain numbers of its own, read when somebody asks: counting costs the hot path an addition,
+and nothing is kept here. The page is served by the service's own loop, so that a loop which stands still is seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from penstock.errors import CannotStart
+from penstock.settings import Metered
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What is measured.
+
+    Attributes:
+        name: as Prometheus shows it; counters end in _total.
+        doc: what it is, with its unit.
+        labels: names of its labels.
+        buckets: upper bounds of a histogram's buckets but the last; none for others.
+    """
+
+    name: str
+    doc: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The type: counter, gauge or histogram."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+
+CALLBACK_TAKEN = Metric("penstock_callback_taken_total", "Records of callbacks taken in, by path.", ("path",))
+CALLBACK_CALLS = Metric(
+    "penstock_callback_calls_total",
+    "Calls that have ended, by path and by what comes of them: delivered, retried or dead.",
+    ("path", "outcome"),
+)
+CALLBACK_SLOW = Metric(
+    "penstock_callback_slow_calls_total",
+    "Calls that took longer than PENSTOCK_CALLBACK_SLOW_S, by path.",
+    ("path",),
+)
+CALLBACK_SECONDS = Metric(
+    "penstock_callback_call_seconds",
+    "Seconds from connecting to the end of the answer, by path.",
+    ("path",),
+    (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0),
+)
+CALLBACK_HELD = Metric(
+    "penstock_callback_held_total", "Callbacks held, because their target is abnormal or disabled."
+)
+CALLBACK_GRANTED = Metric(
+    "penstock_callback_granted_total", "Held callbacks let go, as probes or to drain what is held."
+)
+CALLBACK_SLOTS = Metric(
+    "penstock_callback_slots", "Most calls under way in a pool: normal, diverted or slow.", ("pool",)
+)
+CALLBACK_SLOTS_USED = Metric("penstock_callback_slots_used", "Calls under way in a pool.", ("pool",))
+CALLBACK_WAITING = Metric(
+    "penstock_callback_waiting", "Callbacks in hand that wait for their target's turn, by path.", ("path",)
+)
+CALLBACK_TARGETS = Metric(
+    "penstock_callback_targets",
+    "Targets that this process judges, by state: normal, abnormal or disabled.",
+    ("state",),
+)
+CALLBACK_SUSPICION = Metric(
+    "penstock_callback_suspicion",
+    "1 while this process suspects itself of slowness, and charges nothing to targets; else 0.",
+)
+
+ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A number as it is now.
+
+    Attributes:
+        metric: what it measures.
+        value: the number; of a histogram the sum of what it has seen.
+        labels: values, in the order of the metric's names.
+        counts: of a histogram: how many it has seen in each bucket, the unbounded one last.
+    """
+
+    metric: Metric
+    value: float
+    labels: tuple[str, ...] = ()
+    counts: Sequence[int] = ()
+
+
+# Asked whenever the page is.
+Source = Callable[[], Iterable[Sample]]
+
+
+class _Sampled(Collector):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Family]:
+        by_metric: dict[Metric, list[Sample]] = {}
+        for sample in self._source():
+            by_metric.setdefault(sample.metric, []).append(sample)
+        for metric, samples in by_metric.items():
+            yield _family(metric, samples)
+
+
+def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
+        for sample in samples:
+            histogram.add_metric(sample.labels, _cumulated(metric, sample.counts), sample.value)
+        return histogram
+    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = made(metric.name, metric.doc, labels=metric.labels)
+    for sample in samples:
+        family.add_metric(sample.labels, sample.value)
+    return family
+
+
+def _cumulated(metric: Metric, counts: Iterable[int]) -> list[tuple[str, float]]:
+    bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
+    total = 0
+    found: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, counts, strict=True):
+        total += count
+        found.append((bound, total))
+    return found
+
+
+@asynccontextmanager
+async def serving(settings: Metered, source: Source) -> AsyncIterator[None]:
+    """Serves the page at /metrics for as long as the block runs, unless the port is 0.
+
+    Raises:
+        CannotStart: nothing can listen there.
+    """
+    if not settings.metrics_port:
+        yield
+        return
+    registry = CollectorRegistry()
+    registry.register(_Sampled(source))
+
+    async def page(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.router.add_get("/metrics", page)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, settings.metrics_host, settings.metrics_port).start()
+        except OSError as error:
+            raise CannotStart(
+                f"cannot listen on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}): "
+                "set PENSTOCK_METRICS_PORT to a free port, or to 0 for no metrics"
+            ) from error
+        log.info("metrics at http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
+        yield
+    finally:
+        await runner.cleanup()

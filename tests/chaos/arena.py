@@ -33,7 +33,7 @@ from aiokafka.errors import KafkaError
 from penstock.checks.app import check
 from penstock.client import Client
 from penstock.core.restart import RestartPolicy
-from penstock.errors import KafkaUnavailable
+from penstock.errors import KafkaUnavailable, PenstockError
 from penstock.kafka.connection import make_producer, running
 from penstock.local.deployment import SERVICES, Deployment, Options, Service
 from penstock.postgres import types
@@ -176,8 +176,12 @@ class Field:
         try:
             await wait_until(condition, timeout=PATIENCE_S, every=0.05, what=f"seed {SEED}: {what}")
         except TimeoutError as late:
-            report = await check(Platform.load(self.deployment.environment))
-            late.add_note(f"tasks: {report.tasks}; check: {report.offenders[:5]}; {self.deployment.log_file}")
+            try:
+                report = await check(Platform.load(self.deployment.environment))
+                late.add_note(f"tasks: {report.tasks}; check: {report.offenders[:5]}")
+            except PenstockError as error:
+                late.add_note(f"and the check: {error}")
+            late.add_note(str(self.deployment.log_file))
             raise
 
     def _exits(self) -> int:

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -33,12 +34,16 @@ from penstock.http.problems import Faults
 
 def test_every_verb_explains_itself() -> None:
     """O8: each verb has a help text, and all that talk to something take --json."""
-    for name, verb in cli.commands.items():
-        outcome = CliRunner().invoke(cli, [name, "--help"])
+    verbs = [([name], verb) for name, verb in cli.commands.items()]
+    while verbs:
+        names, verb = verbs.pop()
+        outcome = CliRunner().invoke(cli, [*names, "--help"])
         assert outcome.exit_code == 0
         assert verb.help
-        if name not in ("up", "run"):
-            assert "--json" in outcome.output, name
+        if isinstance(verb, click.Group) and not verb.invoke_without_command:
+            verbs += [([*names, name], verb) for name, verb in verb.commands.items()]
+        elif names[0] not in ("up", "run"):
+            assert "--json" in outcome.output, names
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
 
 NEVER_S = 1e9
+# While a fetch for partitions in which nothing comes waits at the broker, nothing is fetched for those in which
+# something does: the client asks for either kind apart when records it has are not yet taken. Faust lets it wait 1.5 s.
+LONGEST_FETCH_S = 0.05
 # What a lingering fetch need not wait for any longer.
 LINGER_BYTES = 64 * 1024
 
@@ -168,10 +171,10 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
     class Thread(AIOKafkaConsumerThread):
         def _create_worker_consumer(self, transport: Any) -> Any:
             consumer = super()._create_worker_consumer(transport)
+            # Options of the client's constructor, which Faust calls without them.
+            consumer._fetch_max_wait_ms = int((linger_s or LONGEST_FETCH_S) * 1000)  # noqa: SLF001 (see above)
             if linger_s:
-                # Options of the client's constructor, which Faust calls without them.
                 consumer._fetch_min_bytes = LINGER_BYTES  # noqa: SLF001 (see above)
-                consumer._fetch_max_wait_ms = int(linger_s * 1000)  # noqa: SLF001 (see above)
             return consumer
 
     class ConsumerOfOurs(Consumer):

@@ -122,6 +122,29 @@ async def _all_delivered(platform: Bench, callbacks: list[Callback]) -> bool:
     return all(rows[callback.id]["state"] == "delivered" for callback in callbacks)
 
 
+async def test_a_call_that_hangs_holds_back_no_records(platform: Bench, target: Target) -> None:
+    """C5: forty records may be in hand; behind one whose call hangs, in the same partition, four hundred are delivered."""
+    target.answer = moody = Moody()
+    hanging = owed(f"{target.url}/moody")
+    healthy = many(target, "/well", 400, 100)
+    settings = {
+        "callback_horizon_s": 28.0,
+        "max_in_flight": 40,
+        "callback_slots": 20,
+        "callback_timeout_s": 14.0,
+    }
+    async with platform.service(**settings):
+        await platform.owe(hanging)
+        await wait_until(lambda: target.calls)
+        await platform.owe(*healthy, publish=False)
+        for callback in healthy:
+            await platform.send(callback.encode(), hanging.target.encode())
+        await wait_until(lambda: _all_delivered(platform, healthy))
+        assert len(target.ids("/moody")) == 1
+        moody.well.set()
+        await wait_until(platform.all_delivered)
+
+
 async def test_a_slow_call_is_not_cancelled(platform: Bench, target: Target) -> None:
     """C7a: at the slow moment the call leaves its slot, goes on and is delivered: one call each, no duplicate."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.acknowledgement import Arrival, Hand, Sequence
+from penstock.core.acknowledgement import SETTLED_WEIGH, Arrival, Hand, Sequence
 
 P, Q = ("records", 0), ("records", 1)
 
@@ -71,32 +71,38 @@ def test_a_gap_without_records_is_committed_with_what_is_before_it() -> None:
 
 @given(limit=st.integers(1, 10), steps=st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80))
 def test_the_bound_is_respected(limit: int, steps: list[tuple[bool, int]]) -> None:
-    """O1: who asks `full` first never has more than `limit` in hand, over all partitions together."""
+    """O1: who asks `full` first never has more than `limit` in hand, over all partitions together, and of what is
+    settled behind others never more than ten times as many."""
     hand = Hand(limit)
+    unsettled = set()
     hand.begin(1, {P: 0, Q: 0})
     for take, number in steps:
         partition = P if number % 2 else Q
         if take and not hand.full:
+            unsettled.add((partition, hand.expected()[partition]))
             assert hand.arrive(1, partition, hand.expected()[partition]) is Arrival.NEXT
         elif not take:
+            unsettled.discard((partition, number // 2))
             hand.settle(1, partition, number // 2)
         in_hand = sum(hand.expected()[p] - hand.held().get(p, hand.expected()[p]) for p in (P, Q))
-        assert len(hand) == in_hand <= limit
+        assert len(hand) == in_hand <= limit * SETTLED_WEIGH
+        assert len(unsettled) <= limit
 
 
 def test_what_is_settled_behind_a_record_in_hand_still_counts() -> None:
-    """O1: a record held back fills the hand in the end, instead of memory."""
+    """O1, C5: ten that are held back behind one count as one more: they fill the hand in the end, instead of memory."""
     hand = Hand(3)
     hand.begin(1, {P: 0})
-    for offset in range(3):
+    for offset in range(1 + 2 * SETTLED_WEIGH):
+        assert not hand.full
         hand.arrive(1, P, offset)
-    hand.settle(1, P, 1)
-    hand.settle(1, P, 2)
+        if offset:
+            hand.settle(1, P, offset)
     assert hand.full
     assert hand.committable() == {}
     hand.settle(1, P, 0)
     assert len(hand) == 0
-    assert hand.committable() == {P: 3}
+    assert hand.committable() == {P: 1 + 2 * SETTLED_WEIGH}
 
 
 def test_an_old_generation_settles_nothing() -> None:

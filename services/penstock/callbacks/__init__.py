@@ -1,8 +1,8 @@
 """Callbacks: calls the targets that want to hear of transitions, and keeps at it until each has heard.
 
 A record on `callbacks` is one event for one target. Its target's judge (`targets`) says whether it may be called: then it
-waits for the target's turn (`lanes`), the attempt is numbered and written down (`ledger`), the call is made
-(`calling`), `core.delivery` decides, and the decision is written down; only then is the record acknowledged. What is to be
+waits for the target's turn (`lanes`), the attempt is numbered and written down (`ledger`) and the record acknowledged, the
+call is made (`calling`), `core.delivery` decides, and the decision is written down. What is to be
 tried again waits in PostgreSQL until the `releaser` writes its record anew, on `callbacks.diverted`, which has a small
 pool of its own here.
 
@@ -23,11 +23,10 @@ Guarantees
 
 What a crash does, by where it strikes
 - Before the attempt is written down: the record is delivered again. Nothing is lost or doubled.
-- After that, before or during the call: the redelivered record finds its attempt taken; the releaser makes the next
-  attempt once the horizon has passed. The target may hear twice, with the same webhook-id.
+- After that, before or during the call: the releaser makes the next attempt once the horizon has passed; the record, if
+  it is delivered again, finds its attempt taken. The target may hear twice, with the same webhook-id.
 - After the call, before its fate is written down: the same, so a delivered callback is delivered again.
 - After the record on `callbacks.dead` or `callbacks.results`: the same; there may be two of one id.
-- After the fate is written down, before the acknowledgement: the redelivered record changes nothing.
 - In the releaser, between its statement and its records: what was due comes due again after a while.
 - A second's worth of slow calls may be forgotten.
 

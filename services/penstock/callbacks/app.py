@@ -54,6 +54,7 @@ def create_app(settings: CallbacksSettings) -> process.Service:
                 {CALLBACKS: take, CALLBACKS_DIVERTED: take},
                 on_assigned=assigned,
                 on_revoked=revoked,
+                under_way=lambda: deliverer.under_way,
             )
             deliverer = Deliverer(
                 settings,

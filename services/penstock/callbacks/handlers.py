@@ -113,8 +113,13 @@ class Deliverer:
         self._loop = asyncio.get_running_loop()
         self._closing = False
 
+    @property
+    def under_way(self) -> int:
+        """Calls whose end, or what came of it, is still to be written down."""
+        return len(self._calls) + self._ledger.unwritten
+
     async def take(self, delivery: Delivery) -> None:
-        """Takes a record in; it is settled once PostgreSQL holds what became of it.
+        """Takes a record in; it is settled once PostgreSQL holds it as held, put back or begun.
 
         Raises:
             InvalidRecord: it breaks its contract.
@@ -365,7 +370,7 @@ class Deliverer:
                 settled = Settled(
                     id=callback.id, attempt=attempt, state="dead", error=orjson.dumps(error).decode()
                 )
-        self._ledger.settle(Ended(callback, waiting.record, settled, met.took_s, met.status, error))
+        self._ledger.settle(Ended(callback, settled, met.took_s, met.status, error))
 
 
 def _last_words(met: Met, attempt: int, reason: Reason) -> str:

@@ -3,6 +3,9 @@
 Guarantees: an attempt is numbered in PostgreSQL before it is made, and each number is given once. A record is
 acknowledged when PostgreSQL holds what became of it. What a callback came to is on `callbacks.results`, and the
 dead on `callbacks.dead`, before PostgreSQL says so. While a server is away everything here waits.
+
+PostgreSQL holds an attempt from the moment it is begun (it comes due again after the horizon), so its record is acknowledged
+then: records are acknowledged in order, and a call that hangs would hold back all behind it until nothing more is read.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import orjson
 from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks.batching import Batches, persevere
-from penstock.callbacks.lanes import Record, Waiting
+from penstock.callbacks.lanes import Waiting
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.kafka.connection import translated
@@ -34,7 +37,6 @@ class Ended:
 
     Attributes:
         callback: as its record said.
-        record: to be acknowledged.
         settled: what became of it.
         took_s: what the call took, in seconds.
         status: what the target answered.
@@ -42,7 +44,6 @@ class Ended:
     """
 
     callback: Callback
-    record: Record
     settled: Settled
     took_s: float
     status: int | None
@@ -92,6 +93,12 @@ class Ledger:
         self._settle = Batches(self._settle_all)
         self._return = Batches(self._return_all)
         self._hold = Batches(self._hold_all)
+        self._unwritten = 0
+
+    @property
+    def unwritten(self) -> int:
+        """Attempts that have ended and whose fate is not written down yet."""
+        return self._unwritten
 
     async def run(self) -> None:
         """Writes until cancelled.
@@ -107,6 +114,7 @@ class Ledger:
 
     def settle(self, ended: Ended) -> None:
         """An attempt has ended."""
+        self._unwritten += 1
         self._settle.add(ended)
 
     def give_back(self, waiting: Waiting, due_in_s: float) -> None:
@@ -161,7 +169,7 @@ class Ledger:
         # will be in PostgreSQL.
         others = [waiting for waiting in batch if id(waiting) not in told]
         self._begun(mine, others)
-        for waiting in others:
+        for waiting in batch:
             waiting.record.settle()
 
     async def _settle_all(self, batch: Sequence[Ended]) -> None:
@@ -174,8 +182,7 @@ class Ledger:
         )
         what = f"the fate of {len(batch)} callbacks"
         written = await persevere(lambda: callbacks.settle(self._pool, settled), what)
-        for ended in batch:
-            ended.record.settle()
+        self._unwritten -= len(batch)
         ordered = [
             ended.callback.id
             for ended in batch

@@ -227,8 +227,8 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             f"{larger}={getattr(self, larger)} must be at least {times or ''}{smaller}={getattr(self, smaller)}"
             for larger, times, smaller in (
                 ("callback_horizon_s", "twice ", "callback_timeout_s"),
-                # Records are acknowledged in order: a call holds back those behind it for as long as it takes.
-                ("stall_timeout_s", "twice ", "callback_timeout_s"),
+                # Records are acknowledged in order: one that waits for its target's turn holds back those behind it.
+                ("stall_timeout_s", "twice ", "callback_patience_s"),
                 ("callback_slots", "", "callback_target_slots"),
                 ("callback_diverted_slots", "", "callback_diverted_target_slots"),
                 ("max_in_flight", "", "callback_slots"),

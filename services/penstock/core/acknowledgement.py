@@ -16,6 +16,9 @@ from enum import Enum
 # The topic's name and the partition's number.
 Partition = tuple[str, int]
 
+# So many settled records, of each of which an offset is kept, fill the hand as one that is not settled does.
+SETTLED_WEIGH = 10
+
 
 class Arrival(Enum):
     """How a record fits behind the ones that came before it."""
@@ -47,6 +50,11 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self._order)
+
+    @property
+    def unsettled(self) -> int:
+        """Records in hand whose effects are not durable yet."""
+        return len(self._unsettled)
 
     def arrive(self, offset: int) -> Arrival:
         """Takes a record in hand if it is the one expected."""
@@ -82,10 +90,11 @@ class Sequence:
 class Hand:
     """All that a process has in hand: taken and not yet acknowledged.
 
-    A record that is settled behind one that is not still counts: memory is bounded, too.
+    A record that is settled behind one that is not still counts, though little: it costs little memory, and one that
+    takes long must not stop all that comes behind it.
 
     Args:
-        limit: most records in hand.
+        limit: most records in hand that are not settled; of settled ones, `SETTLED_WEIGH` count as one.
 
     Attributes:
         limit: as given.
@@ -105,7 +114,10 @@ class Hand:
     @property
     def full(self) -> bool:
         """Whether nothing more may be taken."""
-        return self._count >= self.limit
+        if self._count < self.limit:
+            return False
+        unsettled = sum(sequence.unsettled for sequence in self._sequences.values())
+        return unsettled + (self._count - unsettled) // SETTLED_WEIGH >= self.limit
 
     def begin(self, generation: int, starts: Mapping[Partition, int]) -> None:
         """A new generation: what was in hand is dropped.

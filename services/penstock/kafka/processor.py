@@ -82,6 +82,7 @@ class Processor:
             before the first record of it. Called again while it raises `Unavailable`.
         on_revoked: told of what may have been another's since; what is this process's again is in the
             `on_assigned` that follows.
+        under_way: how much is still being done for records that are settled already: a stop waits for that, too.
         linger_s: how long records may wait for others, so that many are taken at once; 0 for where they are urgent.
     """
 
@@ -93,6 +94,7 @@ class Processor:
         *,
         on_assigned: Hook | None = None,
         on_revoked: Hook | None = None,
+        under_way: Callable[[], int] = lambda: 0,
         linger_s: float = 0.0,
     ) -> None:
         self._settings = settings
@@ -100,6 +102,7 @@ class Processor:
         self._handlers = handlers
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._under_way = under_way
         self._linger_s = linger_s
         self._hand = Hand(settings.max_in_flight)
         self._owned: frozenset[Partition] = frozenset()
@@ -248,7 +251,7 @@ class Processor:
     async def _drain(self) -> None:
         self._closed = True
         deadline_s = time.monotonic() + DRAIN_S
-        while len(self._hand) and time.monotonic() < deadline_s:  # noqa: ASYNC110 (once in a process's life)
+        while (len(self._hand) or self._under_way()) and time.monotonic() < deadline_s:  # noqa: ASYNC110 (once in a process's life)
             await asyncio.sleep(0.01)
         if len(self._hand):
             log.warning(

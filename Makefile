@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint format types walls chaos load containers lock clean install bench-%
+.PHONY: help demo test test-fast lint format types walls chaos load load-callbacks containers lock clean install bench-%
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
@@ -37,7 +37,10 @@ load: $(INSTALLED) ## both benchmarks, in full
 	@$(BIN)/python -m benchmarks.throughput
 	@$(BIN)/python -m benchmarks.latency
 
-bench-%: $(INSTALLED) ## one benchmark by name: bench-throughput, bench-latency; writes benchmarks/results/NAME.json
+load-callbacks: $(INSTALLED) ## the callbacks service under load in full: hanging, recovering, killed; writes benchmarks/results/callbacks-load.json
+	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
+
+bench-%: $(INSTALLED) ## one benchmark by name: bench-throughput, bench-latency, bench-callbacks; writes benchmarks/results/NAME.json
 	@$(BIN)/python -m benchmarks.$*
 
 containers: ## builds the image and brings the whole platform up with docker compose

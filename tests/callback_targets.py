@@ -191,7 +191,7 @@ class Bench:
 
     @asynccontextmanager
     async def process(self, folder: Path, **given: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        """The service as a process of its own, killed at the end if it still runs."""
+        """The service as a process of its own, killed at the end if it still runs; its log is `folder`/service.log."""
         mark = folder / f"ready-{time.monotonic_ns()}"
         environ = {
             **os.environ,
@@ -204,11 +204,13 @@ class Bench:
             "PENSTOCK_READY_FILE": str(mark),
             **{f"PENSTOCK_{name.upper()}": value for name, value in given.items()},
         }
+        log = (folder / "service.log").open("ab")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
             "from penstock.callbacks.app import main; raise SystemExit(main())",
             env=environ,
+            stderr=log.fileno(),
         )
         try:
             await wait_until(lambda: mark.exists() or process.returncode is not None, what="ready")
@@ -218,6 +220,9 @@ class Bench:
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)
             await process.wait()
+            log.close()
+            # Shown when the test fails.
+            sys.stderr.write((folder / "service.log").read_text()[-4000:])
 
 
 @asynccontextmanager

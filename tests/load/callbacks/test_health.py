@@ -1,0 +1,77 @@
+"""Issue 5, numbers 3 and 4: who is sometimes slow, and who is slow in turns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.callback_targets import Bench
+from tests.load.callbacks.arena import LONG, Load, Stream, Targets, arrived, states_of
+from tests.load.callbacks.figures import RUN
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+SECONDS, CALLS = (60, 300) if LONG else (12, 80)
+
+
+async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(
+    platform: Bench, targets: Targets, load: Load, tmp_path: Path
+) -> None:
+    """Number 3: slow now and then, twenty times and more in all, it stays; slow in one call of sixteen, it goes."""
+    # A thousandth of the calls is slow in the full form; in the short one a fiftieth, or there would hardly be any.
+    seldom = 1000 if LONG else 50
+    slow = {"after_s": 0.005, "slow_s": 2.5}
+    await targets.behave(busy={**slow, "slow_every": seldom})
+    (url,) = targets.urls("busy", 1)
+    async with platform.process(tmp_path, callback_slow_s="2"):
+        ids = await load.pace(SECONDS, Stream([url], CALLS))
+        await wait_until(lambda: arrived(targets, ids), timeout=120)
+        assert await states_of(platform, "busy") == {url: "normal"}
+        assert "abnormal" not in (tmp_path / "service.log").read_text()
+        await targets.behave(busy={**slow, "slow_every": 16})
+        since_s = max(at_s for at_s, _name in targets.of("busy"))
+        await load.pace(30, Stream([url], CALLS))
+        await wait_until(lambda: _abnormal(platform, url), timeout=60)
+        row = await platform.connection.fetchrow(
+            "SELECT extract(epoch FROM now() - changed_at)::double precision AS ago_s FROM target"
+        )
+        await targets.collect()
+    now_s = time.monotonic()
+    took_s = now_s - row["ago_s"] - since_s
+    RUN.note(
+        "3",
+        calls_a_second=CALLS,
+        one_in_so_many_slow=seldom,
+        of_calls=len(ids),
+        then_diverted_after_s=round(took_s, 1),
+    )
+    assert took_s <= 30
+
+
+async def _abnormal(platform: Bench, url: str) -> bool:
+    return (await states_of(platform, "busy")).get(url) == "abnormal"
+
+
+async def test_slow_and_fast_in_turn_is_no_flapping(
+    platform: Bench, targets: Targets, load: Load, tmp_path: Path
+) -> None:
+    """Number 4: slow for half of the calm time and fast for the other half, for five calm times: it changes once at most."""
+    calm_s, slow_s = (60.0, 3.0) if LONG else (6.0, 0.5)
+    await targets.behave(turns={"after_s": 0.005, "slow_s": slow_s * 1.5, "turns_s": calm_s / 2})
+    (url,) = targets.urls("turns", 1)
+    settings = {
+        "callback_slow_s": str(slow_s),
+        "callback_calm_s": str(calm_s),
+        "callback_probe_s": str(calm_s / 12),
+        "callback_probe_most_s": str(calm_s),
+    }
+    async with platform.process(tmp_path, **settings):
+        ids = await load.pace(5 * calm_s, Stream([url], 20))
+        log = (tmp_path / "service.log").read_text()
+        changes = log.count("is abnormal") + log.count("is normal again")
+        await targets.collect()
+    RUN.note("4", calm_s=calm_s, of_calls=len(ids), called=len(set(targets.ids())), transitions=changes)
+    assert changes <= 1

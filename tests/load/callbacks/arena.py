@@ -204,7 +204,8 @@ def latency_within(found: Sequence[list[float]], base: Sequence[list[float]]) ->
     """Whether p99 is within a tenth, or 20 ms, of the base's.
 
     Each round of one is compared with all rounds of the other, best with worst: what the rounds of the same load differ
-    by is the machine's doing.
+    by is the machine's doing. A machine that runs other tests besides differs by more than that from one second to the
+    next, so the short form asks only whether they wait for what hangs (seconds), or not.
     """
     worst_ms = max(map(p99, base))
-    return min(map(p99, found)) <= max(1.1 * worst_ms, worst_ms + 20)
+    return min(map(p99, found)) <= max(1.1 * worst_ms, worst_ms + (20 if LONG else 500))

@@ -100,6 +100,23 @@ async def test_silence_ends_a_lease_and_signs_of_life_keep_it(settings, pool):
     assert "no sign of life from worker a" in found["attempts"][0]["error"]
 
 
+async def test_many_that_fall_silent_at_once_expire_after_a_second_look(settings, pool, caplog):
+    """H8, H10: more than a tenth at once is suspicious; it asks the broker again, and those who were
+    really silent expire then."""
+    *silent, other = await queued(pool, settings, 6)
+    async with running_service(create_app(settings)):
+        await say(settings, Kind.CLAIM, silent, worker="a", lease_ms=2_000)
+        await say(settings, Kind.CLAIM, [other], worker="b", lease_ms=60_000)
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 5 FROM task WHERE state = 'scheduled'"))
+        assert await state(pool, other) == "running"
+    said = [record.getMessage() for record in caplog.records if record.name == "penstock.heartbeats.handlers"]
+    suspicion = said.index(
+        "5 of 6 leases would expire at once: making sure that it is not us who do not hear"
+    )
+    assert said[suspicion + 1] == "5 leases expire: everything that was said before was read"
+    assert not any("lease expired" in line for line in said[:suspicion])
+
+
 async def test_the_last_try_lost_fails_the_task(settings, pool):
     """H10: when the tries are used up, failed, with an event."""
     [key] = await queued(pool, settings)

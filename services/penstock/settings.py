@@ -19,6 +19,9 @@ from penstock.errors import SettingsError
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 
+# Of any setting that may have a fraction: thirty years of seconds, which every timer and clock still takes.
+MOST = 1e9
+
 # A host alone has Kafka's own port; an IPv6 address stands in brackets.
 _SERVER = re.compile(r"([^\s:/\[\]]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?")
 
@@ -63,7 +66,8 @@ class Settings:
             elif environ.get(variable, "") != "":
                 values[item.name] = _parse(environ[variable], hints[item.name], variable)
         settings = cls(**values)
-        problems = settings.validate()
+        # First, and alone: comparisons with NaN answer at random.
+        problems = settings._absurd() or settings.validate()
         if problems:
             raise SettingsError("; ".join(problems))
         return settings
@@ -71,6 +75,15 @@ class Settings:
     def validate(self) -> list[str]:
         """Problems across fields, one sentence each; empty when all is well."""
         return []
+
+    def _absurd(self) -> list[str]:
+        found = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
+        return [
+            f"{ENVIRONMENT_PREFIX}{name.upper()}={value} must be a number, and at most {MOST:g}"
+            for name, value in found
+            # Written so that NaN is refused too.
+            if isinstance(value, float) and not abs(value) <= MOST
+        ]
 
 
 def _parse(text: str, kind: Any, variable: str) -> Any:

@@ -1,10 +1,38 @@
 """Settings: read from the environment, refused when they make no sense."""
 
+import dataclasses
+import math
+import re
+
 import pytest
 
+from penstock.callbacks.settings import CallbacksSettings
 from penstock.errors import SettingsError
-from penstock.settings import Kafka, Platform
+from penstock.gateway.settings import GatewaySettings
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.settings import ENVIRONMENT_PREFIX, Kafka, Platform
+from penstock.stages.settings import StagesSettings
 from penstock.task_sync.settings import TaskSyncSettings
+from penstock.worker import Worker
+from penstock.worker.settings import WorkerSettings
+
+ALL = (
+    CallbacksSettings,
+    GatewaySettings,
+    HeartbeatsSettings,
+    StagesSettings,
+    TaskSyncSettings,
+    WorkerSettings,
+)
+FLOATS = sorted(
+    {
+        (kind, field.name)
+        for kind in ALL
+        for field in dataclasses.fields(kind)
+        if isinstance(field.default, float)
+    },
+    key=str,
+)
 
 
 def test_the_environment_is_read_and_a_keyword_wins():
@@ -43,3 +71,56 @@ def test_what_is_no_server_is_refused(servers):
 def test_what_is_a_server_is_taken(servers):
     """Names, addresses, several; without a port it is Kafka's own."""
     assert Kafka.load({}, kafka=servers).kafka == servers
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e300"])
+@pytest.mark.parametrize(("kind", "name"), FLOATS, ids=lambda value: getattr(value, "__name__", value))
+def test_no_setting_takes_what_is_no_number(kind, name, text):
+    """A lease that is looked for every `inf` seconds never expires; NaN passes every comparison that refuses. Whatever the
+    setting, the message names it, also when it was given as a keyword."""
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    said = re.escape(f"{variable}={float(text)} must be a number, and at most 1e+09")
+    with pytest.raises(SettingsError, match=said):
+        kind.load({variable: text})
+    with pytest.raises(SettingsError, match=said):
+        kind.load({}, **{name: float(text)})
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_no_default_is_infinite(kind):
+    """Nobody's environment is refused for what stands there by default."""
+    defaults = [field.default for field in dataclasses.fields(kind) if isinstance(field.default, float)]
+    assert defaults
+    assert all(math.isfinite(default) for default in defaults)
+
+
+def test_the_look_for_expired_leases_stays_small_beside_a_lease():
+    """An expiry is late by as much as a tick."""
+    assert HeartbeatsSettings.load({}, tick_s=30.0).tick_s == 30.0
+    for tick_s in (0.0, 30.1):
+        with pytest.raises(SettingsError, match=f"tick_s={tick_s} must be above 0 and at most 30"):
+            HeartbeatsSettings.load({}, tick_s=tick_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("pool", 0),
+        ("pool", 10**12),
+        ("backlog", -1),
+        ("backlog", 10**12),
+        ("threads", 0),
+        ("threads", 10**9),
+    ],
+)
+def test_a_worker_takes_no_more_than_a_machine_can(name, bad):
+    """Refused at the start, and not in the middle of the work."""
+    with pytest.raises(SettingsError, match=f"{name}={bad} must be from"):
+        WorkerSettings.load({}, **{name: bad})
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, 0.0, -1.0])
+def test_a_stages_own_timeout_is_a_length_of_time(timeout_s):
+    """As the setting that it stands for."""
+    with pytest.raises(SettingsError, match="timeout_s="):
+        Worker(WorkerSettings()).stage("t.s", timeout_s=timeout_s)

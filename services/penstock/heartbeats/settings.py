@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from penstock.kafka.processor import ProcessorSettings
 from penstock.settings import Platform, option
 
+MOST_TICK_S = 30.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatsSettings(ProcessorSettings, Platform):
@@ -36,7 +38,11 @@ class HeartbeatsSettings(ProcessorSettings, Platform):
             )
         if not 0 <= self.linger_s <= 1:
             problems.append(f"linger_s={self.linger_s} must be from 0 to 1: leases wait for what is not read")
-        for name in ("tick_s", "recount_s"):
-            if getattr(self, name) <= 0:
-                problems.append(f"{name}={getattr(self, name)} must be above 0")
+        if not 0 < self.tick_s <= MOST_TICK_S:
+            problems.append(
+                f"tick_s={self.tick_s} must be above 0 and at most {MOST_TICK_S:g}, a tenth of the lease that types have "
+                "by default: an expiry is late by as much"
+            )
+        if self.recount_s <= 0:
+            problems.append(f"recount_s={self.recount_s} must be above 0")
         return problems

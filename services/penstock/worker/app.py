@@ -17,6 +17,7 @@ from penstock.contracts.result import StageResult
 from penstock.core.leases import Key
 from penstock.errors import SettingsError
 from penstock.objects import ObjectStore
+from penstock.settings import MOST
 from penstock.worker.beside import beside
 from penstock.worker.execution import Execution, Stage, handed_back
 from penstock.worker.hand import key_of
@@ -68,8 +69,9 @@ class Worker:
         if max_attempts is not None and max_attempts < 1:
             raise SettingsError(f"stage({name!r}): max_attempts={max_attempts} must be at least 1")
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        if limit_s <= 0:
-            raise SettingsError(f"stage({name!r}): timeout_s={limit_s} must be above 0")
+        # Written so that NaN is refused too.
+        if not 0 < limit_s <= MOST:
+            raise SettingsError(f"stage({name!r}): timeout_s={limit_s} must be above 0 and at most {MOST:g}")
 
         def register(handler: AnyHandler) -> AnyHandler:
             self._stages[type_name, stage_name] = Stage(handler, limit_s, max_attempts)

@@ -7,6 +7,11 @@ from urllib.parse import urlsplit
 
 from penstock.settings import Kafka, option
 
+# What is in hand is in memory, each with its context, and is beaten for.
+MOST_IN_HAND = 1_000_000
+# Beyond, the system refuses to start one more, in the middle of the work.
+MOST_THREADS = 10_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings(Kafka):
@@ -25,10 +30,15 @@ class WorkerSettings(Kafka):
     def validate(self) -> list[str]:
         """There must be room for something."""
         problems = super().validate()
-        if self.pool < 1 or self.backlog < 0 or self.threads < 1:
-            problems.append(
-                f"pool={self.pool} and threads={self.threads} must be at least 1, backlog={self.backlog} not negative"
+        problems += [
+            f"{name}={getattr(self, name)} must be from {least} to {most}"
+            for name, least, most in (
+                ("pool", 1, MOST_IN_HAND),
+                ("backlog", 0, MOST_IN_HAND),
+                ("threads", 1, MOST_THREADS),
             )
+            if not least <= getattr(self, name) <= most
+        ]
         url = urlsplit(self.worker_gateway)
         if self.worker_gateway and not (url.scheme in ("http", "https") and url.hostname):
             problems.append(f"worker_gateway={self.worker_gateway!r} is no http:// or https:// URL")

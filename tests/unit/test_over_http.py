@@ -1,14 +1,22 @@
-"""A worker without Kafka: from when it counts its leases."""
+"""A worker without Kafka: from when it counts its leases, and what it makes of answers that are no gateway's."""
 
 import asyncio
 
+import orjson
 import pytest
+from aiohttp import web
+from tests.waiting import wait_until
 
+from penstock import process
 from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
+from penstock.errors import GatewayUnavailable, SettingsError
+from penstock.worker import Done, Worker, WorkerSettings, over_http
 from penstock.worker.hand import Hand
-from penstock.worker.over_http import HttpPuller
+from penstock.worker.heart import Heart as RealHeart
+from penstock.worker.over_http import HttpLink, HttpPuller
 
 READY = ReadyTask(Fence(1, 0, "s", 0), "t", Context.encode(None), 60_000)
 
@@ -55,3 +63,123 @@ async def test_a_lease_counts_from_its_claim(body, before_s):
     heard_s = await asyncio.wait_for(heart.heard_s, 5)
     pulling.cancel()
     assert heard_s == pytest.approx(gateway.arrived_s - before_s, abs=0.5)
+
+
+class Impostor:
+    """Answers POST with what it is told, one after the other, then with the last for ever; keeps what it was sent."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = []
+
+    async def answer(self, request):
+        self.asked.append((request.path, orjson.loads(await request.read())))
+        status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        return web.Response(status=status, body=data, content_type="text/html")
+
+
+@pytest.fixture
+async def impostor():
+    """Starts one; the gateway that a worker sees in it."""
+    runners = []
+
+    async def start(*answers):
+        found = Impostor(*answers)
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", found.answer)
+        runner = web.AppRunner(app)
+        runners.append(runner)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        return found, f"http://127.0.0.1:{port}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+NOT_OURS = [
+    pytest.param(b"<html>Please log in</html>", id="a page"),
+    pytest.param(b"", id="nothing"),
+    pytest.param(b'{"tasks": [', id="half an answer"),
+    pytest.param([], id="a list"),
+    pytest.param({}, id="empty"),
+    pytest.param({"tasks": None, "rejected": 5}, id="other types"),
+    pytest.param({"tasks": [], "claimed_ms_ago": "soon", "rejected": [], "gone": ["x"]}, id="odd details"),
+    pytest.param({"rejected": [{"index": 7}], "gone": []}, id="of entries that nobody sent"),
+    pytest.param({"rejected": [], "gone": [{"why": "over"}]}, id="of no entry"),
+]
+
+
+@pytest.mark.parametrize("body", NOT_OURS)
+async def test_an_answer_that_is_no_gateways_is_a_gateway_that_is_away(impostor, body):
+    """A proxy's page with status 200 is told from an answer, says where it came from, and is asked again; a beat of which
+    it says nothing is not heard."""
+    _, url = await impostor((200, body))
+    async with over_http.Gateway(url) as gateway:
+        with pytest.raises(
+            GatewayUnavailable, match=rf"^no gateway answers at {url}: /hold_task .* 200 with"
+        ):
+            await gateway.post("/hold_task", {})
+        beat = Heartbeat(Kind.BEAT, "w", 60_000, [(1, 0, 0)])
+        with pytest.raises(GatewayUnavailable, match=rf"^no gateway answers at {url}: /set_task .* 200 with"):
+            await HttpLink(gateway, "w").try_heartbeat(beat)
+
+
+async def test_a_beat_that_was_answered_by_no_gateway_is_sent_again(impostor):
+    """H3: it counts as not heard, and nothing is lost in a task that nobody looks at."""
+    found, url = await impostor((200, b"<html>"), (200, {"rejected": [], "gone": []}))
+    now_s = 0.0
+    async with over_http.Gateway(url) as gateway:
+        heart = RealHeart(HttpLink(gateway, "w"), "w", lambda: now_s, lambda _keys: None)
+        heart.take([READY], 0.0)
+        for asked in (1, 2):
+            while len(found.asked) < asked:
+                now_s += 1
+                assert now_s < 10 * 60
+                heart.step()
+                if sending := list(heart._sending):
+                    await asyncio.wait(sending)
+                    assert [task.exception() for task in sending] == [None]
+
+
+async def test_a_worker_lives_through_a_proxy_that_answers_for_its_gateway(impostor):
+    """It asks again, and reports again, until a gateway answers; the result is not lost."""
+    ours = {"tasks": [READY.to_wire()], "claimed_ms_ago": 0}
+    empty = {"tasks": [], "claimed_ms_ago": 0, "accepted": 1, "rejected": [], "gone": []}
+    page = (200, b"<html>")
+    # Once it has spoken as a gateway, a route that is not there is a proxy's mistake.
+    found, url = await impostor(page, (200, ours), page, (404, b"no route"), page, (200, empty))
+    worker = Worker(WorkerSettings(worker_gateway=url, pool=1, backlog=0))
+    ran = []
+
+    @worker.stage("t.s")
+    async def handler(task):
+        ran.append(task.id)
+        return Done({"n": task.id})
+
+    stopping = asyncio.Event()
+    serving = asyncio.create_task(worker.serve(stopping))
+
+    def reported():
+        return [body for path, body in found.asked if path == "/set_task" and len(found.answers) == 1]
+
+    await wait_until(reported)
+    assert reported()[-1]["results"][0]["id"] == 1
+    assert ran == [1]
+    stopping.set()
+    await asyncio.wait_for(serving, 30)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_path_at_which_there_never_was_a_gateway_is_a_setting_that_is_wrong(impostor, status):
+    """It says which, and the worker ends with the status of a setting that is wrong; its supervisor need not try."""
+    _, url = await impostor((status, {"type": "about:blank", "title": "Not Found", "status": status}))
+    worker = Worker(WorkerSettings(worker_gateway=f"{url}/elsewhere"))
+    worker.stage("t.s")(lambda _task: Done())
+    with pytest.raises(SettingsError, match=r"^worker_gateway='.*/elsewhere': no gateway answers") as caught:
+        await worker.serve(asyncio.Event())
+    assert process.exit_status(caught.value) == 6

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Self
 
 import aiohttp
@@ -26,6 +27,7 @@ from penstock.errors import (
     GatewayUnavailable,
     InvalidRecord,
     PenstockError,
+    SettingsError,
     Throttled,
     Unavailable,
     UnknownType,
@@ -46,6 +48,31 @@ ANSWER_S = 30.0
 # However long a gateway, or a proxy before it, asks to be left alone.
 PATIENCE_S = 30.0
 
+_NO_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+
+
+def _fits_hold(answer: Mapping[str, Any], _entries: int) -> bool:
+    # Gateways of an earlier version do not say when they claimed.
+    ago_ms = answer.get("claimed_ms_ago", 0)
+    return isinstance(answer.get("tasks"), list) and isinstance(ago_ms, int | float) and ago_ms >= 0
+
+
+def _fits_set(answer: Mapping[str, Any], entries: int) -> bool:
+    told = (answer.get("rejected"), answer.get("gone", []))
+    return all(
+        isinstance(ones, list)
+        and all(isinstance(one, dict) and one.get("index") in range(entries) for one in ones)
+        for ones in told
+    )
+
+
+# Whether an answer is a gateway's, by route: what is read of it is there. The second argument is how many entries
+# were sent.
+_FITS: Mapping[str, Callable[[Mapping[str, Any], int], bool]] = {
+    "/hold_task": _fits_hold,
+    "/set_task": _fits_set,
+}
+
 
 class Gateway:
     """Asks a gateway, for the time of an `async with` block.
@@ -57,6 +84,8 @@ class Gateway:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._session: aiohttp.ClientSession
+        # Whether it has ever spoken as one.
+        self._known = False
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S))
@@ -65,12 +94,13 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[Any, float]:
-        """The JSON of the answer, and when it began to arrive, on the loop's clock.
+    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+        """The JSON object of the answer, and when it began to arrive, on the loop's clock.
 
         Raises:
             Throttled: asked too often, or too much at once; nothing was done.
-            GatewayUnavailable: no gateway answers, or what is behind it is away.
+            GatewayUnavailable: no gateway answers, or what is behind it is away, or it is no gateway that answers.
+            SettingsError: there is no such route at the address, and never was.
             PenstockError: it refuses.
         """
         try:
@@ -82,9 +112,31 @@ class Gateway:
                 wait_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
-        if response.status == 200:
-            return orjson.loads(data), arrived_s
+        if response.status == HTTPStatus.OK:
+            answer = self._answer(path, data, len(body.get("results", ())))
+            self._known = True
+            return answer, arrived_s
+        if response.status in _NO_ROUTE:
+            # A gateway has both routes. A proxy that has lost its own for a moment finds it again.
+            reason = f"no gateway answers at {self._url}: {path} is answered {response.status}"
+            raise (
+                GatewayUnavailable(reason)
+                if self._known
+                else SettingsError(f"worker_gateway={self._url!r}: {reason}")
+            )
         raise error_of(response.status, data, None if wait_s is None else min(wait_s, PATIENCE_S))
+
+    def _answer(self, path: str, data: bytes, entries: int) -> dict[str, Any]:
+        """A proxy, a login page or half an answer may come with status 200, too; what is in it is not ours to act on."""
+        try:
+            answer = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict) or not _FITS[path](answer, entries):
+            excerpt = data[:200].decode(errors="replace")
+            reason = f"no gateway answers at {self._url}: {path} is answered 200 with {excerpt!r}"
+            raise GatewayUnavailable(reason)
+        return answer
 
 
 class HttpLink:
@@ -166,7 +218,7 @@ class HttpLink:
             else:
                 for one in body["rejected"]:
                     log.error(
-                        "a result of task %s was refused: %s", entries[one["index"]]["id"], one["errors"]
+                        "a result of task %s was refused: %s", entries[one["index"]]["id"], one.get("errors")
                     )
                 return
 

@@ -155,8 +155,10 @@ CREATE TABLE penstock.task (
     lease_ms integer,
     CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
     CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
+    CONSTRAINT task_content_type_check CHECK ((content_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
     CONSTRAINT task_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
     CONSTRAINT task_priority_check CHECK (((priority >= 0) AND (priority <= 4))),
+    CONSTRAINT task_result_type_check CHECK ((result_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
     CONSTRAINT task_state_check CHECK ((state = ANY (ARRAY['scheduled'::text, 'ready'::text, 'queued'::text, 'running'::text, 'waiting'::text, 'paused'::text, 'succeeded'::text, 'failed'::text, 'cancelled'::text, 'quarantined'::text])))
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.1');

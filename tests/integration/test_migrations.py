@@ -6,7 +6,9 @@ import re
 import subprocess
 
 import asyncpg
+import pytest
 
+from penstock.contracts.context import ContentType
 from penstock.contracts.files import schemas_folder
 from penstock.core.task import FINAL, State
 from penstock.local.database import server_binaries
@@ -65,6 +67,29 @@ async def test_the_schema_knows_the_states_of_the_transition_table(database):
         await connection.close()
     text = next(row["text"] for row in rows if "'scheduled'" in row["text"] and "'ready'" in row["text"])
     assert set(re.findall(r"'(\w+)'", text)) == {state.value for state in State}
+
+
+@pytest.mark.parametrize("column", ["content_type", "result_type"])
+async def test_the_schema_knows_the_content_types(database, column):
+    """One word for one thing; and a row that nobody could read, which would stop the release of every type, is refused
+    where it is written."""
+    connection = await asyncpg.connect(database)
+    try:
+        text = await connection.fetchval(
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = $1", f"task_{column}_check"
+        )
+        assert set(re.findall(r"'(\w+)'", text)) == {kind.value for kind in ContentType}
+        await connection.execute("INSERT INTO penstock.task_type (name) VALUES ('t')")
+        row = {"content_type": "json", "result_type": "json"} | {column: "application/json"}
+        with pytest.raises(asyncpg.CheckViolationError, match=f"task_{column}_check"):
+            await connection.execute(
+                "INSERT INTO penstock.task (type, state, stage, content_type, result_type, context)"
+                " VALUES ('t', 'ready', 's', $1, $2, 'null')",
+                row["content_type"],
+                row["result_type"],
+            )
+    finally:
+        await connection.close()
 
 
 def test_statements_that_spare_final_tasks_name_all_final_states():

@@ -186,7 +186,7 @@ async def test_more_is_unread_than_can_be_kept_in_mind(settings, pool, monkeypat
     assert "it cannot be told" in found.lacks
 
 
-@pytest.mark.parametrize("partition", ["NULL", "99"])
+@pytest.mark.parametrize("partition", ["NULL", "99", "-1"])
 async def test_running_and_heard_over_no_partition(settings, pool, partition):
     """A lease that no heartbeat processor will ever restore."""
     lost = await task(pool, state="'running'", worker="'w'", lease_partition=partition)

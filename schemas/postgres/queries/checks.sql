@@ -40,7 +40,7 @@ ORDER BY r.type;
 -- name: running
 -- How many run by which partition of heartbeats, and the first of each.
 SELECT lease_partition, min(id) AS id, count(*) AS tasks
-FROM task WHERE state = 'running' AND lease_partition < $1 GROUP BY lease_partition ORDER BY lease_partition;
+FROM task WHERE state = 'running' AND lease_partition >= 0 AND lease_partition < $1 GROUP BY lease_partition ORDER BY lease_partition;
 
 -- name: overdue
 -- Due for longer than `grace` seconds and still not ready.
@@ -50,7 +50,9 @@ FROM task WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $
 -- name: unwatched
 -- Running, but heard over no partition that exists.
 SELECT id, step, attempt, stage, worker, lease_partition, count(*) OVER () AS found
-FROM task WHERE state = 'running' AND (worker IS NULL OR lease_partition IS NULL OR lease_partition >= $2)
+FROM task
+WHERE state = 'running'
+  AND (worker IS NULL OR lease_partition IS NULL OR lease_partition < 0 OR lease_partition >= $2)
 ORDER BY id LIMIT $1;
 
 -- name: waiting

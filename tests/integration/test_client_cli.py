@@ -70,6 +70,11 @@ async def test_types(penstock: Invoke) -> None:
     [added] = documents(await penstock("types", "add", "report", "--max-attempts", "9", "--json"))
     assert added["max_attempts"] == 9
     assert [one["name"] for one in documents(await penstock("types", "--json"))] == ["media", "report"]
+    [shown] = documents(await penstock("types", "show", "report", "--json"))
+    assert (shown["max_attempts"], shown["lease_ms"], shown["max_losses"]) == (9, 300_000, 3)
+    assert "300000" in (await penstock("types", "show", "report")).stdout
+    missing = await penstock("types", "show", "repotr")
+    assert (missing.exit_code, "no task type 'repotr'" in missing.stderr) == (4, True)
     refused = await penstock("types", "add", "report", "--partitions", "3")
     assert refused.exit_code == 3
     assert "cannot be changed" in refused.stderr

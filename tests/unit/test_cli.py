@@ -31,6 +31,18 @@ from penstock.errors import (
 )
 from penstock.http.problems import Faults
 
+# What no integer of 64 bits holds.
+BEYOND = "99999999999999999999"
+WHOLE = (
+    "--lease-ms",
+    "--partitions",
+    "--max-attempts",
+    "--max-losses",
+    "--retry-base-ms",
+    "--retry-max-ms",
+)
+FRACTIONS = ("--retry-factor", "--retry-jitter")
+
 
 def test_every_verb_explains_itself() -> None:
     """O8: each verb has a help text, and all that talk to something take --json."""
@@ -118,6 +130,15 @@ def test_an_address_that_is_none_ends_with_6(monkeypatch: pytest.MonkeyPatch, ur
         ["watch", "1", "--type", "media"],
         ["cancel"],
         ["get", "0"],
+        ["get", BEYOND],
+        ["cancel", "1", BEYOND],
+        ["watch", BEYOND],
+        ["list", "--limit", BEYOND],
+        ["check", "--show", BEYOND],
+        ["topics", "--replication", "40000"],
+        *(["types", "add", "t", option, BEYOND] for option in WHOLE),
+        *(["types", "add", "t", option, "-" + BEYOND] for option in WHOLE),
+        *(["types", "add", "t", option, text] for option in FRACTIONS for text in ("nan", "inf", "1e400")),
         ["run", "nothing"],
         ["nothing"],
     ],

@@ -13,6 +13,7 @@ import click
 
 from penstock.cli.deployment import Found, data_dir_option
 from penstock.cli.gateway import without_nothing
+from penstock.cli.numbers import Whole
 from penstock.cli.output import as_json, counts_text, print_json, table
 from penstock.discovery import DATA_DIR_VARIABLE
 from penstock.errors import CannotStart
@@ -103,7 +104,7 @@ def run(ctx: click.Context, service: str) -> None:
 )
 @click.option(
     "--show",
-    type=click.IntRange(min=1),
+    type=Whole(1),
     default=20,
     show_default=True,
     help="How many offenders against each rule to name; all are counted.",
@@ -160,7 +161,7 @@ def migrate(json_: bool, **given: Any) -> None:
 @kafka_option
 @prefix_option
 @click.option(
-    "--replication", type=click.IntRange(min=1), help="Copies of each partition. Default: the broker's."
+    "--replication", type=click.IntRange(1, 32_767), help="Copies of each partition. Default: the broker's."
 )
 @data_dir_option
 @as_json

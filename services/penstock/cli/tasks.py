@@ -10,6 +10,7 @@ import click
 from rich.progress import Progress
 
 from penstock.cli.gateway import client, gateway_option, labels_of, without_nothing
+from penstock.cli.numbers import Whole
 from penstock.cli.output import (
     as_json,
     console,
@@ -142,7 +143,7 @@ def _tell(submitted: Sequence[Submitted], *, single: bool, json_: bool) -> None:
 
 
 @click.command()
-@click.argument("task_id", type=click.IntRange(min=1))
+@click.argument("task_id", type=Whole(1))
 @gateway_option
 @as_json
 def get(task_id: int, gateway: str | None, json_: bool) -> None:
@@ -212,7 +213,7 @@ def _why(error: Mapping[str, str] | None) -> str:
 @click.option("--stage", help="Stage.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Repeatable; all must match.")
 @click.option("--key", help="Idempotency key.")
-@click.option("--limit", type=click.IntRange(min=1), default=_LATEST, show_default=True, help="Most tasks.")
+@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most tasks.")
 @click.option("--all", "all_", is_flag=True, help="No limit.")
 @gateway_option
 @as_json
@@ -255,7 +256,7 @@ def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("ids", metavar="ID...", type=click.IntRange(min=1), nargs=-1, required=True)
+@click.argument("ids", metavar="ID...", type=Whole(1), nargs=-1, required=True)
 @gateway_option
 @as_json
 def cancel(ids: tuple[int, ...], gateway: str | None, json_: bool) -> None:
@@ -277,7 +278,7 @@ def _listed(ids: Sequence[int]) -> str:
 
 
 @click.command()
-@click.argument("ids", metavar="[ID...]", type=click.IntRange(min=1), nargs=-1)
+@click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1)
 @click.option("--type", "type_", help="Instead of ids: all present tasks of this type.")
 @click.option("--state", "states", multiple=True, type=_STATE, help="Instead of ids: in this state now.")
 @click.option("--stage", help="Instead of ids: in this stage now.")

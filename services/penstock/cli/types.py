@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import orjson
 
 from penstock.cli.gateway import client, gateway_option, without_nothing
-from penstock.cli.output import as_json, console, print_json, table
+from penstock.cli.numbers import Finite, Whole
+from penstock.cli.output import as_json, console, fields, print_json, table
 from penstock.cli.reading import CALLBACK_FORMS, callbacks_of
+from penstock.errors import NotFound
 
 _SHOWN = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "events")
 
@@ -18,7 +21,7 @@ _SHOWN = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "even
 @as_json
 @click.pass_context
 def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
-    """Lists task types; `types add` registers one."""
+    """Lists task types; `types show` tells all of one, `types add` registers one."""
     if ctx.invoked_subcommand is not None:
         return
     with client(gateway) as found:
@@ -35,18 +38,40 @@ def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
 
 @types.command()
 @click.argument("name")
+@gateway_option
+@as_json
+def show(name: str, gateway: str | None, json_: bool) -> None:
+    """Shows one task type: its lease, limits and retries, and the targets of its tasks."""
+    with client(gateway) as found:
+        one = next((known for known in found.types() if known["name"] == name), None)
+    if one is None:
+        raise NotFound(f"there is no task type {name!r}; `penstock types` lists those there are")
+    if json_:
+        print_json(one)
+    else:
+        fields((field.replace("_", " "), _text(value)) for field, value in one.items())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+@types.command()
+@click.argument("name")
 @click.option("--first-stage", help="Where a task begins that names no stage. Default: start.")
-@click.option("--partitions", type=int, help="Of its ready topic; fixed once registered. Default: 8.")
+@click.option("--partitions", type=Whole(), help="Of its ready topic; fixed once registered. Default: 8.")
 @click.option(
-    "--lease-ms", type=int, help="A worker silent for this long has lost its task. Default: 300000."
+    "--lease-ms", type=Whole(), help="A worker silent for this long has lost its task. Default: 300000."
 )
-@click.option("--max-attempts", type=int, help="Tries of each stage, the first included. Default: 3.")
-@click.option("--retry-base-ms", type=int, help="Delay before the second try. Default: 1000.")
-@click.option("--retry-factor", type=float, help="Each further delay is this much longer. Default: 2.")
-@click.option("--retry-max-ms", type=int, help="No delay is longer. Default: 300000.")
-@click.option("--retry-jitter", type=float, help="Share of the delay that is random, 0 to 1. Default: 0.5.")
+@click.option("--max-attempts", type=Whole(), help="Tries of each stage, the first included. Default: 3.")
+@click.option("--retry-base-ms", type=Whole(), help="Delay before the second try. Default: 1000.")
+@click.option("--retry-factor", type=Finite(), help="Each further delay is this much longer. Default: 2.")
+@click.option("--retry-max-ms", type=Whole(), help="No delay is longer. Default: 300000.")
+@click.option(
+    "--retry-jitter", type=Finite(), help="Share of the delay that is random, 0 to 1. Default: 0.5."
+)
 @click.option("--events", type=click.Choice(["final", "all"]), help="Transitions reported. Default: final.")
-@click.option("--max-losses", type=int, help="Workers a stage may lose before quarantine. Default: 3.")
+@click.option("--max-losses", type=Whole(), help="Workers a stage may lose before quarantine. Default: 3.")
 @click.option(
     "--late-results", type=click.Choice(["accept", "refuse"]), help="Of expired attempts. Default: accept."
 )

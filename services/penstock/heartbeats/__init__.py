@@ -9,11 +9,10 @@ Guarantees
 - A claim is acknowledged only when every attempt in it was released or is written `running`: a crash
   redelivers what was only in memory, and a partition's leases are restored from PostgreSQL when it is assigned.
 - A lease expires only while its attempt is still the worker's: the write compares attempt and worker.
-
 - Silence counts only as far as the topic is known to have been read: neither a stall nor a restart nor a rebalance of
   this process expires anybody, and no clock but its own plays a part.
 
-In doubt it waits: restored leases get the whole timeout they were claimed with anew, time in which this process itself stood still is not
-counted against anybody, and when many leases would expire at once it makes sure first that it is not itself that does
-not hear. A late expiry delays one task; a false one runs it twice.
+In doubt it waits: restored leases get the whole timeout they were claimed with anew, time in which this process itself
+stood still is not counted against anybody, and when many leases would expire at once it makes sure first that it is not
+itself that does not hear. A late expiry delays one task; a false one runs it twice.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -24,6 +25,9 @@ NEVER_S = 1e9
 LONGEST_FETCH_S = 0.05
 # What a lingering fetch need not wait for any longer.
 LINGER_BYTES = 64 * 1024
+# Services of Faust's kind narrate under the module they are defined in, unless told otherwise: ours are to be as quiet as
+# its own (`process.quiet_libraries`).
+_LOGGER = logging.getLogger("faust.of_penstock")
 
 Agent = Callable[[Any], Awaitable[None]]
 
@@ -169,6 +173,8 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
     """Faust's consumer with what its settings do not reach: its thread's loop, and how long a fetch waits."""
 
     class Thread(AIOKafkaConsumerThread):
+        logger = _LOGGER
+
         def _create_worker_consumer(self, transport: Any) -> Any:
             consumer = super()._create_worker_consumer(transport)
             # Options of the client's constructor, which Faust calls without them.
@@ -178,6 +184,8 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
             return consumer
 
     class ConsumerOfOurs(Consumer):
+        logger = _LOGGER
+
         def _new_consumer_thread(self) -> Thread:
             # A loop of the kind that runs us (uvloop's) instead of asyncio's own, which is slower.
             loop = type(asyncio.get_running_loop())()

@@ -23,7 +23,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from benchmarks.figures import CpuMeter, percentile, report
 from penstock.contracts.context import Context
-from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.kafka.connection import make_producer, running
@@ -32,7 +31,7 @@ from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
-from penstock.worker.hand import key_of
+from penstock.worker.hand import claims_of
 from penstock.worker.heart import Heart
 from penstock.worker.link import Link
 
@@ -54,8 +53,10 @@ class Crowd:
         link = Link(self.producer, self.settings, name)
         heart = Heart(link, name, time.monotonic, self._give_up)
         heard_s = time.monotonic()
-        await link.send_heartbeat(Heartbeat(Kind.CLAIM, name, tasks[0].lease_ms, [key_of(t) for t in tasks]))
-        heart.take(tasks, heard_s)
+        claims = claims_of(name, tasks, {})
+        for claim in claims:
+            await link.send_heartbeat(claim)
+        heart.take(claims, heard_s)
         self.hearts.append(heart)
         self.beating.append(asyncio.create_task(heart.run()))
 

@@ -153,10 +153,12 @@ CREATE TABLE penstock.task (
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     finished_at timestamp with time zone,
     lease_ms integer,
+    max_attempts integer,
     CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
     CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
     CONSTRAINT task_content_type_check CHECK ((content_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
     CONSTRAINT task_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
+    CONSTRAINT task_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_priority_check CHECK (((priority >= 0) AND (priority <= 4))),
     CONSTRAINT task_result_type_check CHECK ((result_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
     CONSTRAINT task_state_check CHECK ((state = ANY (ARRAY['scheduled'::text, 'ready'::text, 'queued'::text, 'running'::text, 'waiting'::text, 'paused'::text, 'succeeded'::text, 'failed'::text, 'cancelled'::text, 'quarantined'::text])))
@@ -176,6 +178,8 @@ COMMENT ON COLUMN penstock.task.callbacks IS 'each a URL, or JSON: url and perha
 COMMENT ON COLUMN penstock.task.lease_partition IS 'while running: the heartbeats partition over which its worker reports';
 
 COMMENT ON COLUMN penstock.task.lease_ms IS 'while running: milliseconds without a sign of life after which its lease expires, as claimed';
+
+COMMENT ON COLUMN penstock.task.max_attempts IS 'while running: tries that its stage may have, as claimed; null is the limit of its type';
 
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.task_id_seq

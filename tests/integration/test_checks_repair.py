@@ -129,6 +129,14 @@ async def test_an_unwatched_attempt_expires(settings, pool):
     assert await pool.fetchval("SELECT count(*) FROM outbox") == 0, "what it owed is paid"
 
 
+async def test_an_unwatched_attempt_of_a_stage_that_may_be_tried_once_is_not_tried_again(settings, pool):
+    """W1: the limit it was claimed with counts, and not that of its type."""
+    once = await task(pool, state="'running'", worker="'w'", lease_partition="NULL", max_attempts="1")
+    await repaired(settings, Rule.UNWATCHED)
+    row = await tasks.get(pool, once)
+    assert (row["state"], row["attempt"], row["losses"]) == ("failed", 0, 1)
+
+
 async def test_a_release_that_nobody_confirms_is_taken_back(settings, pool):
     """Under the type's lock; what has moved on since stays where it is."""
     stuck, moved = await task(pool), await task(pool)

@@ -43,8 +43,8 @@ async def queued(pool, settings, count=1):
         return [(ready.fence.id, ready.fence.step, ready.fence.attempt) for ready in batch.tasks]
 
 
-async def say(settings, kind, keys, worker="w", lease_ms=60_000):
-    value = Heartbeat(kind, worker, lease_ms, keys).encode()
+async def say(settings, kind, keys, worker="w", lease_ms=60_000, max_attempts=None):
+    value = Heartbeat(kind, worker, lease_ms, keys, max_attempts).encode()
     await write(settings.kafka, f"{settings.prefix}heartbeats", value, key=worker.encode())
 
 
@@ -126,6 +126,43 @@ async def test_the_last_try_lost_fails_the_task(settings, pool):
         await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'failed'"))
         [event] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}events"))
     assert (event["event"], event["error"]["kind"]) == ("task.failed", "LeaseExpired")
+
+
+@pytest.mark.parametrize(
+    ("limit", "failures", "kind", "meanwhile", "becomes"),
+    [
+        pytest.param(1, 0, Kind.CLAIM, "", "failed", id="once-and-no-more"),
+        pytest.param(1, 0, Kind.BEAT, "", "failed", id="whose-claim-was-lost"),
+        pytest.param(1, 0, Kind.CLAIM, "restart", "failed", id="after-a-restart"),
+        pytest.param(1, 0, Kind.CLAIM, "unwritten", "failed", id="known-in-memory-only"),
+        pytest.param(10, 3, Kind.CLAIM, "", "scheduled", id="more-often-than-its-type"),
+        pytest.param(None, 3, Kind.CLAIM, "", "failed", id="as-its-type"),
+    ],
+)
+async def test_the_stages_own_limit_counts_when_its_worker_is_lost(
+    settings, pool, limit, failures, kind, meanwhile, becomes
+):
+    """W1, H10: what a stage may be tried is said with its claim, since a lost worker says nothing any more."""
+    await pool.execute("UPDATE task_type SET max_attempts = 3")
+    [(task_id, *_)] = await queued(pool, settings)
+    await pool.execute("UPDATE task SET failures = $2, attempt = $2 WHERE id = $1", task_id, failures)
+    key = (task_id, 0, failures)
+
+    async def over():
+        return await state(pool, key) in ("failed", "scheduled")
+
+    async with running_service(create_app(settings)):
+        await say(settings, kind, [key], lease_ms=1_500, max_attempts=limit)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+        if meanwhile == "unwritten":
+            await pool.execute("UPDATE task SET state = 'queued', max_attempts = NULL")
+        if meanwhile != "restart":
+            await wait_until(over)
+    if meanwhile == "restart":
+        async with running_service(create_app(settings)):
+            await wait_until(over)
+    row = await pool.fetchrow("SELECT state, failures, losses, max_attempts FROM task")
+    assert tuple(row) == (becomes, failures, 1, None)
 
 
 async def test_a_task_that_loses_its_workers_is_quarantined(settings, pool):

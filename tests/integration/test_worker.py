@@ -259,6 +259,40 @@ async def test_kill_leaves_a_lease_and_loses_nothing_unclaimed(settings):
         await wait_until(lambda: has_results(settings, 1))
 
 
+async def test_a_stage_that_may_be_tried_once_is_not_run_again_when_its_worker_is_killed(settings, database):
+    """W1, H10: its worker says so with its claim, in a record beside that of the stages that have no limit of their own."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_pool(database, "test"))
+        await types.register(pool, types.TaskType(name="t", partitions=2, lease_ms=2_000, retry_base_ms=0))
+        system = System(settings.kafka, settings.prefix, database, stack, pool)
+        await system.start("task-sync", "heartbeats", "stages")
+        context = Context.encode(None)
+        made = await tasks.submit(
+            pool, [Submission(type="t", stage=stage, context=context) for stage in ("once", "long")]
+        )
+        once, again = (found.id for found in made)
+        async with process(settings) as worker:
+            began = {(await worker.stdout.readline()).decode().strip() for _ in made}
+            assert began == {f"began {once}-0-0", f"began {again}-0-0"}
+            await system.become(running=2)
+            worker.kill()
+            await worker.wait()
+        async with process(settings) as worker:
+            assert await worker.stdout.readline() == f"began {again}-0-1\n".encode()
+            found = await wait_until(
+                lambda: pool.fetchrow("SELECT * FROM task WHERE id = $1 AND state = 'failed'", once)
+            )
+        assert (found["attempt"], found["losses"]) == (0, 1)
+    claims = await read(settings.kafka, f"{settings.prefix}heartbeats")
+    limits = {
+        task[0]: record.get("max_attempts")
+        for record in claims
+        for task in record["tasks"]
+        if record["kind"] in ("claim", "beat")
+    }
+    assert limits == {once: 1, again: None}
+
+
 async def test_a_handler_that_blocks_its_loop_costs_no_lease(settings):
     """W7: the platform's side beats on, on a thread of its own, while the handlers' loop stands still."""
     worker = Worker(settings)

@@ -112,6 +112,30 @@ async def test_a_worker_needs_nothing_but_a_gateway(gateway, kafka_servers, pref
     assert all(found[task]["context"] == {"n": task} for task in ids if not task % 2)
 
 
+async def test_a_stages_own_limit_is_in_its_claim_and_its_beats(gateway, kafka_servers, prefix, database):
+    """W1: the gateway claims, and only the worker knows its stages; so it says with what they are to be claimed."""
+    worker = worker_of(gateway)
+
+    @worker.stage("t.start", max_attempts=1)
+    async def start(_task):
+        await asyncio.Event().wait()
+        return Done()
+
+    await released(gateway, kafka_servers, prefix, database, 2, lease_ms=2_000)
+
+    async def signs():
+        found = await read(kafka_servers, f"{prefix}heartbeats")
+        return {(record["kind"], record.get("max_attempts")) for record in found}
+
+    async with running_service(worker.serve):
+        await wait_until(lambda: has_beaten(signs))
+        assert await signs() == {("claim", 1), ("beat", 1)}
+
+
+async def has_beaten(signs):
+    return "beat" in {kind for kind, _limit in await signs()}
+
+
 async def test_what_is_cancelled_ends_by_the_answer_to_its_beat(gateway, kafka_servers, prefix, database):
     """W5, H3: gone; its handler is cancelled, nothing is reported, and the other goes on."""
     worker = worker_of(gateway)

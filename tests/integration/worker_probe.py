@@ -17,6 +17,13 @@ async def quick(task: Task) -> Done:
     return Done()
 
 
+@worker.stage("t.once", max_attempts=1)
+async def once(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    await asyncio.Event().wait()
+    return Done()
+
+
 @worker.stage("t.long")
 async def long(task: Task) -> Done:
     print(f"began {task.token}", flush=True)

@@ -9,6 +9,7 @@ from penstock.contracts.ready import ReadyTask
 from penstock.core.beats import Answer
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable, Throttled
+from penstock.worker.hand import claims_of
 from penstock.worker.heart import CUT_OFF, Heart
 
 
@@ -18,6 +19,7 @@ class Link:
         self.busy_for_s = 0.0
         self.asked = 0
         self.sent = []
+        self.limits = {}
         self.answers = {}
 
     async def try_heartbeat(self, heartbeat):
@@ -27,11 +29,12 @@ class Link:
         if self.away:
             raise KafkaUnavailable("nobody there")
         self.sent.append((heartbeat.lease_ms, sorted(heartbeat.tasks)))
+        self.limits |= dict.fromkeys(heartbeat.tasks, heartbeat.max_attempts)
         return {key: self.answers.get(key, Answer.HEARD) for key in heartbeat.tasks}
 
 
-def task(number, lease_ms=300_000):
-    return ReadyTask(Fence(number, 0, "s", 0), "t", Context.encode(None), lease_ms)
+def task(number, lease_ms=300_000, stage="s"):
+    return ReadyTask(Fence(number, 0, stage, 0), "t", Context.encode(None), lease_ms)
 
 
 class Rig:
@@ -40,6 +43,9 @@ class Rig:
         self.link = Link()
         self.given_up = []
         self.heart = Heart(self.link, "w", lambda: self.now_s, self.given_up.extend)
+
+    def take(self, claimed, heard_s, limits=()):
+        self.heart.take(claims_of("w", claimed, dict(limits)), heard_s)
 
     async def go_on(self, until_s, step_s=1.0):
         while self.now_s < until_s:
@@ -56,8 +62,8 @@ def rig():
 
 async def test_beats_of_a_step_are_one_record_for_each_length_of_lease(rig):
     """Batch on the hot path: 300 attempts are not 300 records."""
-    rig.heart.take([task(number) for number in range(300)], 0)
-    rig.heart.take([task(1_000, lease_ms=30_000)], 0)
+    rig.take([task(number) for number in range(300)], 0)
+    rig.take([task(1_000, lease_ms=30_000)], 0)
     await rig.go_on(190)
     long = [keys for lease_ms, keys in rig.link.sent if lease_ms == 300_000]
     assert {key[0] for keys in long for key in keys} == set(range(300))
@@ -67,9 +73,16 @@ async def test_beats_of_a_step_are_one_record_for_each_length_of_lease(rig):
     assert rig.given_up == []
 
 
+async def test_a_beat_says_how_often_its_stage_may_be_tried(rig):
+    """H8: a beat stands for a claim that was lost, so it says the same."""
+    rig.take([task(1, stage="once"), task(2)], 0, {"once": 1})
+    await rig.go_on(120)
+    assert rig.link.limits == {(1, 0, 0): 1, (2, 0, 0): None}
+
+
 async def test_cut_off_it_gives_up_before_the_lease_ends_and_not_after_a_short_outage(rig):
     """W6, H6: a broker that is away for less costs nothing; at 0.8 of the lease the attempts are given up."""
-    rig.heart.take([task(1)], 0)
+    rig.take([task(1)], 0)
     await rig.go_on(100)
     rig.link.away = True
     await rig.go_on(250)
@@ -89,7 +102,7 @@ async def test_cut_off_it_gives_up_before_the_lease_ends_and_not_after_a_short_o
 
 async def test_what_is_gone_is_given_up_and_the_others_are_beaten_on(rig):
     """H3: gone or cancelled ends the handler; an unknown error is tried again."""
-    rig.heart.take([task(1), task(2), task(3)], 0)
+    rig.take([task(1), task(2), task(3)], 0)
     rig.link.answers = {(1, 0, 0): Answer.GONE, (2, 0, 0): Answer.UNKNOWN}
     await rig.go_on(100)
     assert rig.given_up == [(1, 0, 0)]
@@ -100,7 +113,7 @@ async def test_what_is_gone_is_given_up_and_the_others_are_beaten_on(rig):
 
 async def test_what_was_let_go_is_not_beaten(rig):
     """H1: only what still runs."""
-    rig.heart.take([task(1), task(2)], 0)
+    rig.take([task(1), task(2)], 0)
     rig.heart.let_go([(1, 0, 0)])
     await rig.go_on(200)
     assert {key[0] for _lease_ms, keys in rig.link.sent for key in keys} == {2}
@@ -108,7 +121,7 @@ async def test_what_was_let_go_is_not_beaten(rig):
 
 async def test_throttled_beats_wait_as_long_as_was_asked_and_are_the_first_then(rig):
     """H3: nothing is sent before Retry-After has passed, whatever the lease; then what was throttled comes first."""
-    rig.heart.take([task(1), task(2, lease_ms=350_000)], 0)
+    rig.take([task(1), task(2, lease_ms=350_000)], 0)
     await rig.go_on(59)
     rig.link.busy_for_s = 20.0
     await rig.go_on(70)
@@ -124,7 +137,7 @@ async def test_throttled_beats_wait_as_long_as_was_asked_and_are_the_first_then(
 
 async def test_who_is_asked_for_silence_for_ever_does_not_lose_its_leases_by_obedience(rig):
     """H3: held back for half a cycle at most, so that a lease outlasts an absurd Retry-After."""
-    rig.heart.take([task(1)], 0)
+    rig.take([task(1)], 0)
     rig.link.busy_for_s = 100_000.0
     await rig.go_on(70)
     rig.link.busy_for_s = 0.0

@@ -58,7 +58,7 @@ class Heart:
 async def test_a_lease_counts_from_its_claim(body, before_s):
     """W6: the platform counts from the claim, so a worker that counts from the answer would stop too late."""
     gateway, heart = Gateway(body), Heart()
-    puller = HttpPuller(gateway, "t", Hand(10), heart, "w", lambda _claimed: None)
+    puller = HttpPuller(gateway, "t", Hand(10), heart, "w", lambda _claimed: None, {})
     pulling = asyncio.create_task(puller.run())
     heard_s = await asyncio.wait_for(heart.heard_s, 5)
     pulling.cancel()

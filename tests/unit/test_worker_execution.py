@@ -337,7 +337,7 @@ async def test_what_is_claimed_when_the_worker_stops_is_started_all_the_same():
     hand, link = Hand(1), Link()
     heart = Heart(link, "w", asyncio.get_running_loop().time, lambda _keys: None)
     settings = WorkerSettings(objects="memory:///")
-    puller = Puller(settings, "t", link, hand, heart, "w", started.extend)
+    puller = Puller(settings, "t", link, hand, heart, "w", started.extend, {})
     pulling = asyncio.ensure_future(puller._pull(Consumer()))
     await committing.wait()
     pulling.cancel()

@@ -1,9 +1,10 @@
 -- The fence: the only statements that end an attempt.
 
 -- name: tallies
--- Vain tries and policy of tasks about to fail or to expire.
+-- Vain tries and policy of tasks about to fail or to expire. A stage's own limit, as it was claimed with, wins over its type's.
 SELECT t.id, t.type, t.stage, t.failures, t.losses,
-       y.max_losses, y.max_attempts, y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
+       y.max_losses, coalesce(t.max_attempts, y.max_attempts) AS max_attempts,
+       y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 
@@ -56,6 +57,7 @@ WITH input AS (
         worker = NULL,
         lease_partition = NULL,
         lease_ms = NULL,
+        max_attempts = NULL,
         updated_at = now(),
         finished_at = CASE WHEN i.to_state IN ('succeeded', 'failed', 'quarantined') THEN now() END
     FROM input i

@@ -3,16 +3,19 @@
 -- name: claimed
 -- Claims that have lived for a moment become `running`; the last worker to claim an attempt holds it.
 UPDATE task t
-SET state = 'running', worker = i.worker, lease_partition = i.partition, lease_ms = i.lease_ms, updated_at = now()
-FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::integer[], $6::integer[])
-     AS i (id, step, attempt, worker, partition, lease_ms)
+SET state = 'running', worker = i.worker, lease_partition = i.partition, lease_ms = i.lease_ms, max_attempts = i.max_attempts,
+    updated_at = now()
+FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::integer[], $6::integer[],
+            $7::integer[])
+     AS i (id, step, attempt, worker, partition, lease_ms, max_attempts)
 WHERE t.id = ANY ($1::bigint[])
   AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt AND t.state IN ('queued', 'running')
 RETURNING t.id, t.step, t.attempt;
 
 -- name: held
 -- Leases to restore for the partitions a processor was given, each as long as it was claimed for: its worker beats by that.
-SELECT t.id, t.step, t.attempt, t.worker, t.lease_partition, coalesce(t.lease_ms, y.lease_ms) AS lease_ms
+SELECT t.id, t.step, t.attempt, t.worker, t.lease_partition, coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
+       t.max_attempts
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.state = 'running' AND t.lease_partition = ANY ($1::integer[]);
 

@@ -81,7 +81,8 @@ SELECT id FROM task WHERE id = ANY ($1::bigint[]);
 -- Returns the tasks that were cancelled by this call; those already final are not.
 UPDATE task
 SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,
-    lease_ms = NULL
+    lease_ms = NULL,
+    max_attempts = NULL
 WHERE id = ANY ($1::bigint[])
   AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
 RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at;

@@ -31,7 +31,8 @@ def decode_heartbeat(data: bytes) -> Heartbeat:
     conform(raw, "heartbeat")
     # JSON Schema counts 81.0 among the integers.
     tasks = [(int(task), int(step), int(attempt)) for task, step, attempt in raw["tasks"]]
-    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks)
+    limit = int(raw["max_attempts"]) if "max_attempts" in raw else None
+    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit)
 
 
 def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Invalid]]:

@@ -25,6 +25,7 @@ class Lease:
         timeout_s: seconds without a sign of life after which it expires.
         seen_s: when the last sign of life was seen, on the caller's clock.
         partition: the heartbeats partition over which its signs of life come.
+        max_attempts: tries, the first included, that the attempt's stage may have; None is its type's limit.
     """
 
     key: Key
@@ -32,6 +33,7 @@ class Lease:
     timeout_s: float
     seen_s: float
     partition: int
+    max_attempts: int | None = None
 
     @property
     def deadline_s(self) -> float:

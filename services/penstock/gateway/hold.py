@@ -53,11 +53,12 @@ DEFAULT_LEASE_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A sign of life: its position in the request, the attempt, and how long its lease is."""
+    """A sign of life: its position in the request, the attempt, and what it was claimed with (see `Heartbeat`)."""
 
     index: int
     key: Key
     lease_ms: int
+    max_attempts: int | None
 
 
 class Hold:
@@ -117,7 +118,11 @@ class Hold:
         # Before anybody joins a group: without a producer nothing could be claimed.
         _ = self._broker.producer
         held = await self._intake(task_type).hold(
-            raw["worker"], int(raw.get("max", 1)), float(raw.get("wait_s", DEFAULT_WAIT_S)), here
+            raw["worker"],
+            int(raw.get("max", 1)),
+            float(raw.get("wait_s", DEFAULT_WAIT_S)),
+            here,
+            {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
         )
         if not held.tasks:
             return respond({"tasks": []})
@@ -201,10 +206,12 @@ class Hold:
 
     async def _write(self, worker: str, beats: Sequence[Beat], results: Sequence[StageResult]) -> None:
         key = worker.encode()
-        by_lease: defaultdict[int, list[Key]] = defaultdict(list)
+        alike: defaultdict[tuple[int, int | None], list[Key]] = defaultdict(list)
         for beat in beats:
-            by_lease[beat.lease_ms].append(beat.key)
-        signs = [Heartbeat(Kind.BEAT, worker, lease_ms, keys) for lease_ms, keys in by_lease.items()]
+            alike[beat.lease_ms, beat.max_attempts].append(beat.key)
+        signs = [
+            Heartbeat(Kind.BEAT, worker, lease_ms, keys, limit) for (lease_ms, limit), keys in alike.items()
+        ]
         await self._broker.send(
             STAGE_RESULTS, [(key, encode_results(worker, chunk)) for chunk in _chunks(results)]
         )
@@ -228,7 +235,8 @@ def _sort_out(
                 found = problems_in(raw, "Progress")
                 if not found:
                     key = (int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
-                    beats.append(Beat(index, key, int(raw.get("lease_ms", DEFAULT_LEASE_MS))))
+                    limit = int(raw["max_attempts"]) if "max_attempts" in raw else None
+                    beats.append(Beat(index, key, int(raw.get("lease_ms", DEFAULT_LEASE_MS)), limit))
             else:
                 found = _faults_of_result(raw)
                 if not found:

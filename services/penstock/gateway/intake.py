@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -73,6 +73,7 @@ class _Waiter:
     worker: str
     most: int
     here: Callable[[], bool]
+    limits: Mapping[str, int]
     answer: asyncio.Future[Held]
     served: bool = False
     late: bool = False
@@ -103,13 +104,22 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         self._round = asyncio.Lock()
         self.closed = False
 
-    async def hold(self, worker: str, most: int, wait_s: float, here: Callable[[], bool]) -> Held:
+    async def hold(
+        self, worker: str, most: int, wait_s: float, here: Callable[[], bool], limits: Mapping[str, int]
+    ) -> Held:
         """Up to `most` claimed tasks as soon as there are any; none after `wait_s` seconds.
+
+        Args:
+            worker: for whom they are claimed.
+            most: how many.
+            wait_s: how long to wait for the first, in seconds.
+            here: whether the worker still waits.
+            limits: tries, the first included, by stage, where a stage has its own limit.
 
         Raises:
             Unavailable: nothing was handed out.
         """
-        waiter = _Waiter(worker, most, here, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(worker, most, here, limits, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._asked.set()
         done, _ = await asyncio.wait({waiter.answer}, timeout=wait_s)
@@ -260,15 +270,17 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
     async def _claim(self, served: Iterable[_Waiter]) -> None:
         records: list[tuple[bytes | None, bytes]] = []
         for waiter in served:
-            leases: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+            alike: defaultdict[tuple[int, int | None], list[tuple[int, int, int]]] = defaultdict(list)
             for record in waiter.records:
                 if record.task is not None:
                     fence = record.task.fence
-                    leases[record.task.lease_ms].append((fence.id, fence.step, fence.attempt))
-            records += [
-                (waiter.worker.encode(), Heartbeat(Kind.CLAIM, waiter.worker, lease_ms, keys).encode())
-                for lease_ms, keys in leases.items()
+                    terms = record.task.lease_ms, waiter.limits.get(fence.stage)
+                    alike[terms].append((fence.id, fence.step, fence.attempt))
+            claims = [
+                Heartbeat(Kind.CLAIM, waiter.worker, lease_ms, keys, limit)
+                for (lease_ms, limit), keys in alike.items()
             ]
+            records += [(waiter.worker.encode(), claim.encode()) for claim in claims]
         await self._broker.send(HEARTBEATS, records)
 
     async def _report_corrupt(self, worker: str, results: list[StageResult]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -127,7 +128,14 @@ class Watch:
             earlier = self._young.pop(key, None)
             if earlier is not None:
                 earlier.held.resolve()
-            lease = Lease(key, heartbeat.worker, heartbeat.lease_ms / 1000, now_s, delivery.partition)
+            lease = Lease(
+                key,
+                heartbeat.worker,
+                heartbeat.lease_ms / 1000,
+                now_s,
+                delivery.partition,
+                heartbeat.max_attempts,
+            )
             self._young[key] = Claim(lease, held, now_s)
 
     def _beat(self, key: Key, worker: str) -> bool:
@@ -267,11 +275,15 @@ class Watch:
             if trial is None:
                 continue  # ended or cancelled since
             fence = Fence(task_id, step, trial.stage, attempt)
+            policy = trial.policy
+            if lease.max_attempts is not None:
+                # Its row says so too, but only once the claim was written there.
+                policy = dataclasses.replace(policy, max_attempts=lease.max_attempts)
             verdict = conclude(
                 fence,
                 Outcome.EXPIRED,
                 tally=trial.tally,
-                policy=trial.policy,
+                policy=policy,
                 max_losses=trial.max_losses,
                 chance=self._chance(),
             )

@@ -72,7 +72,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The stage a task is in, its vain tries so far, and how many of which kind its type lets it have."""
+    """The stage a task is in, its vain tries so far, and how many of which kind it may have."""
 
     type: str
     stage: str

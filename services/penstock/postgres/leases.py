@@ -13,7 +13,7 @@ from penstock.postgres.queries import query
 
 
 async def claimed(pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease]) -> set[Key]:
-    """Writes claims as `running`, each with the length of its lease; returns those whose attempt is still to be run.
+    """Writes claims as `running`, each with what it was claimed with; returns those whose attempt is still to be run.
 
     Raises:
         PostgresUnavailable: nothing was written.
@@ -27,6 +27,7 @@ async def claimed(pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease]) -
             [lease.worker for lease in leases],
             [lease.partition for lease in leases],
             [round(lease.timeout_s * 1000) for lease in leases],
+            [lease.max_attempts for lease in leases],
         )
     return {(row["id"], row["step"], row["attempt"]) for row in rows}
 
@@ -46,6 +47,7 @@ async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], no
             timeout_s=row["lease_ms"] / 1000,
             seen_s=now_s,
             partition=row["lease_partition"],
+            max_attempts=row["max_attempts"],
         )
         for row in rows
     ]

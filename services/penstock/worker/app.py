@@ -79,6 +79,14 @@ class Worker:
 
         return register
 
+    def _limits(self) -> dict[str, dict[str, int]]:
+        """By type, the stages that have their own limit of tries, with the limit."""
+        limits: dict[str, dict[str, int]] = {type_name: {} for type_name, _stage in self._stages}
+        for (type_name, stage_name), stage in self._stages.items():
+            if stage.max_attempts is not None:
+                limits[type_name][stage_name] = stage.max_attempts
+        return limits
+
     def run(self) -> None:
         """Works until SIGTERM or SIGINT, then drains; ends the process with the service's status.
 
@@ -105,7 +113,7 @@ class Worker:
             liaison = Liaison(
                 settings,
                 self.id,
-                {type_name for type_name, _stage in self._stages},
+                self._limits(),
                 lambda claimed: here.call_soon_threadsafe(pool.start_all, claimed),
                 lambda keys: here.call_soon_threadsafe(pool.drop, keys),
             )

@@ -1,10 +1,12 @@
-"""What a worker has in hand."""
+"""What a worker has in hand, and what its claims say of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
+from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.leases import Key
 
@@ -13,6 +15,22 @@ def key_of(ready: ReadyTask) -> Key:
     """(task id, step, attempt)."""
     fence = ready.fence
     return (fence.id, fence.step, fence.attempt)
+
+
+def claims_of(worker_id: str, claimed: Iterable[ReadyTask], limits: Mapping[str, int]) -> list[Heartbeat]:
+    """The claims of one poll: a record for each length of lease and limit of tries, which is one record as a rule.
+
+    Args:
+        worker_id: who claims.
+        claimed: tasks of one type.
+        limits: tries, the first included, by stage, where a stage has its own limit.
+    """
+    alike: defaultdict[tuple[int, int | None], list[Key]] = defaultdict(list)
+    for ready in claimed:
+        alike[ready.lease_ms, limits.get(ready.fence.stage)].append(key_of(ready))
+    return [
+        Heartbeat(Kind.CLAIM, worker_id, lease_ms, keys, limit) for (lease_ms, limit), keys in alike.items()
+    ]
 
 
 class Hand:

@@ -1,6 +1,6 @@
 """Signs of life of what a worker has in hand, and what it does when the platform no longer hears them.
 
-Drives `core.beats`, a queue for each length of lease. Beats of a step travel as one record. Who is not heard of for
+Drives `core.beats`, a queue for each length of lease and limit of tries. Beats of a step travel as one record. Who is not heard of for
 `CUT_OFF` of a lease stops by itself: a moment later somebody else may begin the same attempt.
 """
 
@@ -12,14 +12,12 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.ready import ReadyTask
 from penstock.core.beats import Answer, BeatPolicy, BeatQueue
 from penstock.core.leases import Key
 from penstock.errors import Fatal, Throttled, Unavailable
-from penstock.worker.hand import key_of
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +29,13 @@ BEATS_PER_RECORD = 1_000
 LIMIT_PER_S = 10_000.0
 # Longer steps make fewer and fuller records.
 LONGEST_STEP_S = 5.0
+
+
+class Terms(NamedTuple):
+    """What attempts have in common whose beats go into one record (see `Heartbeat`)."""
+
+    lease_ms: int
+    max_attempts: int | None
 
 
 class Hearing(Protocol):
@@ -66,8 +71,8 @@ class Heart:
         self._worker_id = worker_id
         self._clock = clock
         self._give_up = give_up
-        self._queues: dict[int, BeatQueue[Key]] = {}
-        self._next_s: dict[int, float] = {}
+        self._queues: dict[Terms, BeatQueue[Key]] = {}
+        self._next_s: dict[Terms, float] = {}
         self._another = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._vain = 0
@@ -78,16 +83,18 @@ class Heart:
         """How many more attempts can be kept alive, whatever the length of their leases."""
         return min((queue.room for queue in self._queues.values()), default=math.inf)
 
-    def take(self, claimed: Iterable[ReadyTask], heard_s: float) -> None:
-        """Attempts whose claim was sent at `heard_s`."""
-        for ready in claimed:
-            queue = self._queues.get(ready.lease_ms)
+    def take(self, claims: Iterable[Heartbeat], heard_s: float) -> None:
+        """Attempts whose claims were sent at `heard_s`; they are beaten on the same terms."""
+        for claim in claims:
+            terms = Terms(claim.lease_ms, claim.max_attempts)
+            queue = self._queues.get(terms)
             if queue is None:
-                policy = _policy(ready.lease_ms / 1000)
-                queue = self._queues[ready.lease_ms] = BeatQueue(policy, heard_s)
-                self._next_s[ready.lease_ms] = heard_s + policy.step_s
+                policy = _policy(claim.lease_ms / 1000)
+                queue = self._queues[terms] = BeatQueue(policy, heard_s)
+                self._next_s[terms] = heard_s + policy.step_s
                 self._another.set()
-            queue.add(key_of(ready), heard_s)
+            for key in claim.tasks:
+                queue.add(key, heard_s)
 
     def let_go(self, keys: list[Key]) -> None:
         """Nothing more is to be said of these."""
@@ -118,10 +125,10 @@ class Heart:
     def step(self) -> None:
         """A step of every queue whose turn it is."""
         now_s = self._clock()
-        for lease_ms, queue in self._queues.items():
-            if now_s < self._next_s[lease_ms]:
+        for terms, queue in self._queues.items():
+            if now_s < self._next_s[terms]:
                 continue
-            self._next_s[lease_ms] = now_s + queue.policy.step_s
+            self._next_s[terms] = now_s + queue.policy.step_s
             lost = queue.silent(now_s, CUT_OFF * queue.policy.timeout_s)
             if lost:
                 log.error(
@@ -135,16 +142,17 @@ class Heart:
             due = queue.step(now_s)
             for begin in range(0, len(due), BEATS_PER_RECORD):
                 sending = asyncio.create_task(
-                    self._send(queue, lease_ms, due[begin : begin + BEATS_PER_RECORD], now_s)
+                    self._send(queue, terms, due[begin : begin + BEATS_PER_RECORD], now_s)
                 )
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
 
-    async def _send(self, queue: BeatQueue[Key], lease_ms: int, keys: list[Key], sent_s: float) -> None:
+    async def _send(self, queue: BeatQueue[Key], terms: Terms, keys: list[Key], sent_s: float) -> None:
         # Whoever is away is no attempt's fault: they come first again at the next step.
         answers: Mapping[Key, Answer] = dict.fromkeys(keys, Answer.THROTTLED)
         try:
-            answers = await self._link.try_heartbeat(Heartbeat(Kind.BEAT, self._worker_id, lease_ms, keys))
+            beat = Heartbeat(Kind.BEAT, self._worker_id, terms.lease_ms, keys, terms.max_attempts)
+            answers = await self._link.try_heartbeat(beat)
             self._vain = 0
         except Throttled as error:
             log.warning("%d beats wait %g s: %s", len(keys), error.retry_after_s, error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ class Liaison:
     Args:
         settings: of the worker.
         worker_id: who it speaks for.
-        types: whose tasks are pulled.
+        types: whose tasks are pulled; of each its stages that have their own limit of tries, with the limit.
         start: told of attempts to run.
         drop: told of attempts that nobody wants any more: they are to end without a result.
     """
@@ -50,13 +50,13 @@ class Liaison:
         self,
         settings: WorkerSettings,
         worker_id: str,
-        types: Iterable[str],
+        types: Mapping[str, Mapping[str, int]],
         start: Callable[[list[ReadyTask]], object],
         drop: Callable[[list[Key]], object],
     ) -> None:
         self._settings = settings
         self._worker_id = worker_id
-        self._types = sorted(types)
+        self._types = types
         self._start = start
         self._drop = drop
         self._stopping = asyncio.Event()
@@ -91,7 +91,7 @@ class Liaison:
         async with self._platform() as (link, make_puller, listening):
             self._heart = Heart(link, self._worker_id, clock, self._give_up)
             self._reports = Reports(link, self._worker_id, self._let_go)
-            pulling = process.together(*(make_puller(name).run() for name in self._types))
+            pulling = process.together(*(make_puller(name).run() for name in sorted(self._types)))
 
             async def work() -> None:
                 await _until(self._stopping, pulling)
@@ -117,7 +117,9 @@ class Liaison:
             async with Gateway(settings.worker_gateway) as gateway:
                 yield (
                     HttpLink(gateway, who),
-                    lambda name: HttpPuller(gateway, name, self._hand, self._heart, who, self._start),
+                    lambda name: HttpPuller(
+                        gateway, name, self._hand, self._heart, who, self._start, self._types[name]
+                    ),
                     [],
                 )
             return
@@ -125,7 +127,9 @@ class Liaison:
             link = Link(producer, settings, who)
             yield (
                 link,
-                lambda name: Puller(settings, name, link, self._hand, self._heart, who, self._start),
+                lambda name: Puller(
+                    settings, name, link, self._hand, self._heart, who, self._start, self._types[name]
+                ),
                 [listen(settings, self._revoked)],
             )
 

@@ -33,7 +33,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.http.problems import error_of
-from penstock.worker.hand import Hand, key_of
+from penstock.worker.hand import Hand, claims_of, key_of
 from penstock.worker.heart import Heart
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,8 @@ class HttpLink:
             GatewayUnavailable: nobody heard it.
         """
         keys = list(heartbeat.tasks)
-        entries = [
+        limit = {} if heartbeat.max_attempts is None else {"max_attempts": heartbeat.max_attempts}
+        entries: list[dict[str, Any]] = [
             # The gateway looks at the attempt's key only.
             {
                 "id": k[0],
@@ -171,6 +172,7 @@ class HttpLink:
                 "attempt": k[2],
                 "outcome": "progress",
                 "lease_ms": heartbeat.lease_ms,
+                **limit,
             }
             for k in keys
         ]
@@ -233,6 +235,7 @@ class HttpPuller:
         heart: keeps alive what is in hand; decides, too.
         worker_id: who claims.
         start: begins attempts that were claimed.
+        limits: tries, the first included, by stage, where a stage has its own limit.
     """
 
     def __init__(
@@ -243,6 +246,7 @@ class HttpPuller:
         heart: Heart,
         worker_id: str,
         start: Callable[[list[ReadyTask]], object],
+        limits: Mapping[str, int],
     ) -> None:
         self._gateway = gateway
         self._type = type_name
@@ -250,6 +254,7 @@ class HttpPuller:
         self._heart = heart
         self._worker_id = worker_id
         self._start = start
+        self._limits = limits
 
     async def run(self) -> None:
         """Pulls until cancelled; waits for a type that is not registered yet, and for a gateway that is away."""
@@ -271,16 +276,18 @@ class HttpPuller:
             return
         most = int(min(self._hand.room, max(1, self._heart.room), TASKS_AT_ONCE))
         asked_s = asyncio.get_running_loop().time()
-        body, arrived_s = await self._gateway.post(
-            "/hold_task", {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
-        )
+        asking = {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
+        if self._limits:
+            # The gateway claims, and only we know our stages.
+            asking["max_attempts"] = self._limits
+        body, arrived_s = await self._gateway.post("/hold_task", asking)
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
         claimed = [ready for ready in claimed if key_of(ready) not in self._hand]
         if claimed:
             self._hand.take(claimed)
             # The platform counts from the claim: before the answer, and after the asking, which may be long ago.
             heard_s = max(asked_s, arrived_s - body.get("claimed_ms_ago", 0) / 1000)
-            self._heart.take(claimed, heard_s)
+            self._heart.take(claims_of(self._worker_id, claimed, self._limits), heard_s)
             self._start(claimed)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 
-from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.leases import Key
 from penstock.core.retry import RetryPolicy
@@ -18,7 +16,7 @@ from penstock.errors import InvalidRecord, SessionLost, Unavailable
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
-from penstock.worker.hand import Hand, key_of
+from penstock.worker.hand import Hand, claims_of, key_of
 from penstock.worker.heart import Heart
 from penstock.worker.link import Link
 from penstock.worker.settings import WorkerSettings
@@ -44,6 +42,7 @@ class Puller:
         heart: keeps alive what is in hand; decides, too.
         worker_id: who claims.
         start: begins attempts that were claimed.
+        limits: tries, the first included, by stage, where a stage has its own limit.
     """
 
     def __init__(
@@ -55,6 +54,7 @@ class Puller:
         heart: Heart,
         worker_id: str,
         start: Callable[[list[ReadyTask]], object],
+        limits: Mapping[str, int],
     ) -> None:
         self._settings = settings
         self._type = type_name
@@ -63,6 +63,7 @@ class Puller:
         self._heart = heart
         self._worker_id = worker_id
         self._start = start
+        self._limits = limits
 
     async def run(self) -> None:
         """Pulls until cancelled; waits for a topic that does not exist yet, and for a broker that is away."""
@@ -114,10 +115,11 @@ class Puller:
         if claimed:
             # As of before it was sent: the platform may take it for silent from then on.
             heard_s = asyncio.get_running_loop().time()
-            for lease_ms, keys in _by_lease(claimed).items():
-                await self._link.send_heartbeat(Heartbeat(Kind.CLAIM, self._worker_id, lease_ms, keys))
+            claims = claims_of(self._worker_id, claimed, self._limits)
+            # Together: a poll must not wait for one limit after the other.
+            await asyncio.gather(*map(self._link.send_heartbeat, claims))
             self._hand.take(claimed)
-            self._heart.take(claimed, heard_s)
+            self._heart.take(claims, heard_s)
         try:
             with translated():
                 await consumer.commit()
@@ -145,10 +147,3 @@ class Puller:
             if key_of(ready) not in self._hand:
                 found[key_of(ready)] = ready
         return list(found.values())
-
-
-def _by_lease(claimed: Iterable[ReadyTask]) -> dict[int, list[Key]]:
-    by_lease: defaultdict[int, list[Key]] = defaultdict(list)
-    for found in claimed:
-        by_lease[found.lease_ms].append(key_of(found))
-    return by_lease

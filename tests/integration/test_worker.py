@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
+from tests.gateways import running_gateway
 from tests.running import make_topics, producing, read, read_records, running_service, write
 from tests.system import System
 from tests.waiting import wait_until
@@ -291,6 +292,41 @@ async def test_a_stage_that_may_be_tried_once_is_not_run_again_when_its_worker_i
         if record["kind"] in ("claim", "beat")
     }
     assert limits == {once: 1, again: None}
+
+
+@pytest.mark.parametrize("over_http", [False, True], ids=["kafka", "http"])
+async def test_a_worker_that_stood_still_for_longer_than_its_lease_reports_nothing_of_before(
+    settings, database, over_http
+):
+    """W6: its handler's sleep and its own cut-off are due at the same moment, and the cut-off wins: no result is sent of
+    the attempt that it has lost, though late ones are accepted; the next attempt is run to its end."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_pool(database, "test"))
+        await types.register(pool, types.TaskType(name="t", partitions=2, lease_ms=3_000, retry_base_ms=0))
+        system = System(settings.kafka, settings.prefix, database, stack, pool)
+        await system.start("task-sync", "heartbeats", "stages")
+        slow_s = 4.0
+        environment = {"SLOW_S": str(slow_s)}
+        if over_http:
+            gateway = await stack.enter_async_context(
+                running_gateway(**system.where, postgres=database, objects="memory:///")
+            )
+            await wait_until(gateway.is_ready)
+            environment["PENSTOCK_WORKER_GATEWAY"] = gateway.url
+        worker = await stack.enter_async_context(process(settings, **environment))
+        context = Context.encode(None)
+        [made] = await tasks.submit(pool, [Submission(type="t", stage="slow", context=context)])
+        assert await worker.stdout.readline() == f"began {made.id}-0-0\n".encode()
+        due_s = time.monotonic() + slow_s
+        worker.send_signal(signal.SIGSTOP)
+        await wait_until(lambda: pool.fetchval("SELECT attempt FROM task"), what="its lease has run out")
+        await wait_until(lambda: time.monotonic() > due_s, what="its handler would have ended")
+        worker.send_signal(signal.SIGCONT)
+        await system.become(succeeded=1)
+        attempts = await pool.fetch("SELECT attempt, outcome FROM attempt ORDER BY attempt")
+    assert [tuple(row) for row in attempts] == [(0, "expired"), (1, "done")]
+    records = await read(settings.kafka, f"{settings.prefix}stage-results")
+    assert [entry["attempt"] for record in records for entry in record["results"]] == [1]
 
 
 async def test_a_handler_that_blocks_its_loop_costs_no_lease(settings):

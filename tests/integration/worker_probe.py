@@ -31,6 +31,13 @@ async def long(task: Task) -> Done:
     return Done()
 
 
+@worker.stage("t.slow")
+async def slow(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    await asyncio.sleep(float(os.environ["SLOW_S"]))
+    return Done()
+
+
 @worker.stage("t.second")
 def second(task: Task) -> Done:
     print(f"began {task.token}", flush=True)

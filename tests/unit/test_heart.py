@@ -100,6 +100,16 @@ async def test_cut_off_it_gives_up_before_the_lease_ends_and_not_after_a_short_o
     assert rig.link.sent == [], "what was given up is not beaten any more"
 
 
+async def test_who_speaks_of_what_is_cut_off_finds_it_given_up_before_the_next_step(rig):
+    """W6: after a standstill nobody is to be faster than the cut-off; what was heard of in time stays."""
+    rig.take([task(1), task(2, lease_ms=600_000), task(3)], 0)
+    rig.now_s = CUT_OFF * 300
+    rig.heart.cut_off([(1, 0, 0), (2, 0, 0), (99, 0, 0)])
+    assert rig.given_up == [(1, 0, 0)]
+    rig.heart.step()
+    assert rig.given_up == [(1, 0, 0), (3, 0, 0)]
+
+
 async def test_what_is_gone_is_given_up_and_the_others_are_beaten_on(rig):
     """H3: gone or cancelled ends the handler; an unknown error is tried again."""
     rig.take([task(1), task(2), task(3)], 0)

@@ -10,7 +10,7 @@ import pytest
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context, ObjectRef
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import encode_results
+from penstock.contracts.result import StageResult, encode_results
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import CorruptObject, SettingsError
 from penstock.objects import ObjectStore
@@ -363,7 +363,7 @@ async def test_a_result_that_cannot_be_written_fails_alone():
     async def fine(_task):
         return Done(1)
 
-    reports = Reports(Link(), "w", lambda _keys: None)
+    reports = Reports(Link(), "w", lambda _keys: None, lambda keys: keys)
     sending = asyncio.ensure_future(reports.run())
     reports.add(await run(handler))
     reports.add(await run(fine))
@@ -376,3 +376,29 @@ async def test_a_result_that_cannot_be_written_fails_alone():
         Outcome.DONE,
         [],
     )
+
+
+async def test_a_result_whose_attempt_was_lost_before_it_was_sent_is_not_sent():
+    """W6: asked for each record; what another may have begun meanwhile is nobody's to report, nor to release."""
+    sent, released = [], []
+    held = {(2, 0, 0)}
+
+    class Link:
+        async def send_results(self, results):
+            sent.append([result.fence.id for result in results])
+            held.add((3, 0, 0))
+
+        async def send_heartbeat(self, heartbeat):
+            released.extend(heartbeat.tasks)
+
+    let_go = []
+    reports = Reports(Link(), "w", let_go.extend, lambda _keys: held)
+    sending = asyncio.ensure_future(reports.run())
+    for batch in ([1, 2], [1], [3]):
+        for number in batch:
+            fence = Fence(number, 0, "s", 0)
+            reports.add(StageResult(fence=fence, outcome=Outcome.DONE, context=Context.encode(None)))
+        await reports.wait_sent()
+    sending.cancel()
+    assert sent == [[2], [3]]
+    assert let_go == released == [(2, 0, 0), (3, 0, 0)]

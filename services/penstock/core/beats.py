@@ -169,9 +169,10 @@ class BeatQueue(Generic[K]):
         if pulse is not None:
             pulse.heard_s = max(pulse.heard_s, now_s)
 
-    def silent(self, now_s: float, for_s: float) -> list[K]:
-        """What was not heard of for `for_s` seconds or longer."""
-        return [key for key, pulse in self._pulses.items() if now_s - pulse.heard_s >= for_s]
+    def silent(self, now_s: float, for_s: float, among: Iterable[K] | None = None) -> list[K]:
+        """What was not heard of for `for_s` seconds or longer; of these attempts only, where they are given."""
+        keys = self._pulses if among is None else [key for key in among if key in self._pulses]
+        return [key for key in keys if now_s - self._pulses[key].heard_s >= for_s]
 
     def hold_back(self, now_s: float, for_s: float) -> None:
         """Whoever hears beats asks for silence. Not longer than half a cycle: obedience must not cost a lease."""

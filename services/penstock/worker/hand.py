@@ -48,7 +48,7 @@ class Hand:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._held
 
     @property

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -129,16 +129,7 @@ class Heart:
             if now_s < self._next_s[terms]:
                 continue
             self._next_s[terms] = now_s + queue.policy.step_s
-            lost = queue.silent(now_s, CUT_OFF * queue.policy.timeout_s)
-            if lost:
-                log.error(
-                    "cut off: %d attempts were not heard of for %g s of their %g: giving them up",
-                    len(lost),
-                    CUT_OFF * queue.policy.timeout_s,
-                    queue.policy.timeout_s,
-                )
-                queue.discard(lost)
-                self._give_up(lost)
+            self._cut_off(queue, now_s)
             due = queue.step(now_s)
             for begin in range(0, len(due), BEATS_PER_RECORD):
                 sending = asyncio.create_task(
@@ -146,6 +137,28 @@ class Heart:
                 )
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
+
+    def cut_off(self, keys: Collection[Key]) -> None:
+        """Gives up those of the attempts that were not heard of for too long, now and not at the next step.
+
+        For whoever is about to speak of them: after a standstill all that is overdue comes in any order.
+        """
+        now_s = self._clock()
+        for queue in self._queues.values():
+            self._cut_off(queue, now_s, keys)
+
+    def _cut_off(self, queue: BeatQueue[Key], now_s: float, among: Collection[Key] | None = None) -> None:
+        most_s = CUT_OFF * queue.policy.timeout_s
+        lost = queue.silent(now_s, most_s, among)
+        if lost:
+            log.error(
+                "cut off: %d attempts were not heard of for %g s of their %g: giving them up",
+                len(lost),
+                most_s,
+                queue.policy.timeout_s,
+            )
+            queue.discard(lost)
+            self._give_up(lost)
 
     async def _send(self, queue: BeatQueue[Key], terms: Terms, keys: list[Key], sent_s: float) -> None:
         # Whoever is away is no attempt's fault: they come first again at the next step.

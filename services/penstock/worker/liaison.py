@@ -90,7 +90,7 @@ class Liaison:
         clock = asyncio.get_running_loop().time
         async with self._platform() as (link, make_puller, listening):
             self._heart = Heart(link, self._worker_id, clock, self._give_up)
-            self._reports = Reports(link, self._worker_id, self._let_go)
+            self._reports = Reports(link, self._worker_id, self._let_go, self._held)
             pulling = process.together(*(make_puller(name).run() for name in sorted(self._types)))
 
             async def work() -> None:
@@ -132,6 +132,11 @@ class Liaison:
                 ),
                 [listen(settings, self._revoked)],
             )
+
+    def _held(self, keys: list[Key]) -> Hand:
+        # Both loops wake together after a standstill, and a handler that ends then may be the first to be heard here.
+        self._heart.cut_off(keys)
+        return self._hand
 
     def _let_go(self, keys: list[Key]) -> None:
         self._hand.let_go(keys)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Protocol
 
 from aiokafka import AIOKafkaProducer
@@ -108,15 +108,24 @@ class Reports:
         link: the way to whoever takes results.
         worker_id: whose leases they are.
         let_go: told of the attempts whose results are on Kafka.
+        held: asked before each record which of these attempts are still this worker's to report on. What was given up or
+            taken back since its handler ended is not sent: somebody else may have begun it.
     """
 
-    def __init__(self, link: Reporting, worker_id: str, let_go: Callable[[list[Key]], None]) -> None:
+    def __init__(
+        self,
+        link: Reporting,
+        worker_id: str,
+        let_go: Callable[[list[Key]], None],
+        held: Callable[[list[Key]], Container[Key]],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._added: deque[StageResult] = deque()
         self._told = False
         self._link = link
         self._worker_id = worker_id
         self._let_go = let_go
+        self._held = held
         self._waiting: list[StageResult] = []
         self._to_release: list[Key] = []
         self._some_to_release = asyncio.Event()
@@ -149,13 +158,15 @@ class Reports:
             await self._some.wait()
             self._some.clear()
             while self._waiting:
-                batch = self._take()
+                batch = self._still_held(self._take())
+                if not batch:
+                    continue
                 try:
                     await self._link.send_results(batch)
                 except (TypeError, ValueError):
                     # Nothing was sent. A context made by hand can hold what is not what it says.
                     await self._link.send_results([_written(result) for result in batch])
-                keys: list[Key] = [(r.fence.id, r.fence.step, r.fence.attempt) for r in batch]
+                keys = _keys(batch)
                 self._let_go(keys)
                 self._to_release += keys
                 self._some_to_release.set()
@@ -179,6 +190,14 @@ class Reports:
         await self._idle.wait()
         await self._release()
 
+    def _still_held(self, batch: list[StageResult]) -> list[StageResult]:
+        keys = _keys(batch)
+        held = self._held(keys)
+        kept = [result for result, key in zip(batch, keys, strict=True) if key in held]
+        if len(kept) < len(batch):
+            log.info("%d results are not sent: their attempts were lost meanwhile", len(batch) - len(kept))
+        return kept
+
     def _take(self) -> list[StageResult]:
         size = count = 0
         for result in self._waiting[:RESULTS_PER_RECORD]:
@@ -188,6 +207,10 @@ class Reports:
             count += 1
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
+
+
+def _keys(results: Sequence[StageResult]) -> list[Key]:
+    return [(result.fence.id, result.fence.step, result.fence.attempt) for result in results]
 
 
 def _written(result: StageResult) -> StageResult:

@@ -2,8 +2,9 @@
 
 Main holds what is still to be beaten in this cycle, backup what has been. Step A (`step`), at a steady rate, takes
 from main what is due, the most overdue first, and moves it to backup once it is heard. Step B, at the end of each
-cycle, moves backup to main. Any report about an attempt counts as its beat (`touch`), so an attempt that has just
-been heard of is not due before it was silent for half a cycle.
+cycle, moves backup to main. An attempt is not due before it was silent for half a cycle. Its claim and its beats are the
+only signs of life there are, until handlers can report progress: the one report besides is its end, after which nothing
+is beaten.
 
 Guarantees, while `step` is called about once a step and beats are heard
 - Nothing is silent for longer than two cycles and two steps, which the policy makes fit into the timeout.
@@ -163,12 +164,6 @@ class BeatQueue(Generic[K]):
         for key in keys:
             self._pulses.pop(key, None)
 
-    def touch(self, key: K, now_s: float) -> None:
-        """Something else was heard of it: as good as a beat."""
-        pulse = self._pulses.get(key)
-        if pulse is not None:
-            pulse.heard_s = max(pulse.heard_s, now_s)
-
     def silent(self, now_s: float, for_s: float, among: Iterable[K] | None = None) -> list[K]:
         """What was not heard of for `for_s` seconds or longer; of these attempts only, where they are given."""
         keys = self._pulses if among is None else [key for key in among if key in self._pulses]
@@ -196,10 +191,6 @@ class BeatQueue(Generic[K]):
             pulse = self._pulses.get(key)
             if pulse is None or pulse.due != number:
                 heapq.heappop(self._main)
-            elif pulse.heard_s > heard_s:
-                # Heard of since it was filed.
-                heapq.heappop(self._main)
-                self._file(key, rank)
             elif rank is _Rank.MIDDLE and now_s - heard_s < idle_s:
                 break  # and so is everything behind it in the middle
             else:

@@ -9,8 +9,11 @@ from penstock.contracts.ready import ReadyTask
 from penstock.core.beats import Answer
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable, Throttled
-from penstock.worker.hand import claims_of
+from penstock.worker import WorkerSettings
+from penstock.worker.hand import Hand, claims_of
 from penstock.worker.heart import CUT_OFF, Heart
+from penstock.worker.over_http import HttpPuller
+from penstock.worker.pull import Puller
 
 
 class Link:
@@ -127,6 +130,54 @@ async def test_what_was_let_go_is_not_beaten(rig):
     rig.heart.let_go([(1, 0, 0)])
     await rig.go_on(200)
     assert {key[0] for _lease_ms, keys in rig.link.sent for key in keys} == {2}
+
+
+class Shop:
+    """Where tasks are had, Kafka's way and the gateway's: it has none, but writes down how many it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def getmany(self, timeout_ms, max_records):
+        self.asked.append(max_records)
+        return {}
+
+    async def post(self, _path, body):
+        self.asked.append(body["max"])
+        return {"tasks": []}, 0.0
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize("how", ["reported", "given up", "gone"])
+async def test_nothing_is_pulled_while_no_more_can_be_kept_alive(rig, over_http, how):
+    """H2: a full heart waits as a full hand does, and then takes no more than there is room for, however it came."""
+    lease_ms = 1
+    rig.take([task(0, lease_ms)], 0)
+    full = 1 + rig.heart.room
+    rig.take([task(number, lease_ms) for number in range(1, full)], 0)
+    assert rig.heart.room == 0
+    shop, hand = Shop(), Hand(10_000)
+    settings = WorkerSettings(objects="memory:///")
+    if over_http:
+        pulling = asyncio.ensure_future(HttpPuller(shop, "t", hand, rig.heart, "w", print, {})._pull())
+    else:
+        puller = Puller(settings, "t", rig.link, hand, rig.heart, "w", print, {})
+        pulling = asyncio.ensure_future(puller._pull(shop))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert shop.asked == []
+    keys = [(number, 0, 0) for number in range(full)]
+    if how == "reported":
+        rig.heart.let_go(keys[:3])
+    elif how == "given up":
+        rig.now_s = 1
+        rig.heart.cut_off(keys[:3])
+    else:
+        rig.link.answers = dict.fromkeys(keys, Answer.GONE)
+        await rig.go_on(lease_ms / 1000, step_s=lease_ms / 1000 / 30)
+    await asyncio.wait_for(pulling, 5)
+    [most] = shop.asked
+    assert 0 < most <= rig.heart.room
 
 
 async def test_throttled_beats_wait_as_long_as_was_asked_and_are_the_first_then(rig):

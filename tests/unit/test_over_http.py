@@ -1,4 +1,4 @@
-"""A worker without Kafka: from when it counts its leases, and what it makes of answers that are no gateway's."""
+"""A worker without Kafka: from when it counts its leases, how many it takes, and what it makes of foreign answers."""
 
 import asyncio
 

@@ -54,6 +54,13 @@ def test_contradicting_settings_are_refused_and_both_are_named():
         TaskSyncSettings.load({}, release_batch=500, window=100)
 
 
+def test_a_worker_holds_no_more_than_is_sensible():
+    """H2: handlers and backlog together; more is for more workers."""
+    assert WorkerSettings.load({}, objects="memory:///", pool=99_000, backlog=1_000).pool == 99_000
+    with pytest.raises(SettingsError, match="pool=99001 and backlog=1000 must be at most 100,000 together"):
+        WorkerSettings.load({}, objects="memory:///", pool=99_001, backlog=1_000)
+
+
 def test_a_session_the_broker_would_refuse_is_refused_here():
     """The broker's bounds are 6 s to 30 min."""
     with pytest.raises(SettingsError, match="session_timeout_s=1"):

@@ -10,7 +10,7 @@ Guarantees, while `step` is called about once a step and beats are heard
 - Nothing is silent for longer than two cycles and two steps, which the policy makes fit into the timeout.
 - No step sends more than the limit allows, whatever happened before: after a standstill what is overdue is made up
   for at the limit, in order, and not in a burst. At ease the rate is only what the attempts in hand need.
-- More attempts than the limit can keep alive are not taken in (`room`): none is silently missed.
+- Whoever takes no more in than there is `room` for keeps all alive within the limit: none is silently missed.
 """
 
 from __future__ import annotations

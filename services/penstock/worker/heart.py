@@ -18,6 +18,7 @@ from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.core.beats import Answer, BeatPolicy, BeatQueue
 from penstock.core.leases import Key
 from penstock.errors import Fatal, Throttled, Unavailable
+from penstock.worker.hand import Hand
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Heart:
         self._queues: dict[Terms, BeatQueue[Key]] = {}
         self._next_s: dict[Terms, float] = {}
         self._another = asyncio.Event()
+        self._freed = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._vain = 0
         self._broken: Fatal | None = None
@@ -82,6 +84,12 @@ class Heart:
     def room(self) -> float:
         """How many more attempts can be kept alive, whatever the length of their leases."""
         return min((queue.room for queue in self._queues.values()), default=math.inf)
+
+    async def wait_room(self) -> None:
+        """Waits until one more attempt can be kept alive."""
+        while self.room <= 0:
+            self._freed.clear()
+            await self._freed.wait()
 
     def take(self, claims: Iterable[Heartbeat], heard_s: float) -> None:
         """Attempts whose claims were sent at `heard_s`; they are beaten on the same terms."""
@@ -100,6 +108,7 @@ class Heart:
         """Nothing more is to be said of these."""
         for queue in self._queues.values():
             queue.discard(keys)
+        self._freed.set()
 
     async def run(self) -> None:
         """Beats until cancelled.
@@ -158,6 +167,7 @@ class Heart:
                 queue.policy.timeout_s,
             )
             queue.discard(lost)
+            self._freed.set()
             self._give_up(lost)
 
     async def _send(self, queue: BeatQueue[Key], terms: Terms, keys: list[Key], sent_s: float) -> None:
@@ -184,7 +194,19 @@ class Heart:
         gone = [key for key in keys if answers[key] is Answer.GONE]
         if gone:
             log.info("%d attempts are gone: %s", len(gone), gone[:5])
+            self._freed.set()
             self._give_up(gone)
+
+
+async def wait_room(hand: Hand, heart: Heart, timeout_s: float) -> bool:
+    """Waits until there is room in both, at most `timeout_s` seconds; returns whether there is."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            # While one is waited for, another type's puller may fill the other.
+            while not (hand.room > 0 and heart.room > 0):
+                await hand.wait_room(timeout_s)
+                await heart.wait_room()
+    return hand.room > 0 and heart.room > 0
 
 
 def _policy(timeout_s: float) -> BeatPolicy:

@@ -34,7 +34,7 @@ from penstock.errors import (
 )
 from penstock.http.problems import error_of
 from penstock.worker.hand import Hand, claims_of, key_of
-from penstock.worker.heart import Heart
+from penstock.worker.heart import Heart, wait_room
 
 log = logging.getLogger(__name__)
 
@@ -272,9 +272,9 @@ class HttpPuller:
                 await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
 
     async def _pull(self) -> None:
-        if not await self._hand.wait_room(WAIT_S):
+        if not await wait_room(self._hand, self._heart, WAIT_S):
             return
-        most = int(min(self._hand.room, max(1, self._heart.room), TASKS_AT_ONCE))
+        most = int(min(self._hand.room, self._heart.room, TASKS_AT_ONCE))
         asked_s = asyncio.get_running_loop().time()
         asking = {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
         if self._limits:

@@ -17,7 +17,7 @@ from penstock.kafka.connection import admin_client, make_consumer, running, tran
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
 from penstock.worker.hand import Hand, claims_of, key_of
-from penstock.worker.heart import Heart
+from penstock.worker.heart import Heart, wait_room
 from penstock.worker.link import Link
 from penstock.worker.settings import WorkerSettings
 
@@ -98,7 +98,7 @@ class Puller:
             await asyncio.sleep(TOPIC_RETRY_S)
 
     async def _pull(self, consumer: AIOKafkaConsumer) -> None:
-        if not await self._hand.wait_room(POLL_AT_LEAST_EVERY_S):
+        if not await wait_room(self._hand, self._heart, POLL_AT_LEAST_EVERY_S):
             # Full for long: show Kafka that somebody is there, and take nothing.
             paused = consumer.assignment()
             consumer.pause(*paused)
@@ -106,7 +106,7 @@ class Puller:
                 await consumer.getmany(timeout_ms=0)
             consumer.resume(*(paused & consumer.assignment()))
             return
-        most = int(min(self._hand.room, max(1, self._heart.room), POLL_RECORDS))
+        most = int(min(self._hand.room, self._heart.room, POLL_RECORDS))
         with translated():
             fetched = await consumer.getmany(timeout_ms=1000, max_records=most)
         if not fetched:

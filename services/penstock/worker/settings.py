@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from penstock.settings import Kafka, option
 
-# What is in hand is in memory, each with its context, and is beaten for.
-MOST_IN_HAND = 1_000_000
+# Attempts of one worker. Each costs it memory, and when it is lost all of them wait for their leases to run out.
+MOST_IN_HAND = 100_000
 # Beyond, the system refuses to start one more, in the middle of the work.
 MOST_THREADS = 10_000
 
@@ -21,7 +21,7 @@ class WorkerSettings(Kafka):
         "",
         "URL of a gateway: the worker then needs neither Kafka nor the object store, and speaks HTTP with it.",
     )
-    pool: int = option(2_000, "Most handlers that run at once.")
+    pool: int = option(2_000, "Most handlers that run at once; with the backlog at most 100,000.")
     backlog: int = option(1_000, "Most claimed tasks that wait for a handler.")
     threads: int = option(64, "Most synchronous handlers that run at once, each on a thread of its own.")
     timeout_s: float = option(600.0, "Seconds a handler may take unless its stage says otherwise.")
@@ -39,6 +39,11 @@ class WorkerSettings(Kafka):
             )
             if not least <= getattr(self, name) <= most
         ]
+        if self.pool + self.backlog > MOST_IN_HAND:
+            problems.append(
+                f"pool={self.pool} and backlog={self.backlog} must be at most {MOST_IN_HAND:,} together: "
+                "run more workers instead"
+            )
         url = urlsplit(self.worker_gateway)
         if self.worker_gateway and not (url.scheme in ("http", "https") and url.hostname):
             problems.append(f"worker_gateway={self.worker_gateway!r} is no http:// or https:// URL")

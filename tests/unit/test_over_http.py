@@ -14,7 +14,7 @@ from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import GatewayUnavailable, SettingsError
 from penstock.worker import Done, Worker, WorkerSettings, over_http
-from penstock.worker.hand import Hand
+from penstock.worker.hand import Hand, claims_of
 from penstock.worker.heart import Heart as RealHeart
 from penstock.worker.over_http import HttpLink, HttpPuller
 
@@ -135,7 +135,7 @@ async def test_a_beat_that_was_answered_by_no_gateway_is_sent_again(impostor):
     now_s = 0.0
     async with over_http.Gateway(url) as gateway:
         heart = RealHeart(HttpLink(gateway, "w"), "w", lambda: now_s, lambda _keys: None)
-        heart.take([READY], 0.0)
+        heart.take(claims_of("w", [READY], {}), 0.0)
         for asked in (1, 2):
             while len(found.asked) < asked:
                 now_s += 1

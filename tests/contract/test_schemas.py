@@ -235,6 +235,16 @@ def test_large_integers_are_refused_before_they_reach_the_database():
         assert problems(document, "heartbeat"), task
 
 
+@pytest.mark.parametrize(
+    ("kind", "lease_ms", "fits"),
+    [("claim", 0, False), ("beat", 0, False), ("claim", 1, True), ("beat", 1, True), ("release", 0, True)],
+)
+def test_a_lease_of_no_time_is_no_lease(kind, lease_ms, fits):
+    """It would expire as it is granted; only a release says 0."""
+    document = {"kind": kind, "worker": "w", "lease_ms": lease_ms, "tasks": [[1, 0, 0]]}
+    assert (not problems(document, "heartbeat")) is fits
+
+
 def test_results_carry_errors_and_bytes():
     """Failures keep their traceback; bytes travel as base64."""
     result = StageResult(

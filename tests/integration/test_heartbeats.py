@@ -43,9 +43,10 @@ async def queued(pool, settings, count=1):
         return [(ready.fence.id, ready.fence.step, ready.fence.attempt) for ready in batch.tasks]
 
 
-async def say(settings, kind, keys, worker="w", lease_ms=60_000, max_attempts=None):
+async def say(settings, kind, keys, worker="w", lease_ms=60_000, max_attempts=None, behind=None):
     value = Heartbeat(kind, worker, lease_ms, keys, max_attempts).encode()
-    await write(settings.kafka, f"{settings.prefix}heartbeats", value, key=worker.encode())
+    # By the key of another, behind whose records it is read then.
+    await write(settings.kafka, f"{settings.prefix}heartbeats", value, key=(behind or worker).encode())
 
 
 async def state(pool, key):
@@ -244,6 +245,46 @@ async def test_the_last_worker_to_claim_holds_the_lease(settings, pool):
             lambda: pool.fetchval("SELECT true FROM task WHERE id = $1 AND state = 'scheduled'", other[0])
         )
         assert await state(pool, key) == "running"
+
+
+@pytest.mark.parametrize("known", ["young", "written", "to PostgreSQL only"])
+async def test_a_beat_takes_nothing_from_the_worker_that_holds_it(settings, pool, known):
+    """W4: who was too late still beats; the holder keeps its lease, whose length is its own, and hears no word of an end."""
+    taken, free, over = await queued(pool, settings, 3)
+    # So long that a claim stays in memory until everything here was read.
+    patient = dataclasses.replace(settings, settle_s=3.0 if known == "young" else settings.settle_s)
+    if known == "to PostgreSQL only":
+        # Heard over a partition of another processor, or before this one restarted.
+        await pool.execute(
+            "UPDATE task SET state = 'running', worker = 'holder', lease_partition = 99, lease_ms = 60000 WHERE id = $1",
+            taken[0],
+        )
+    await pool.execute("UPDATE task SET state = 'cancelled', finished_at = now() WHERE id = $1", over[0])
+    async with running_service(create_app(patient)):
+        if known != "to PostgreSQL only":
+            await say(settings, Kind.CLAIM, [taken], worker="holder")
+        if known == "written":
+            await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE worker = 'holder'"))
+        # Of one record, so that the second tells that the first was read, too.
+        await say(settings, Kind.BEAT, [taken, free, over], worker="late", lease_ms=1_000, behind="holder")
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE worker = 'late'"))
+        # The lease of the late one has run out; with it would have gone what it had taken.
+        await wait_until(lambda: is_scheduled(pool, free))
+        assert await pool.fetchval("SELECT worker FROM task WHERE id = $1", taken[0]) == "holder"
+        assert await state(pool, taken) == "running"
+        revoked = await wait_until(lambda: told(settings, [over, free]))
+    assert list(taken) not in revoked
+
+
+async def is_scheduled(pool, key):
+    return await state(pool, key) == "scheduled"
+
+
+async def told(settings, keys):
+    """What was taken back, once all of `keys` were."""
+    records = await read(settings.kafka, f"{settings.prefix}revoked")
+    found = [key for record in records for key in record["tasks"]]
+    return all(list(key) in found for key in keys) and found
 
 
 async def test_a_malformed_heartbeat_is_parked_and_delays_nothing(settings, pool):

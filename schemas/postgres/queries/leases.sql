@@ -2,14 +2,16 @@
 
 -- name: claimed
 -- Claims that have lived for a moment become `running`; the last worker to claim an attempt holds it.
+-- Who has only beaten it holds it where nobody else does.
 UPDATE task t
 SET state = 'running', worker = i.worker, lease_partition = i.partition, lease_ms = i.lease_ms, max_attempts = i.max_attempts,
     updated_at = now()
 FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::integer[], $6::integer[],
-            $7::integer[])
-     AS i (id, step, attempt, worker, partition, lease_ms, max_attempts)
+            $7::integer[], $8::boolean[])
+     AS i (id, step, attempt, worker, partition, lease_ms, max_attempts, beaten)
 WHERE t.id = ANY ($1::bigint[])
   AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt AND t.state IN ('queued', 'running')
+  AND (NOT i.beaten OR t.worker IS NULL OR t.worker = i.worker)
 RETURNING t.id, t.step, t.attempt;
 
 -- name: held

@@ -8,6 +8,8 @@ and whoever may still run the attempt is told to stop.
 Guarantees
 - A claim is acknowledged only when every attempt in it was released or is written `running`: a crash
   redelivers what was only in memory, and a partition's leases are restored from PostgreSQL when it is assigned.
+- The last worker to claim an attempt holds it. A beat keeps what is held, and takes what nobody is known to hold, but
+  nothing that another worker holds.
 - A lease expires only while its attempt is still the worker's: the write compares attempt and worker.
 - Silence counts only as far as the topic is known to have been read: neither a stall nor a restart nor a rebalance of
   this process expires anybody, and no clock but its own plays a part.

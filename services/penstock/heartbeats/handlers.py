@@ -18,6 +18,7 @@ from penstock.contracts.result import Failure
 from penstock.contracts.revocation import Revocation
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.leases import Key, Lease, LeaseWheel
+from penstock.core.task import IN_HAND
 from penstock.heartbeats.reading import Reading
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.outbox import Publisher
@@ -53,11 +54,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim that has not lived long enough to be written, and since when it is here."""
+    """A claim that has not lived long enough to be written, since when it is here, and whether it is only a beat."""
 
     lease: Lease
     held: Held
     since_s: float
+    beaten: bool
 
 
 class Watch:
@@ -109,10 +111,10 @@ class Watch:
             self._claim(heartbeat.tasks, heartbeat, delivery)
             return
         if heartbeat.kind is Kind.BEAT:
-            # A beat for an attempt we know nothing of is as good as a claim: its claim went to another
-            # partition's owner, or was lost with one.
+            # A beat for an attempt that nobody is known to hold is as good as a claim: its claim went to another
+            # partition's owner, or was lost with one. But only a claim takes an attempt from another worker.
             unknown = [key for key in heartbeat.tasks if not self._beat(key, heartbeat.worker)]
-            self._claim(unknown, heartbeat, delivery)
+            self._claim([key for key in unknown if not self._watched(key)], heartbeat, delivery)
             return
         for key in heartbeat.tasks:
             self._release(key, heartbeat.worker)
@@ -136,7 +138,7 @@ class Watch:
                 delivery.partition,
                 heartbeat.max_attempts,
             )
-            self._young[key] = Claim(lease, held, now_s)
+            self._young[key] = Claim(lease, held, now_s, heartbeat.kind is Kind.BEAT)
 
     def _beat(self, key: Key, worker: str) -> bool:
         claim = self._young.get(key)
@@ -144,6 +146,9 @@ class Watch:
             claim.lease.seen_s = self._clock()
             return True
         return self._wheel.beat(key, worker, self._clock())
+
+    def _watched(self, key: Key) -> bool:
+        return key in self._young or self._wheel.get(key) is not None
 
     def _release(self, key: Key, worker: str) -> None:
         claim = self._young.get(key)
@@ -206,9 +211,7 @@ class Watch:
 
     async def _recount(self, now_s: float) -> None:
         """Gives a lease to what runs by PostgreSQL, is watched by nobody and will not be ended by its result."""
-        found = await self._unended(
-            self._partitions, lambda key: key in self._young or self._wheel.get(key) is not None, now_s
-        )
+        found = await self._unended(self._partitions, self._watched, now_s)
         found = [lease for lease in found if lease.partition in self._partitions]
         for lease in found:
             self._wheel.grant(lease)
@@ -223,7 +226,16 @@ class Watch:
             settled.append(claim)
         if not settled:
             return
-        alive = await leases.claimed(self._pool, [claim.lease for claim in settled])
+        alive = await leases.claimed(
+            self._pool, [claim.lease for claim in settled], [claim.beaten for claim in settled]
+        )
+        # Beats of attempts that have gone to others meanwhile; these are not to hear that they are over.
+        others: Collection[Key] = ()
+        if doubtful := [
+            claim.lease.key for claim in settled if claim.beaten and claim.lease.key not in alive
+        ]:
+            holders = await leases.holders(self._pool, doubtful)
+            others = {key for key, holder in holders.items() if holder.state in IN_HAND}
         over = []
         for claim in settled:
             key = claim.lease.key
@@ -232,7 +244,7 @@ class Watch:
             del self._young[key]
             if key in alive:
                 self._wheel.grant(claim.lease)
-            else:
+            elif key not in others:
                 over.append(key)
             claim.held.resolve()
         if over:

@@ -12,8 +12,15 @@ from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
 
-async def claimed(pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease]) -> set[Key]:
+async def claimed(
+    pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease], beaten: Sequence[bool]
+) -> set[Key]:
     """Writes claims as `running`, each with what it was claimed with; returns those whose attempt is still to be run.
+
+    Args:
+        pool: of the database.
+        leases: as they were claimed.
+        beaten: of each, whether it was only beaten: then it is written, and returned, unless another worker holds it.
 
     Raises:
         PostgresUnavailable: nothing was written.
@@ -28,6 +35,7 @@ async def claimed(pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease]) -
             [lease.partition for lease in leases],
             [round(lease.timeout_s * 1000) for lease in leases],
             [lease.max_attempts for lease in leases],
+            list(beaten),
         )
     return {(row["id"], row["step"], row["attempt"]) for row in rows}
 

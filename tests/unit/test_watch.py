@@ -111,6 +111,7 @@ class Rig:
                 "worker": f"w{number}",
                 "lease_ms": round(lease_s * 1000),
                 "lease_partition": PARTITION,
+                "max_attempts": None,
             }
             for number in range(first, first + count)
         ]

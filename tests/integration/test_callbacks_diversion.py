@@ -192,6 +192,8 @@ async def test_health_survives_a_restart_and_a_kill(platform: Bench, target: Tar
         "callback_schedule_s": "600",
         "callback_target_slots": "5",
         "callback_decay_s": "0",
+        # The attempts whose fate the kill hides shall not come again, and be counted, while this looks.
+        "callback_horizon_s": "600",
     }
     async with platform.process(tmp_path, **settings) as process:
         await platform.owe(*many(target, "/moody", 5))

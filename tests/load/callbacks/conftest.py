@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,13 @@ from rich.console import Console
 from tests.callback_targets import Bench, bench
 from tests.load.callbacks.arena import LONG, Load, Targets, targets_process
 from tests.load.callbacks.figures import RUN
+
+# What takes minutes also in its short form, and judges latencies, is not for a suite that runs beside others.
+collect_ignore = (
+    []
+    if LONG or os.environ.get("PENSTOCK_LOAD", "") not in ("", "0")
+    else ["test_health.py", "test_recovery.py"]
+)
 
 
 @pytest.fixture

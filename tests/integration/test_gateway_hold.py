@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -414,6 +415,8 @@ async def test_a_producer_broken_for_good_ends_the_gateway_whoever_meets_it(
                 return False
 
             await wait_until(ended)
+    # What was not closed would be told of in a later test.
+    gc.collect()
 
 
 async def test_health_and_readiness_tell_what_is_away(kafka: Kafka, database: str, tmp_path: Path) -> None:

@@ -143,7 +143,12 @@ async def running(client: Client) -> AsyncIterator[Client]:
     try:
         yield client
     finally:
-        await client.stop()
+        try:
+            await client.stop()
+        except BaseException:
+            # What has failed inside makes `stop` raise before it has closed its connections.
+            await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
+            raise
 
 
 @asynccontextmanager

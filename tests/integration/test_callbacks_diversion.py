@@ -104,6 +104,48 @@ async def _held(platform: Bench, count: int) -> bool:
     return (await platform.states())["held"] >= count
 
 
+async def test_a_target_that_hangs_for_longer_than_anybody_waits_is_probed_again_and_again(
+    platform: Bench, target: Target
+) -> None:
+    """C4a: its calls take all of the patience and find no room in the slow pool; it is called on, and comes back."""
+    target.answer = moody = Moody()
+    settings = {
+        **HASTY,
+        "callback_patience_s": 0.5,
+        "callback_slow_slots": 1,
+        "callback_slow_target_slots": 1,
+    }
+    callbacks = many(target, "/moody", 30)
+    async with platform.service(**settings):
+        await platform.owe(*callbacks)
+        await wait_until(lambda: has_state(platform, callbacks[0].target, "abnormal"))
+        for _ in range(3):
+            calls = len(target.calls)
+            await wait_until(lambda calls=calls: len(target.calls) > calls)
+        moody.well.set()
+        await wait_until(platform.all_delivered)
+
+
+async def test_what_waits_in_memory_stops_when_its_target_is_disabled(
+    platform: Bench, target: Target
+) -> None:
+    """C8: an operator's word holds for what has its turn next, too."""
+    url = f"{target.url}/hook"
+    await targets.limit(platform.connection, url, 2.0)
+    async with platform.service(**HASTY):
+        await platform.owe(*many(target, "/hook", 15))
+        await wait_until(lambda: len(target.calls) >= 2)
+        await targets.disable(platform.connection, url, "maintenance")
+        await wait_until(lambda: _held(platform, 8))
+
+        async def all_others_are_held() -> bool:
+            return len(target.calls) + (await platform.states())["held"] == 15
+
+        await wait_until(all_others_are_held)
+        assert await targets.enable(platform.connection, url)
+        await wait_until(platform.all_delivered)
+
+
 async def test_others_do_not_feel_a_hanging_target(platform: Bench, target: Target) -> None:
     """C5: before the verdict and after it, a healthy target's callbacks arrive while another hangs."""
     target.answer = Moody()

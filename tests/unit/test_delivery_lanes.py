@@ -168,10 +168,23 @@ def test_who_would_wait_too_long_is_crowded_out(pace, count, slots):
         lanes.put(item)
     out, again_s = lanes.crowded_out(target)
     kept = lanes.waiting
-    assert again_s <= 10 * (1 + 1e-9)
-    assert kept * pace / slots <= 10 * (1 + 1e-9)
+    # But for those that can begin at once, however slow it is.
+    assert kept <= slots or kept * pace / slots <= 10 * (1 + 1e-9)
+    assert kept >= min(count, slots)
+    assert again_s <= max(10, pace) * (1 + 1e-9)
     assert not out or (kept + 1) * pace / slots > 10 * (1 - 1e-9)
     assert out == items[kept:][::-1]
+
+
+def test_the_slowest_target_is_still_called():
+    """C5: a call that took all of the patience, or a rate below one in it, must not be the last one ever."""
+    for lanes in (lanes_of(1), lanes_of(1, rate=lambda _target: 0.01)):
+        lanes.put(waiting("first", TARGETS[0]))
+        lanes.admit()
+        lanes.finish(TARGETS[0], 10.001)
+        lanes.put(waiting("next", TARGETS[0]))
+        assert lanes.crowded_out(TARGETS[0])[0] == []
+        assert [item.callback.id for item in lanes.admit(1000.0)] == ["next"]
 
 
 def test_a_target_of_unknown_pace_keeps_everything():

@@ -83,7 +83,9 @@ class Deliverer:
         self._scheduled = scheduled
         self._fail = fail
         self._chance = chance
-        self.targets = Targets(settings, pool, owner, partition_of=partition_of, room=self._room)
+        self.targets = Targets(
+            settings, pool, owner, partition_of=partition_of, room=self._room, stopped=self._hold_all_of
+        )
         self._lanes, self._diverted = (
             Lanes(room, doubtful=self.targets.is_hanging, rate=self.targets.rate_of)
             for room in (settings.room, settings.diverted_room)

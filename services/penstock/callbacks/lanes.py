@@ -235,7 +235,9 @@ class Lanes:
         if pace_s:
             room = min(room, int(self._room.patience_s / pace_s))
         if self._count > self._room.waiting_in_all:
-            room = min(room, max(self._room.target_slots, self._room.waiting_in_all // len(self._lanes)))
+            room = min(room, self._room.waiting_in_all // len(self._lanes))
+        # However slow it is, what can begin at once is never sent away: its pace changes only by being called.
+        room = max(room, self._room.target_slots)
         out = [lane.waiting.popitem()[1] for _ in range(len(lane.waiting) - room)]
         self._count -= len(out)
         self._drop_if_empty(target, lane)

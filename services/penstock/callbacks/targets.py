@@ -103,12 +103,14 @@ class Targets:
         *,
         partition_of: Callable[[str], int],
         room: Callable[[], int],
+        stopped: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._owner = owner
         self._partition_of = partition_of
         self._room = room
+        self._stopped = stopped
         self._targets: dict[str, Target] = {}
         # Those for which something may be held, the one to be given something next first.
         self._held: dict[str, None] = {}
@@ -276,6 +278,9 @@ class Targets:
         if known:
             # What has been counted since it was kept last is lost: somebody has decided otherwise.
             await self.load(known)
+            for url in known:
+                if (target := self._targets.get(url)) is not None and target.disabled:
+                    self._stopped(url)
         if outdated:
             # Also an unknown one that was enabled: something may be held for it.
             self._look_at_s = 0.0

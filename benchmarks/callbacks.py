@@ -29,7 +29,7 @@ from benchmarks.figures import percentile, report
 from benchmarks.loops import servers_only
 from penstock.contracts.event import Callback
 from penstock.kafka.connection import make_producer, running
-from penstock.kafka.outbox import send_all
+from penstock.kafka.outbox import send_callbacks
 from penstock.kafka.topics import CALLBACKS
 from penstock.local.deployment import Deployment
 from penstock.postgres.advance import callback_columns
@@ -74,7 +74,7 @@ class Place:
 
     async def publish(self, callbacks: Sequence[Callback]) -> None:
         topic = self.settings.prefix + CALLBACKS.name
-        await send_all(self.producer, topic, ((c.target.encode(), c.encode()) for c in callbacks))
+        await send_callbacks(self.producer, topic, callbacks)
 
     async def call(self, callback: Callback) -> None:
         headers = {"webhook-id": callback.id, "content-type": "application/json"}

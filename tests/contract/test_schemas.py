@@ -10,7 +10,13 @@ import pytest
 
 from penstock.contracts import inbound
 from penstock.contracts.context import ContentType, Context
-from penstock.contracts.event import Callback, Event
+from penstock.contracts.event import (
+    CALLBACK_RECORD_BYTES,
+    CALLBACKS_PER_RECORD,
+    Callback,
+    Event,
+    encode_callbacks,
+)
 from penstock.contracts.files import schemas_folder
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.rejected import encode_rejection
@@ -78,6 +84,13 @@ def through_rejected(data):
     )
 
 
+def through_callbacks(data):
+    callbacks, faults = inbound.decode_callbacks(data)
+    assert not faults
+    ((_key, value),) = encode_callbacks(callbacks)
+    return value
+
+
 ROUND_TRIPS = {
     "submitted": through_submission,
     "ready": lambda data: ReadyTask.decode(data).encode(),
@@ -85,7 +98,7 @@ ROUND_TRIPS = {
     "revoked": lambda data: Revocation.decode(data).encode(),
     "stage-results": through_results,
     "event": through_event,
-    "callback": lambda data: inbound.decode_callback(data).encode(),
+    "callback": through_callbacks,
     "rejected": through_rejected,
     "task-type": lambda data: orjson.dumps(TaskType.from_wire(parse(data)).to_wire()),
 }
@@ -109,7 +122,7 @@ def test_every_example_survives_the_dataclass(example):
     again = json.loads(ROUND_TRIPS[schema_of(example)](orjson.dumps(document)))
     # What a producer may leave out is written out by us.
     left_out = {"content_type": "json"} if schema_of(example) == "submitted" else {}
-    assert comparable(again) == comparable({**left_out, **document})
+    assert comparable(again) == comparable({**left_out, **document} if left_out else document)
 
 
 def nested(levels):
@@ -267,4 +280,61 @@ def test_a_callback_body_survives_to_the_byte():
     """C7: the signature is over the bytes, so they must not be written anew."""
     body = '{"id":"1","event":"task.succeeded","note":"zwölf € ☃"}'.encode()
     callback = Callback(id="msg_1", target="http://x", task_id=1, attempt=0, body=body)
-    assert inbound.decode_callback(callback.encode()).body == body
+    assert inbound.decode_callbacks(callback.encode())[0][0].body == body
+
+
+def some_callbacks(count, body=b"{}"):
+    return [
+        Callback(id=f"msg_{n}", target=f"http://x/{n}", task_id=1, attempt=0, body=body) for n in range(count)
+    ]
+
+
+def test_records_of_callbacks_carry_many_in_order_and_within_bounds():
+    """C1: one record for many callbacks, none of them with more than it may have, each callback in one, in order."""
+    for callbacks in (
+        some_callbacks(250),
+        some_callbacks(60, b"x" * 10_000),
+        some_callbacks(2, b"x" * 300_000),
+    ):
+        records = list(encode_callbacks(callbacks))
+        read = [inbound.decode_callbacks(value)[0] for _key, value in records]
+        assert [callback for some in read for callback in some] == callbacks
+        assert all(len(some) <= CALLBACKS_PER_RECORD for some in read)
+        assert all(len(value) < CALLBACK_RECORD_BYTES + 300 for _k, value in records if value[:1] == b"[")
+        assert len(records) < len(callbacks) or len(callbacks) == 2
+        assert [key for key, _value in records] == [
+            some[0].target.encode() if len(some) == 1 else None for some in read
+        ]
+
+
+def test_one_bad_callback_does_not_cost_its_record():
+    """T5: a bad entry is told alone, with a pointer to it, and the others are read."""
+    good = [json.loads(callback.encode()) for callback in some_callbacks(3)]
+    record = [
+        good[0],
+        {**good[1], "attempt": -1},
+        good[1],
+        5,
+        [good[2]],
+        {**good[2], "task_id": "?"},
+        good[2],
+    ]
+    callbacks, faults = inbound.decode_callbacks(orjson.dumps(record))
+    assert callbacks == some_callbacks(3)
+    assert [fault.pointer for fault in faults] == ["/1/attempt", "/3", "/4", "/5/task_id"]
+
+
+@pytest.mark.parametrize(
+    ("record", "pointer"),
+    [
+        ([], ""),
+        (5, ""),
+        ({"id": "a"}, ""),
+        ({**json.loads(some_callbacks(1)[0].encode()), "attempt": -1}, "/attempt"),
+    ],
+)
+def test_a_record_that_holds_no_callbacks_is_refused_as_a_whole(record, pointer):
+    """T5: with the reason, and where."""
+    with pytest.raises(InvalidRecord) as refused:
+        inbound.decode_callbacks(orjson.dumps(record))
+    assert refused.value.pointer == pointer

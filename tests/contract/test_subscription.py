@@ -259,7 +259,7 @@ def test_headers_and_order_travel_with_the_callback_and_only_then() -> None:
     more = dataclasses.replace(plain, headers={"X": SECRET}, ordered=True)
     for callback in (plain, more):
         conform(json.loads(callback.encode()), "callback")
-        assert inbound.decode_callback(callback.encode()) == callback
+        assert inbound.decode_callbacks(callback.encode()) == ([callback], [])
 
 
 def test_the_envelope_is_a_cloudevent() -> None:

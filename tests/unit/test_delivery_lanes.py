@@ -44,9 +44,14 @@ def lanes_of(
     return Lanes(room, **given)
 
 
+def call(lanes, item, took_s):
+    assert lanes.may_call(item)
+    assert lanes.finish(item.callback.target, took_s) is None
+
+
 class LanesMachine(RuleBasedStateMachine):
-    """C5: whatever comes and goes, no target and no sum exceeds its slots, none is idle while somebody may use
-    it, each lane keeps its order, and everything put in comes out exactly once."""
+    """C5: whatever comes and goes, no target and no sum exceeds its slots or has more calls than it may, none is idle
+    while somebody may use it, each lane keeps its order to the call, and everything put in comes out exactly once."""
 
     @initialize(slots=st.integers(1, 12), data=st.data())
     def begin(self, slots, data):
@@ -61,10 +66,17 @@ class LanesMachine(RuleBasedStateMachine):
             doubtful=lambda target: target in self.doubtful,
         )
         self.inside = {target: [] for target in TARGETS}
+        # Admitted, and its attempt not written down yet; then waiting for a call to end; then called.
+        self.admitted = {target: [] for target in TARGETS}
+        self.ready = {target: [] for target in TARGETS}
         self.calling = Counter()
-        # Each call under way: its target, and whether that was doubtful when it began.
+        # Of the slots held, those that were taken while their target was doubtful.
         self.doubted = Counter()
+        self.paced = set()
         self.number = 0
+
+    def held(self, target):
+        return len(self.admitted[target]) + len(self.ready[target]) + self.calling[target]
 
     @rule(to=st.sampled_from(TARGETS), partition=st.integers(0, 1))
     def put(self, to, partition):
@@ -74,16 +86,40 @@ class LanesMachine(RuleBasedStateMachine):
         self.inside[to].append(item)
         self.admit()
 
-    @rule(data=st.data(), slow=st.booleans())
-    def finish(self, data, slow):
-        busy = [target for target in TARGETS if self.calling[target]]
-        if busy:
-            target = data.draw(st.sampled_from(busy))
-            (self.doubtful.add if slow else self.doubtful.discard)(target)
-            self.calling[target] -= 1
+    @rule(data=st.data(), mine=st.booleans())
+    def written(self, data, mine):
+        some = [target for target in TARGETS if self.admitted[target]]
+        if not some:
+            return
+        target = data.draw(st.sampled_from(some))
+        item = self.admitted[target].pop(0)
+        if not mine:
             self.doubted[target] -= self.doubted[target] > 0
-            self.lanes.finish(target, None)
-            self.admit()
+            self.lanes.forgo(target)
+        elif self.lanes.may_call(item):
+            assert not self.ready[target], "called before one that was ready earlier"
+            self.calling[target] += 1
+        else:
+            assert self.calling[target] == self.target_slots, "made to wait with a call to spare"
+            self.ready[target].append(item)
+        self.admit()
+
+    @rule(data=st.data(), slow=st.booleans(), took_s=st.sampled_from([0.001, 0.02, 5.0]))
+    def finish(self, data, slow, took_s):
+        busy = [target for target in TARGETS if self.calling[target]]
+        if not busy:
+            return
+        target = data.draw(st.sampled_from(busy))
+        (self.doubtful.add if slow else self.doubtful.discard)(target)
+        self.paced.add(target)
+        self.doubted[target] -= self.doubted[target] > 0
+        following = self.lanes.finish(target, took_s)
+        if self.ready[target]:
+            assert following is self.ready[target].pop(0)
+        else:
+            assert following is None
+            self.calling[target] -= 1
+        self.admit()
 
     @rule(partition=st.integers(0, 1), to=st.sampled_from([None, *TARGETS]))
     def take_out(self, partition, to):
@@ -94,28 +130,43 @@ class LanesMachine(RuleBasedStateMachine):
         for lane in lanes:
             lane[:] = [item for item in lane if item.record.partition != partition]
 
+    @rule(of=st.sampled_from(TARGETS))
+    def take_ready(self, of):
+        assert self.lanes.take_ready(of) == self.ready[of]
+        for _ in self.ready[of]:
+            self.doubted[of] -= self.doubted[of] > 0
+        self.ready[of] = []
+        self.admit()
+
     def admit(self):
         for item in self.lanes.admit():
             target = item.callback.target
             assert self.inside[target].pop(0) is item
-            free = self.slots - self.calling.total()
-            assert not self.calling[target] or free > int(self.slots / 4), "a second slot while few are free"
-            self.calling[target] += 1
+            free = self.slots - self.total()
+            assert not self.held(target) or free > int(self.slots / 4), "a second slot while few are free"
+            ahead = self.held(target) - self.target_slots
+            assert ahead < 0 or target in self.paced, "ahead of a target of unknown pace"
+            assert ahead < 0 or target not in self.doubtful, "ahead of a doubtful target"
+            self.admitted[target].append(item)
             self.doubted[target] += target in self.doubtful
+
+    def total(self):
+        return sum(self.held(target) for target in TARGETS)
 
     @invariant()
     def within_bounds_and_nothing_idle(self):
         if not hasattr(self, "lanes"):
             return
         assert self.lanes.waiting == sum(map(len, self.inside.values()))
-        assert self.lanes.calling == self.calling.total() <= self.slots
+        assert self.lanes.held == self.total() <= self.slots
         assert all(count <= self.target_slots for count in self.calling.values())
         assert self.doubted.total() <= self.doubtful_slots
-        free = self.slots - self.calling.total()
+        free = self.slots - self.total()
         for target in TARGETS:
-            if not self.inside[target] or self.calling[target] >= self.target_slots:
+            assert self.held(target) == self.lanes.held_by(target)
+            if not self.inside[target] or self.held(target) >= self.target_slots:
                 continue
-            full = not free or (self.calling[target] and free <= int(self.slots / 4))
+            full = not free or (self.held(target) and free <= int(self.slots / 4))
             assert full or (target in self.doubtful and self.doubted.total() >= self.doubtful_slots)
 
 
@@ -142,7 +193,7 @@ def test_a_second_copy_replaces_the_first():
     assert lanes.put(other) is None
     assert lanes.put(copy) is first.record
     assert lanes.admit() == [copy]
-    lanes.finish(TARGETS[0], None)
+    lanes.forgo(TARGETS[0])
     assert lanes.admit() == [other]
 
 
@@ -161,8 +212,7 @@ def test_who_would_wait_too_long_is_crowded_out(pace, count, slots):
     lanes = lanes_of(slots)
     target = TARGETS[0]
     lanes.put(waiting("first", target))
-    (first,) = lanes.admit()
-    lanes.finish(first.callback.target, pace)
+    call(lanes, *lanes.admit(), pace)
     items = [waiting(f"m{number}", target) for number in range(count)]
     for item in items:
         lanes.put(item)
@@ -180,8 +230,7 @@ def test_the_slowest_target_is_still_called():
     """C5: a call that took all of the patience, or a rate below one in it, must not be the last one ever."""
     for lanes in (lanes_of(1), lanes_of(1, rate=lambda _target: 0.01)):
         lanes.put(waiting("first", TARGETS[0]))
-        lanes.admit()
-        lanes.finish(TARGETS[0], 10.001)
+        call(lanes, *lanes.admit(), 10.001)
         lanes.put(waiting("next", TARGETS[0]))
         assert lanes.crowded_out(TARGETS[0])[0] == []
         assert [item.callback.id for item in lanes.admit(1000.0)] == ["next"]

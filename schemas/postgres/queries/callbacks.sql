@@ -56,10 +56,10 @@ UPDATE callback c SET due_at = now()
 WHERE c.id = ANY (ARRAY(SELECT id FROM next)) AND c.state = 'pending' AND c.ordered;
 
 -- name: hold
--- Takes them off the topics until their target may have them.
+-- Takes them off the topics until their target may have them. An attempt that was begun and not made is not of its schedule.
 UPDATE callback c
-SET state = 'held', diverted = true
-FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
+SET state = 'held', diverted = true, replayed_after = CASE WHEN i.unmade THEN coalesce(c.replayed_after, 0) + 1 ELSE c.replayed_after END
+FROM unnest($1::text[], $2::integer[], $3::boolean[]) AS i (id, attempt, unmade)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
 
 -- name: grant

@@ -8,6 +8,7 @@ import random
 import secrets
 import socket
 from contextlib import AsyncExitStack
+from functools import partial
 
 from penstock import metrics, process
 from penstock.callbacks.calling import open_caller
@@ -64,6 +65,7 @@ def create_app(settings: CallbacksSettings) -> process.Service:
                 owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
                 partition_of=lambda url: partition_of(url.encode(), partitions),
                 scheduled=releaser.scheduled,
+                reject=partial(processor.reject, settle=False),
                 fail=processor.fail,
                 chance=random.random,
             )

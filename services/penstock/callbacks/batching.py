@@ -38,11 +38,15 @@ class Batches(Generic[T]):
     Args:
         write: writes a batch.
         most: items in a batch.
+        linger_s: how long the first item waits for others, in seconds, where nobody waits for it.
     """
 
-    def __init__(self, write: Callable[[Sequence[T]], Awaitable[None]], *, most: int = 1000) -> None:
+    def __init__(
+        self, write: Callable[[Sequence[T]], Awaitable[None]], *, most: int = 1000, linger_s: float = 0.0
+    ) -> None:
         self._write = write
         self._most = most
+        self._linger_s = linger_s
         self._items: list[T] = []
         self._some = asyncio.Event()
 
@@ -59,6 +63,8 @@ class Batches(Generic[T]):
         """
         while True:
             await self._some.wait()
+            if self._linger_s and len(self._items) < self._most:
+                await asyncio.sleep(self._linger_s)
             batch, self._items = self._items[: self._most], self._items[self._most :]
             if not self._items:
                 self._some.clear()

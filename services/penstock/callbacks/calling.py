@@ -105,9 +105,17 @@ class Caller:
                     callback.target, data=callback.body, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                patience_ends_s = min(self._clock() + EXCERPT_PATIENCE_S, deadline_s - _EXCERPT_MARGIN_S)
+                if response.content.is_eof() and response.content.exception() is None:
+                    # Nearly always it is all there, and nothing to wait for.
+                    begins = response.content.read_nowait(EXCERPT_BYTES)
+                else:
+                    patience_ends_s = min(self._clock() + EXCERPT_PATIENCE_S, deadline_s - _EXCERPT_MARGIN_S)
+                    begins = await _beginning(response, patience_ends_s)
+                if not response.content.at_eof():
+                    # Its connection is closed rather than read to the end.
+                    response.close()
                 return Met(
-                    excerpt=_masked(await _excerpt(response, patience_ends_s), callback.headers),
+                    excerpt=_masked(_shown(begins.decode("utf-8", errors="replace")), callback.headers),
                     took_s=self._clock() - begun_s,
                     kind="HTTP",
                     message=f"the target answered {response.status}",
@@ -147,8 +155,8 @@ def _unconnected(error: Exception) -> tuple[str, str]:
     return "Connection", f"{type(error).__name__}: {error}"
 
 
-async def _excerpt(response: aiohttp.ClientResponse, until_s: float) -> str:
-    """How the answer begins; if there is more, its connection is closed rather than read to the end."""
+async def _beginning(response: aiohttp.ClientResponse, until_s: float) -> bytes:
+    """How the answer begins, as far as it has come by then."""
     chunks: list[bytes] = []
     room = EXCERPT_BYTES
     try:
@@ -158,9 +166,7 @@ async def _excerpt(response: aiohttp.ClientResponse, until_s: float) -> str:
                 room -= len(chunk)
     except (TimeoutError, aiohttp.ClientError):
         pass  # The status stands, however the rest ends.
-    if not response.content.at_eof():
-        response.close()
-    return _shown(b"".join(chunks).decode("utf-8", errors="replace"))
+    return b"".join(chunks)
 
 
 def _masked(excerpt: str, headers: Mapping[str, str] | None) -> str:

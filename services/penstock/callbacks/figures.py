@@ -95,8 +95,8 @@ class Figures:
         yield Sample(metrics.CALLBACK_GRANTED, self._targets.granted)
         settings = self._settings
         for pool, slots, used in (
-            ("normal", settings.callback_slots, self._lanes["normal"].calling),
-            ("diverted", settings.callback_diverted_slots, self._lanes["diverted"].calling),
+            ("normal", settings.callback_slots, self._lanes["normal"].held),
+            ("diverted", settings.callback_diverted_slots, self._lanes["diverted"].held),
             ("slow", settings.callback_slow_slots, len(self._slow)),
         ):
             yield Sample(metrics.CALLBACK_SLOTS, slots, (pool,))

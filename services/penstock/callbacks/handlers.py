@@ -15,14 +15,15 @@ from aiokafka import AIOKafkaProducer
 from penstock.callbacks.batching import Batches
 from penstock.callbacks.calling import Caller, Met
 from penstock.callbacks.figures import Figures
-from penstock.callbacks.lanes import Lanes, SlowPool, Waiting
+from penstock.callbacks.hand import Record, Waiting, parts_of
+from penstock.callbacks.lanes import Lanes, SlowPool
 from penstock.callbacks.ledger import Ended, Ledger
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Attempt, Target, Targets
-from penstock.contracts.inbound import decode_callback
+from penstock.contracts.inbound import decode_callbacks
 from penstock.core.acknowledgement import Partition
 from penstock.core.delivery import Dead, Delivered, Fate, Reason, RetryIn
-from penstock.errors import Fatal
+from penstock.errors import Fatal, Invalid
 from penstock.kafka.processor import Delivery
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
 from penstock.postgres.callbacks import Settled
@@ -61,6 +62,7 @@ class Deliverer:
         owner: this process, unlike any other.
         partition_of: the partition of a target's records.
         scheduled: told the seconds until the earliest of some callbacks is due.
+        reject: parks what breaks its contract in a record.
         fail: ends the service with an error.
         chance: random numbers from 0 to 1, for jitter.
     """
@@ -75,10 +77,12 @@ class Deliverer:
         owner: str,
         partition_of: Callable[[str], int],
         scheduled: Callable[[float], Awaitable[None]],
+        reject: Callable[[Delivery, Invalid], Awaitable[None]],
         fail: Callable[[BaseException], None],
         chance: Callable[[], float],
     ) -> None:
         self._settings = settings
+        self._reject = reject
         self._caller = caller
         self._scheduled = scheduled
         self._fail = fail
@@ -114,6 +118,8 @@ class Deliverer:
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._closing = False
+        # There may be room for more callbacks.
+        self._eased = asyncio.Event()
 
     @property
     def under_way(self) -> int:
@@ -121,22 +127,36 @@ class Deliverer:
         return len(self._calls) + self._ledger.unwritten
 
     async def take(self, delivery: Delivery) -> None:
-        """Takes a record in; it is settled once PostgreSQL holds it as held, put back or begun.
+        """Takes a record in, once there is room; it is settled once PostgreSQL holds all in it as held, put back or begun.
 
         Raises:
-            InvalidRecord: it breaks its contract.
+            InvalidRecord: it breaks its contract, as a whole.
+            KafkaUnavailable: what does so in part is not parked; nothing was taken in.
         """
-        waiting = Waiting(decode_callback(delivery.value), delivery)
-        self.figures.of(self._lanes_of(waiting)).taken += 1
+        callbacks, faults = decode_callbacks(delivery.value)
+        for fault in faults:
+            await self._reject(delivery, fault)
+        if not callbacks:
+            delivery.settle()
+            return
+        lanes = self._lanes_of(delivery)
+        while lanes.waiting >= self._settings.callback_in_hand and not self._closing:
+            self._eased.clear()
+            await self._eased.wait()
+        self.figures.of(lanes).taken += len(callbacks)
+        for callback, part in zip(callbacks, parts_of(delivery, len(callbacks)), strict=True):
+            self._take(Waiting(callback, part))
+        self._admit()
+
+    def _take(self, waiting: Waiting) -> None:
         url = waiting.callback.target
         if self._closing:
             self._ledger.give_back(waiting, 0.0)
         elif (target := self.targets.get(url)) is not None:
             self._route(waiting, target)
-            self._admit()
         else:
             if url not in self._strangers:
-                self._load.add((url, delivery.partition))
+                self._load.add((url, waiting.record.partition))
             self._strangers.setdefault(url, []).append(waiting)
 
     async def assigned(self, partitions: frozenset[Partition]) -> None:
@@ -193,6 +213,7 @@ class Deliverer:
         """What waits in lanes could outlast any grace: it goes back, for another process to find at once."""
         await stopping.wait()
         self._closing = True
+        self._eased.set()
         strangers, self._strangers = self._strangers, {}
         waiting = [one for some in strangers.values() for one in some]
         for lanes in (self._lanes, self._diverted):
@@ -229,7 +250,7 @@ class Deliverer:
         self._crowd_out(lanes, url)
 
     def _is_busy(self, url: str) -> bool:
-        return bool(self._diverted.waiting_for(url) or self._diverted.calling_to(url))
+        return bool(self._diverted.waiting_for(url) or self._diverted.held_by(url))
 
     def _room(self) -> int:
         return self._settings.callback_waiting - self._diverted.waiting
@@ -239,6 +260,7 @@ class Deliverer:
         for lanes in (self._lanes, self._diverted):
             for waiting in lanes.admit(now_s):
                 self._ledger.begin(waiting)
+        self._eased.set()
         turns_s = [
             turn_s for lanes in (self._lanes, self._diverted) if (turn_s := lanes.next_turn_s()) is not None
         ]
@@ -253,17 +275,28 @@ class Deliverer:
             due_in_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s) * (0.5 + self._chance())
             self._ledger.give_back(waiting, due_in_s)
 
-    def _lanes_of(self, waiting: Waiting) -> Lanes:
-        return self._diverted if waiting.record.topic == CALLBACKS_DIVERTED.name else self._lanes
+    def _lanes_of(self, record: Record) -> Lanes:
+        return self._diverted if record.topic == CALLBACKS_DIVERTED.name else self._lanes
 
     def _begun(self, mine: Iterable[Waiting], others: Iterable[Waiting]) -> None:
         for waiting in mine:
-            call = asyncio.create_task(self._deliver(_Call(waiting, self._lanes_of(waiting))))
-            self._calls.add(call)
-            call.add_done_callback(self._ended)
+            lanes = self._lanes_of(waiting.record)
+            if lanes.may_call(waiting):
+                self._call(waiting, lanes)
         for waiting in others:
-            self._lanes_of(waiting).finish(waiting.callback.target, None)
+            self._lanes_of(waiting.record).forgo(waiting.callback.target)
         self._admit()
+
+    def _call(self, waiting: Waiting, lanes: Lanes) -> None:
+        call = asyncio.create_task(self._deliver(_Call(waiting, lanes)))
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+
+    def _finish(self, call: _Call, took_s: float) -> None:
+        """The slot of a call is free."""
+        following = call.lanes.finish(call.waiting.callback.target, took_s)
+        if following is not None:
+            self._call(following, call.lanes)
 
     def _ended(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
@@ -289,7 +322,7 @@ class Deliverer:
         if call.moved:
             self._slow.leave(callback.target)
         else:
-            call.lanes.finish(callback.target, met.took_s)
+            self._finish(call, met.took_s)
         if not (call.slow and self._settings.callback_count_early):
             self._charge(callback.target, slow=call.slow, failed=not isinstance(fate, Delivered))
         self._crowd_out(call.lanes, callback.target)
@@ -320,7 +353,7 @@ class Deliverer:
             self._charge(target, slow=True)
         if self._slow.enter(target):
             call.moved = True
-            call.lanes.finish(target, self._settings.callback_slow_s)
+            self._finish(call, self._settings.callback_slow_s)
         self._crowd_out(call.lanes, target)
         self._admit()
 
@@ -335,6 +368,8 @@ class Deliverer:
         for lanes in (self._lanes, self._diverted):
             for waiting in lanes.take_out(lambda _waiting: True, url):
                 self._ledger.hold(waiting)
+            for waiting in lanes.take_ready(url):
+                self._ledger.hold(waiting, begun=True)
 
     def _patient(self, fate: Fate, met: Met) -> Fate:
         """While this process suspects itself no target pays for it: nothing dies, and what failed is tried soon."""

@@ -1,7 +1,7 @@
 """Who is called next: one lane a target, a few slots each, all lanes in turn. No I/O; time is an argument.
 
 What keeps a slow target from being felt by others, before and after it is known to be one (C5)
-- A lane holds at most `target_slots`, and while few slots are free at most one.
+- A lane has at most `target_slots` calls, and while few slots are free at most one.
 - Doubtful targets, whose latest call was slow, hold at most `doubtful_slots` together.
 - A call that has turned out slow gives its slot back and goes on in the `SlowPool`, which is bounded, too.
 - What would wait too long in its lane is crowded out, so that nobody's lane fills the hand of the process.
@@ -14,9 +14,8 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from penstock.contracts.event import Callback
+from penstock.callbacks.hand import Record, Waiting
 
 # Targets whose pace is remembered after their lane has emptied.
 _PACES = 10_000
@@ -24,36 +23,10 @@ _PACES = 10_000
 _LATEST = 0.2
 # While no more than this share of the slots is free, nobody gets a second one.
 _RESERVE = 0.25
-
-
-class Record(Protocol):
-    """What a lane needs of the record in hand."""
-
-    @property
-    def topic(self) -> str:
-        """Its bare name."""
-
-    @property
-    def partition(self) -> int:
-        """Of its topic."""
-
-    def settle(self) -> None:
-        """Its effects are durable, or another's."""
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A callback in hand whose attempt has not begun, with its record.
-
-    Attributes:
-        callback: as its record says.
-        record: to be settled.
-        spent: attempts that were made before its schedule began anew, because it was replayed; known once begun.
-    """
-
-    callback: Callback
-    record: Record
-    spent: int = 0
+# So many seconds of a quick target's calls are written down ahead, so that a call begins when one ends and not when the
+# database has answered; but at most so many times the calls it may have under way.
+_AHEAD_S = 0.05
+_MOST_AHEAD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +35,7 @@ class Room:
 
     Attributes:
         slots: most calls under way.
-        target_slots: most calls under way to one target.
+        target_slots: most calls under way to one target; while it is quick it holds further ones, for attempts that are written down ahead.
         doubtful_slots: most calls under way to all doubtful targets together.
         waiting: most callbacks that wait in one lane.
         waiting_in_all: when more wait in all lanes together, each keeps no more than its share of it.
@@ -80,9 +53,13 @@ class Room:
 @dataclass(slots=True)
 class _Lane:
     waiting: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
+    # Slots held: for calls, and for what is to be called.
+    held: int = 0
     calling: int = 0
-    # Of those, the ones that were begun while the target was doubtful.
+    # Of the slots, the ones that were taken while the target was doubtful.
     doubted: int = 0
+    # Whose attempt is written down, and who waits for a call of the target's to end.
+    ready: deque[Waiting] = field(default_factory=deque)
     in_turn: bool = False
     # By the target's rate.
     not_before_s: float = -math.inf
@@ -127,7 +104,7 @@ class Lanes:
         return self._count
 
     @property
-    def calling(self) -> int:
+    def held(self) -> int:
         """Slots taken."""
         return self._room.slots - self._free
 
@@ -136,10 +113,10 @@ class Lanes:
         lane = self._lanes.get(target)
         return len(lane.waiting) if lane else 0
 
-    def calling_to(self, target: str) -> int:
+    def held_by(self, target: str) -> int:
         """Slots that one target holds."""
         lane = self._lanes.get(target)
-        return lane.calling if lane else 0
+        return lane.held if lane else 0
 
     def put(self, waiting: Waiting) -> Record | None:
         """Lines a callback up; returns the record that has become superfluous, when it is in line already.
@@ -157,7 +134,7 @@ class Lanes:
         return known.record if known is not None else None
 
     def admit(self, now_s: float = 0.0) -> list[Waiting]:
-        """Those whose turn it is; each holds a slot until `finish`.
+        """Those whose attempt is to be written down; each holds a slot until `finish` or `forgo`.
 
         Args:
             now_s: seconds on any clock that does not step; only rates need it.
@@ -177,10 +154,10 @@ class Lanes:
         while self._free and self._turns:
             target = self._turns.popleft()
             lane = self._lanes[target]
-            if not lane.waiting or lane.calling >= self._room.target_slots:
+            if not lane.waiting or lane.held >= self._most(target):
                 lane.in_turn = False
                 self._drop_if_empty(target, lane)
-            elif lane.calling and self._free <= self._reserve:
+            elif lane.held and self._free <= self._reserve:
                 self._pressed[target] = None
             elif self._doubtful(target) and self._doubted >= self._room.doubtful_slots:
                 self._doubts[target] = None
@@ -195,25 +172,54 @@ class Lanes:
         """When `admit` may have somebody whose rate does not allow it now; None when there is nobody."""
         return self._later[0][0] if self._later else None
 
-    def finish(self, target: str, took_s: float | None) -> None:
-        """Gives a slot back.
+    def may_call(self, waiting: Waiting) -> bool:
+        """The attempt is written down: whether it is to be made now, or when `finish` returns it."""
+        lane = self._lanes[waiting.callback.target]
+        if lane.calling >= self._room.target_slots:
+            lane.ready.append(waiting)
+            return False
+        lane.calling += 1
+        return True
+
+    def finish(self, target: str, took_s: float) -> Waiting | None:
+        """A call has ended, or has turned out slow, and its slot is free; returns who is to be called in its place.
 
         Args:
             target: whose.
-            took_s: what the call took so far, in seconds; None when there was none.
+            took_s: what the call took so far, in seconds.
         """
         lane = self._lanes[target]
+        before = self._pace_s.pop(target, took_s)
+        self._pace_s[target] = before + _LATEST * (took_s - before)
+        if len(self._pace_s) > _PACES:
+            self._pace_s.popitem(last=False)
         lane.calling -= 1
+        following = lane.ready.popleft() if lane.ready else None
+        lane.calling += following is not None
+        self._give_back(target, lane)
+        return following
+
+    def forgo(self, target: str) -> None:
+        """A slot is free, whose attempt is not to be made."""
+        self._give_back(target, self._lanes[target])
+
+    def take_ready(self, target: str) -> list[Waiting]:
+        """Takes out those whose attempt is written down and whose call has not begun; their slots are free."""
+        lane = self._lanes.get(target)
+        out = list(lane.ready) if lane else []
+        if lane is not None:
+            lane.ready.clear()
+            for _ in out:
+                self._give_back(target, lane)
+        return out
+
+    def _give_back(self, target: str, lane: _Lane) -> None:
+        lane.held -= 1
         self._free += 1
         if lane.doubted:
             lane.doubted -= 1
             self._doubted -= 1
-        if took_s is not None:
-            before = self._pace_s.pop(target, took_s)
-            self._pace_s[target] = before + _LATEST * (took_s - before)
-            if len(self._pace_s) > _PACES:
-                self._pace_s.popitem(last=False)
-        if target in self._pressed and not lane.calling:
+        if target in self._pressed and not lane.held:
             # It has no slot any more: nothing to press it for.
             del self._pressed[target]
             lane.in_turn = False
@@ -261,7 +267,7 @@ class Lanes:
     def _take_from(self, target: str, lane: _Lane, now_s: float) -> Waiting:
         _id, waiting = lane.waiting.popitem(last=False)
         self._count -= 1
-        lane.calling += 1
+        lane.held += 1
         self._free -= 1
         if self._doubtful(target):
             lane.doubted += 1
@@ -271,11 +277,19 @@ class Lanes:
         self._line_up(target, lane)
         return waiting
 
+    def _most(self, target: str) -> int:
+        """The slots that a target may hold."""
+        most = self._room.target_slots
+        pace_s = self._pace_s.get(target)
+        if pace_s is None or self._free <= self._reserve or self._doubtful(target) or self._rate(target):
+            return most
+        return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)
+
     def _line_up(self, target: str, lane: _Lane) -> None:
         """Gives a lane its turn when it can use one, and drops it when nothing is left of it."""
         if lane.in_turn:
             return
-        if lane.waiting and lane.calling < self._room.target_slots:
+        if lane.waiting and lane.held < self._most(target):
             lane.in_turn = True
             self._turns.append(target)
         else:
@@ -283,7 +297,7 @@ class Lanes:
 
     def _drop_if_empty(self, target: str, lane: _Lane) -> None:
         # One that is in turn is dropped when its turn comes. One that has a rate is kept until it may call again.
-        if not lane.waiting and not lane.calling and not lane.in_turn:
+        if not lane.waiting and not lane.held and not lane.in_turn:
             if lane.not_before_s == -math.inf:
                 self._lanes.pop(target, None)
             else:

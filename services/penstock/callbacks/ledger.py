@@ -20,7 +20,7 @@ import orjson
 from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks.batching import Batches, persevere
-from penstock.callbacks.lanes import Waiting
+from penstock.callbacks.hand import Waiting
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.kafka.connection import translated
@@ -29,6 +29,9 @@ from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.postgres import callbacks
 from penstock.postgres.callbacks import Settled, Turn
 from penstock.process import together
+
+# The fate of an attempt waits so long for others: no call waits for it.
+SETTLE_LINGER_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Ledger:
         # Callbacks, since the start.
         self.held = 0
         self._begin = Batches(self._begin_all)
-        self._settle = Batches(self._settle_all)
+        self._settle = Batches(self._settle_all, linger_s=SETTLE_LINGER_S)
         self._return = Batches(self._return_all)
         self._hold = Batches(self._hold_all)
         self._unwritten = 0
@@ -121,9 +124,14 @@ class Ledger:
         """Not now: its record is written again in so many seconds."""
         self._return.add(_Returned(waiting, due_in_s))
 
-    def hold(self, waiting: Waiting) -> None:
-        """Its target may not have it: it waits in PostgreSQL until it may."""
-        self._hold.add(waiting)
+    def hold(self, waiting: Waiting, *, begun: bool = False) -> None:
+        """Its target may not have it: it waits in PostgreSQL until it may.
+
+        Args:
+            waiting: the callback.
+            begun: an attempt was begun for it, and is not made: its number is used up, its place in the schedule is not.
+        """
+        self._hold.add((waiting, begun))
 
     async def bury(self, callback: Callback, attempt: int, error: dict[str, Any]) -> None:
         """Writes a dead callback's record, before its row says so."""
@@ -205,13 +213,14 @@ class Ledger:
             returned.waiting.record.settle()
         await self._scheduled(min(dues_s))
 
-    async def _hold_all(self, batch: Sequence[Waiting]) -> None:
-        turns = [(waiting.callback.id, waiting.callback.attempt) for waiting in batch]
-        await persevere(lambda: callbacks.hold(self._pool, turns), f"{len(batch)} callbacks to hold")
-        for waiting in batch:
+    async def _hold_all(self, batch: Sequence[tuple[Waiting, bool]]) -> None:
+        turns = [(waiting.callback.id, waiting.callback.attempt + begun) for waiting, begun in batch]
+        unmade = [begun for _waiting, begun in batch]
+        await persevere(lambda: callbacks.hold(self._pool, turns, unmade), f"{len(batch)} callbacks to hold")
+        for waiting, _begun in batch:
             waiting.record.settle()
         self.held += len(batch)
-        self._held({waiting.callback.target for waiting in batch})
+        self._held({waiting.callback.target for waiting, _begun in batch})
 
 
 def _result(ended: Ended) -> tuple[bytes, bytes]:

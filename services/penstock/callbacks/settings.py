@@ -77,7 +77,12 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         5, "Most calls under way at once on the diverted path: retries, and targets that are abnormal."
     )
     callback_diverted_target_slots: int = option(1, "Most of these to one target.")
-    callback_waiting: int = option(500, "Most callbacks that are kept waiting for one target's turn.")
+    callback_waiting: int = option(5_000, "Most callbacks that are kept waiting for one target's turn.")
+    callback_in_hand: int = option(
+        20_000,
+        "Most callbacks that wait on one path, for all targets; nothing more is taken beyond. From half of it on "
+        "(diverted: a quarter) each target keeps no more than its share.",
+    )
     callback_patience_s: float = option(
         10.0,
         "Seconds for which a callback is kept waiting for its target's turn before it goes back to PostgreSQL.",
@@ -159,7 +164,7 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             target_slots=self.callback_target_slots,
             doubtful_slots=max(1, self.callback_slots // 2),
             waiting=self.callback_waiting,
-            waiting_in_all=self.max_in_flight // 2,
+            waiting_in_all=self.callback_in_hand // 2,
             patience_s=self.callback_patience_s,
         )
 
@@ -173,7 +178,7 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             # Those who answer, a recovering target among them, always find one.
             doubtful_slots=max(1, slots - 2),
             waiting=self.callback_waiting,
-            waiting_in_all=self.max_in_flight // 4,
+            waiting_in_all=self.callback_in_hand // 4,
             patience_s=self.callback_patience_s,
         )
 
@@ -231,7 +236,7 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
                 ("stall_timeout_s", "twice ", "callback_patience_s"),
                 ("callback_slots", "", "callback_target_slots"),
                 ("callback_diverted_slots", "", "callback_diverted_target_slots"),
-                ("max_in_flight", "", "callback_slots"),
+                ("callback_in_hand", "", "callback_slots"),
             )
             if getattr(self, larger) < (2 if times else 1) * getattr(self, smaller)
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +18,11 @@ MASK = "***"
 # Names of the events that end a task, and of all there are.
 FINAL_EVENTS = frozenset(f"task.{state}" for state in FINAL)
 EVENTS = FINAL_EVENTS | {"task.advanced", "task.retried", "task.expired"}
+
+
+# A record of callbacks has no more of them than this, and beyond one no more bytes: they are acknowledged together.
+CALLBACKS_PER_RECORD = 100
+CALLBACK_RECORD_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Callback:
         return options
 
     def encode(self) -> bytes:
-        """The record's value; the body is JSON and is carried as such."""
+        """An entry of a record, and the value of one that has no other; the body is carried as text."""
         record: dict[str, Any] = {
             "id": self.id,
             "target": self.target,
@@ -100,6 +105,30 @@ class Callback:
         if self.ordered:
             record["ordered"] = True
         return orjson.dumps(record)
+
+
+def encode_callbacks(callbacks: Iterable[Callback]) -> Iterator[tuple[bytes | None, bytes]]:
+    """Keys and values of the records that carry these, in their order: as few as may be, one partition's only.
+
+    A callback alone in its record stands there by itself, with its target as the key; several are an array, without a key.
+    """
+    entries: list[bytes] = []
+    alone: bytes | None = None
+    size = 0
+    for callback in callbacks:
+        entry = callback.encode()
+        if entries and (len(entries) == CALLBACKS_PER_RECORD or size + len(entry) > CALLBACK_RECORD_BYTES):
+            yield _record(entries, alone)
+            entries, size = [], 0
+        entries.append(entry)
+        size += len(entry)
+        alone = callback.target.encode()
+    if entries:
+        yield _record(entries, alone)
+
+
+def _record(entries: Sequence[bytes], alone: bytes | None) -> tuple[bytes | None, bytes]:
+    return (alone, entries[0]) if len(entries) == 1 else (None, b"[" + b",".join(entries) + b"]")
 
 
 @dataclass(slots=True)

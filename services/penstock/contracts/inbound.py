@@ -87,14 +87,33 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     )
 
 
-def decode_callback(data: bytes) -> Callback:
-    """Reads a record of the callbacks topic.
+def decode_callbacks(data: bytes) -> tuple[list[Callback], list[Invalid]]:
+    """Reads a record of the callbacks topics: its callbacks, and what is wrong with those that are not among them.
 
     Raises:
-        InvalidRecord: it breaks `callback.schema.json`.
+        InvalidRecord: the record as a whole cannot be read, or it is a bad one by itself (`callback.schema.json`).
     """
     raw = parse(data)
-    conform(raw, "callback")
+    if not isinstance(raw, list):
+        conform(raw, "callback")
+        return [_read_callback(raw)], []
+    if validator("callback").is_valid(raw):
+        return [_read_callback(entry) for entry in raw], []
+    if not raw:
+        conform(raw, "callback")
+    callbacks: list[Callback] = []
+    faults: list[Invalid] = []
+    for index, entry in enumerate(raw):
+        if not isinstance(entry, dict):
+            faults.append(InvalidRecord("must be an object", pointer=f"/{index}"))
+        elif found := problems(entry, "callback"):
+            faults.append(InvalidRecord(found[0].reason, pointer=f"/{index}{found[0].pointer}"))
+        else:
+            callbacks.append(_read_callback(entry))
+    return callbacks, faults
+
+
+def _read_callback(raw: Mapping[str, Any]) -> Callback:
     return Callback(
         id=raw["id"],
         target=raw["target"],

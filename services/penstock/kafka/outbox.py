@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import DefaultPartitioner
 
-from penstock.contracts.event import Callback, Owed
+from penstock.contracts.event import Callback, Owed, encode_callbacks
 from penstock.contracts.revocation import Revocation
 from penstock.errors import Fatal, Unavailable
 from penstock.kafka.connection import send_in_batches, translated
@@ -75,9 +75,28 @@ async def publish(
         KafkaUnavailable: publish all of them again.
     """
     await send_all(producer, settings.prefix + EVENTS.name, zip(keys, events, strict=True))
-    await send_all(
-        producer, settings.prefix + CALLBACKS.name, ((c.target.encode(), c.encode()) for c in callbacks)
-    )
+    await send_callbacks(producer, settings.prefix + CALLBACKS.name, callbacks)
+
+
+async def send_callbacks(producer: AIOKafkaProducer, topic: str, callbacks: Iterable[Callback]) -> None:
+    """Writes callbacks to a topic, those of one partition many a record, and returns once Kafka has them all.
+
+    Each goes to the partition of its target, in the order given. A record of one has the target as its key.
+
+    Raises:
+        KafkaUnavailable: some may not be there; send all of them again.
+    """
+    by_partition: dict[int, list[Callback]] = {}
+    pending: list[asyncio.Future[object]] = []
+    with translated():
+        callbacks = list(callbacks)
+        partitions = sorted(await producer.partitions_for(topic)) if callbacks else []
+        for callback in callbacks:
+            partition = _PARTITIONER(callback.target.encode(), partitions, partitions)
+            by_partition.setdefault(partition, []).append(callback)
+        for partition, some in by_partition.items():
+            pending += await send_in_batches(producer, topic, partition, encode_callbacks(some))
+        await asyncio.gather(*pending)
 
 
 async def redeliver(
@@ -89,8 +108,8 @@ async def redeliver(
         KafkaUnavailable: write all of them again.
     """
     for topic, way in ((CALLBACKS, False), (CALLBACKS_DIVERTED, True)):
-        records = [(c.target.encode(), c.encode()) for c, diverted in due if diverted is way]
-        await send_all(producer, settings.prefix + topic.name, records)
+        some = [callback for callback, diverted in due if diverted is way]
+        await send_callbacks(producer, settings.prefix + topic.name, some)
 
 
 async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revocation) -> None:

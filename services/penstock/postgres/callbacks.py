@@ -90,15 +90,20 @@ async def follow(executor: Any, ids: Sequence[str]) -> None:
         await executor.execute(query("callbacks.follow"), list(ids))
 
 
-async def hold(executor: Any, turns: Sequence[Turn]) -> None:
+async def hold(executor: Any, turns: Sequence[Turn], unmade: Sequence[bool]) -> None:
     """Takes callbacks off the topics until their targets may have them.
+
+    Args:
+        executor: a pool or a connection.
+        turns: which.
+        unmade: of each, whether its last attempt was begun and not made, so that its schedule goes on as if it were not there.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; write it again.
     """
     with translated():
         await executor.execute(
-            query("callbacks.hold"), [turn[0] for turn in turns], [turn[1] for turn in turns]
+            query("callbacks.hold"), [turn[0] for turn in turns], [turn[1] for turn in turns], list(unmade)
         )
 
 

@@ -22,7 +22,7 @@ import psutil
 from benchmarks.figures import percentile
 
 from penstock.contracts.event import Callback
-from penstock.kafka.outbox import send_all
+from penstock.kafka.outbox import send_callbacks
 from penstock.kafka.topics import CALLBACKS
 from tests.callback_targets import Bench, owed
 from tests.waiting import wait_until
@@ -143,7 +143,7 @@ class Load:
 
     async def _send(self, callbacks: Sequence[Callback]) -> None:
         topic = self.bench.kafka.prefix + CALLBACKS.name
-        await send_all(self.bench.producer, topic, ((c.target.encode(), c.encode()) for c in callbacks))
+        await send_callbacks(self.bench.producer, topic, callbacks)
 
     async def pace(self, seconds: float, *streams: Stream) -> set[str]:
         """Owes what the streams say, when they say so; returns the ids."""

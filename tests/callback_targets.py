@@ -24,6 +24,7 @@ from penstock.callbacks.app import create_app
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.kafka.connection import create_topics, make_consumer, make_producer, running
+from penstock.kafka.outbox import send_callbacks
 from penstock.kafka.topics import CALLBACKS, PLATFORM
 from penstock.postgres.advance import callback_columns
 from penstock.postgres.queries import query
@@ -122,9 +123,7 @@ class Bench:
             await self.publish(*callbacks)
 
     async def publish(self, *callbacks: Callback) -> None:
-        for callback in callbacks:
-            await self.send(callback.encode(), callback.target.encode())
-        await self.producer.flush()
+        await send_callbacks(self.producer, self.kafka.prefix + CALLBACKS.name, callbacks)
 
     async def send(self, value: bytes, key: bytes | None = None) -> None:
         await self.producer.send(self.kafka.prefix + CALLBACKS.name, value, key=key)

@@ -308,6 +308,22 @@ async def test_a_malformed_record_is_parked(platform: Bench, target: Target, val
     assert rejected["topic"].endswith(".callbacks")
 
 
+async def test_a_bad_callback_is_parked_and_the_others_of_its_record_are_delivered(
+    platform: Bench, target: Target
+) -> None:
+    """T5, C1: a record carries many; one that breaks the contract costs only itself."""
+    callbacks = [owed(f"{target.url}/hook", number) for number in range(1, 4)]
+    entries = [orjson.loads(callback.encode()) for callback in callbacks]
+    entries.insert(1, {**entries[0], "attempt": -1})
+    async with platform.service():
+        await platform.owe(*callbacks, publish=False)
+        await platform.send(orjson.dumps(entries))
+        await wait_until(platform.all_delivered)
+        (rejected,) = await platform.records(CALLBACKS_REJECTED.name, 1)
+    assert rejected["pointer"] == "/1/attempt"
+    assert Counter(target.ids()) == Counter(callback.id for callback in callbacks)
+
+
 async def test_a_record_that_was_never_written_is_made_good(platform: Bench, target: Target) -> None:
     """C1, O1: a crash between commit and publication leaves a row; when it is due its record is written."""
     callback = owed(f"{target.url}/hook")

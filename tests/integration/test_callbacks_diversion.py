@@ -187,6 +187,33 @@ async def test_a_call_that_hangs_holds_back_no_records(platform: Bench, target: 
         await wait_until(platform.all_delivered)
 
 
+async def test_attempts_written_down_ahead_of_a_target_that_turns_abnormal_cost_nothing(
+    platform: Bench, target: Target
+) -> None:
+    """C3, C6: they are held and not made; their numbers are used up, their places in the schedule are not."""
+    target.answer = moody = Moody()
+    moody.well.set()
+    quick = many(target, "/moody", 40)
+    async with platform.service(**HASTY):
+        await platform.owe(*quick)
+        await wait_until(platform.all_delivered)
+        moody.well.clear()
+        late = many(target, "/moody", 40, 100)
+        await platform.owe(*late)
+
+        async def ahead() -> list[str]:
+            rows = (await platform.rows()).values()
+            return [
+                r["id"] for r in rows if r["state"] == "held" and r["attempt"] == 1 == r["replayed_after"]
+            ]
+
+        await wait_until(ahead)
+        assert not set(await ahead()) & set(target.ids())
+        moody.well.set()
+        await wait_until(platform.all_delivered)
+        assert set(target.ids()) == {callback.id for callback in (*quick, *late)}
+
+
 async def test_a_slow_call_is_not_cancelled(platform: Bench, target: Target) -> None:
     """C7a: at the slow moment the call leaves its slot, goes on and is delivered: one call each, no duplicate."""
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.callbacks.lanes import Lanes, Room, SlowPool, Waiting
 from penstock.contracts.event import Callback
+from penstock.core.rates import Rates
 
 TARGETS = [f"http://t{number}/" for number in range(4)]
 
@@ -228,7 +229,7 @@ def test_who_would_wait_too_long_is_crowded_out(pace, count, slots):
 
 def test_the_slowest_target_is_still_called():
     """C5: a call that took all of the patience, or a rate below one in it, must not be the last one ever."""
-    for lanes in (lanes_of(1), lanes_of(1, rate=lambda _target: 0.01)):
+    for lanes in (lanes_of(1), lanes_of(1, rates=Rates(lambda _target: 0.01))):
         lanes.put(waiting("first", TARGETS[0]))
         call(lanes, *lanes.admit(), 10.001)
         lanes.put(waiting("next", TARGETS[0]))
@@ -280,7 +281,7 @@ def test_hanging_targets_leave_the_reserve_to_others():
 @given(st.lists(st.floats(0, 0.5), min_size=1, max_size=100), st.floats(0.5, 100))
 def test_a_rate_is_kept(passing, rate):
     """Never two calls nearer than 1 / rate, none delayed when its time has come, and none forgotten."""
-    lanes = lanes_of(1000, rate=lambda _target: rate)
+    lanes = lanes_of(1000, rates=Rates(lambda _target: rate))
     now_s, called_s = 0.0, []
     for number, passed_s in enumerate(passing):
         now_s += passed_s
@@ -293,6 +294,87 @@ def test_a_rate_is_kept(passing, rate):
         called_s += [now_s for _item in lanes.admit(now_s)]
     for earlier_s, later_s in itertools.pairwise(called_s):
         assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.5), st.booleans()), min_size=1, max_size=100),
+    st.floats(0.5, 100),
+    st.integers(1, 3),
+)
+def test_a_rate_is_kept_over_both_paths_together(arriving, rate, slots):
+    """Issue 5: what goes to one target by the normal path and by the diverted one is never nearer than 1 / rate, and
+    each path gets through with all it has."""
+    rates = Rates(lambda _target: rate)
+    paths = [lanes_of(slots, rates=rates) for _ in range(2)]
+    now_s, called_s = 0.0, []
+
+    def admit():
+        for path in paths:
+            while some := path.admit(now_s):
+                called_s.extend(now_s for _item in some)
+                for item in some:
+                    path.finish(item.callback.target, None)
+
+    for number, (passed_s, aside) in enumerate(arriving):
+        now_s += passed_s
+        paths[aside].put(waiting(f"m{number}", TARGETS[0]))
+        admit()
+    while any(path.waiting for path in paths):
+        now_s = max(now_s, min(at_s for path in paths if (at_s := path.next_turn_s()) is not None))
+        admit()
+    assert len(called_s) == len(arriving)
+    for earlier_s, later_s in itertools.pairwise(called_s):
+        assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
+
+
+def test_paths_take_turns_at_a_target_that_has_a_rate():
+    """Issue 5: neither path keeps a target from the other, however late the timer is, and whichever is asked first."""
+    rates = Rates(lambda _target: 10.0)
+    paths = {name: lanes_of(5, rates=rates) for name in ("normal", "diverted")}
+    for number in range(20):
+        for name, path in paths.items():
+            path.put(waiting(f"{name} {number}", TARGETS[0]))
+    called = []
+    for turn in range(12):
+        # The timer is half a call late each time.
+        for path in paths.values():
+            for item in path.admit(turn * 0.15):
+                called.append(item.callback.id.split()[0])
+                path.finish(TARGETS[0], None)
+    assert called[:6] == ["normal", "diverted"] * 3
+
+
+def test_a_path_that_has_no_slot_does_not_keep_a_target_from_the_other():
+    """Issue 5: the diverted path has asked for its turn when its only slot goes to another target, whose call never ends:
+    the normal path goes on, and has left it one turn."""
+    rates = Rates(lambda target: 4.0 if target == TARGETS[0] else None)
+    normal, diverted = lanes_of(5, rates=rates), lanes_of(1, rates=rates)
+    for number in range(100):
+        normal.put(waiting(f"n{number}", TARGETS[0]))
+    assert len(normal.admit(0.0)) == 1
+    diverted.put(waiting("aside", TARGETS[0]))
+    assert diverted.admit(0.0) == []
+    diverted.put(waiting("hangs", TARGETS[1]))
+    assert len(diverted.admit(0.0)) == 1
+    normal.finish(TARGETS[0], None)
+    called_s = []
+    for tick in range(1, 101):
+        for _item in normal.admit(tick / 8):
+            called_s.append(tick / 8)
+            normal.finish(TARGETS[0], None)
+        assert diverted.admit(tick / 8) == []
+    assert len(called_s) >= 48
+    assert called_s[0] == 0.5
+
+
+def test_the_clocks_of_rates_are_forgotten():
+    """Issue 5: a clock is kept while it says something, and no longer."""
+    rates = Rates(lambda _target: 10.0)
+    for number in range(1000):
+        assert rates.turn(f"http://t{number}/", "path", 0.0) is None
+    assert len(rates) == 1000
+    rates.turn(TARGETS[0], "path", 1000.0)
+    assert len(rates) == 1
 
 
 def test_the_slow_pool_is_bounded_in_all_and_for_each():

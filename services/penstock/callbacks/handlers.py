@@ -23,6 +23,7 @@ from penstock.callbacks.targets import Attempt, Target, Targets
 from penstock.contracts.inbound import decode_callbacks
 from penstock.core.acknowledgement import Partition
 from penstock.core.delivery import Dead, Delivered, Fate, Reason, RetryIn
+from penstock.core.rates import Rates
 from penstock.errors import Fatal, Invalid
 from penstock.kafka.processor import Delivery
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
@@ -90,8 +91,10 @@ class Deliverer:
         self.targets = Targets(
             settings, pool, owner, partition_of=partition_of, room=self._room, stopped=self._hold_all_of
         )
+        # One for both paths: a target has one rate.
+        rates = Rates(self.targets.rate_of)
         self._lanes, self._diverted = (
-            Lanes(room, doubtful=self.targets.is_hanging, rate=self.targets.rate_of)
+            Lanes(room, doubtful=self.targets.is_hanging, rates=rates)
             for room in (settings.room, settings.diverted_room)
         )
         self._slow = SlowPool(settings.callback_slow_slots, settings.callback_slow_target_slots)

@@ -10,12 +10,12 @@ What keeps a slow target from being felt by others, before and after it is known
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.callbacks.hand import Record, Waiting
+from penstock.core.rates import Rates
 
 # Targets whose pace is remembered after their lane has emptied.
 _PACES = 10_000
@@ -61,8 +61,6 @@ class _Lane:
     # Whose attempt is written down, and who waits for a call of the target's to end.
     ready: deque[Waiting] = field(default_factory=deque)
     in_turn: bool = False
-    # By the target's rate.
-    not_before_s: float = -math.inf
 
 
 class Lanes:
@@ -71,7 +69,7 @@ class Lanes:
     Args:
         room: the bounds.
         doubtful: whether a target's latest call was slow.
-        rate: the most calls a second that a target is to get; None for any number.
+        rates: when a target may be called next; shared by all lanes that call the same targets.
     """
 
     def __init__(
@@ -79,13 +77,13 @@ class Lanes:
         room: Room,
         *,
         doubtful: Callable[[str], bool] = lambda _target: False,
-        rate: Callable[[str], float | None] = lambda _target: None,
+        rates: Rates | None = None,
     ) -> None:
         self._room = room
         self._free = room.slots
         self._reserve = int(room.slots * _RESERVE)
         self._doubtful = doubtful
-        self._rate = rate
+        self._rates = Rates() if rates is None else rates
         self._doubted = 0
         self._count = 0
         self._lanes: dict[str, _Lane] = {}
@@ -161,11 +159,11 @@ class Lanes:
                 self._pressed[target] = None
             elif self._doubtful(target) and self._doubted >= self._room.doubtful_slots:
                 self._doubts[target] = None
-            elif lane.not_before_s > now_s:
-                heapq.heappush(self._later, (lane.not_before_s, target))
+            elif (turn_s := self._rates.turn(target, self, now_s)) is not None:
+                heapq.heappush(self._later, (turn_s, target))
             else:
                 lane.in_turn = False
-                admitted.append(self._take_from(target, lane, now_s))
+                admitted.append(self._take_from(target, lane))
         return admitted
 
     def next_turn_s(self) -> float | None:
@@ -235,8 +233,7 @@ class Lanes:
         if lane is None:
             return [], 0.0
         pace_s = self._pace_s.get(target, 0.0) / self._room.target_slots
-        if rate := self._rate(target):
-            pace_s = max(pace_s, 1 / rate)
+        pace_s = max(pace_s, self._rates.pace_s(target, self))
         room = self._room.waiting
         if pace_s:
             room = min(room, int(self._room.patience_s / pace_s))
@@ -264,7 +261,7 @@ class Lanes:
         self._count -= len(out)
         return out
 
-    def _take_from(self, target: str, lane: _Lane, now_s: float) -> Waiting:
+    def _take_from(self, target: str, lane: _Lane) -> Waiting:
         _id, waiting = lane.waiting.popitem(last=False)
         self._count -= 1
         lane.held += 1
@@ -272,8 +269,6 @@ class Lanes:
         if self._doubtful(target):
             lane.doubted += 1
             self._doubted += 1
-        if rate := self._rate(target):
-            lane.not_before_s = max(now_s, lane.not_before_s) + 1 / rate
         self._line_up(target, lane)
         return waiting
 
@@ -281,7 +276,7 @@ class Lanes:
         """The slots that a target may hold."""
         most = self._room.target_slots
         pace_s = self._pace_s.get(target)
-        if pace_s is None or self._free <= self._reserve or self._doubtful(target) or self._rate(target):
+        if pace_s is None or self._free <= self._reserve or self._doubtful(target) or self._rates.pace_s(target, self):
             return most
         return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)
 
@@ -296,14 +291,9 @@ class Lanes:
             self._drop_if_empty(target, lane)
 
     def _drop_if_empty(self, target: str, lane: _Lane) -> None:
-        # One that is in turn is dropped when its turn comes. One that has a rate is kept until it may call again.
+        # One that is in turn is dropped when its turn comes.
         if not lane.waiting and not lane.held and not lane.in_turn:
-            if lane.not_before_s == -math.inf:
-                self._lanes.pop(target, None)
-            else:
-                lane.in_turn = True
-                heapq.heappush(self._later, (lane.not_before_s, target))
-                lane.not_before_s = -math.inf
+            self._lanes.pop(target, None)
 
 
 class SlowPool:

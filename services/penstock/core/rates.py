@@ -1,0 +1,89 @@
+"""When a target that has a rate may be called next, whichever path the call takes. Pure; time is an argument.
+
+Two paths share one clock for each target, or it would get twice its rate. They take turns: who had the last call leaves
+the next one to another that waits for it, but for no longer than one call more would have to wait, since the other may
+have no slot. So neither path keeps a target from the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# For so long after a target could be called again it is remembered whose turn it is.
+_REMEMBERED_S = 60.0
+
+
+@dataclass(slots=True)
+class _Clock:
+    # When the next call may be.
+    at_s: float
+    # Who had the last call, who has asked in vain since their own, and whether the last one has let those go first.
+    last: object = None
+    waiting: set[object] = field(default_factory=set)
+    yielded: bool = False
+
+
+class Rates:
+    """The clocks of all targets that have a rate.
+
+    Args:
+        rate: the most calls a second that a target is to get; None for any number.
+    """
+
+    def __init__(self, rate: Callable[[str], float | None] = lambda _target: None) -> None:
+        self._rate = rate
+        self._clocks: dict[str, _Clock] = {}
+        # (when, target): when a clock may be forgotten, unless it was put forward meanwhile; one for each.
+        self._ends: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._clocks)
+
+    def turn(self, target: str, path: object, now_s: float) -> float | None:
+        """None when the target may be called now, and then it counts as called; else when to ask again.
+
+        Args:
+            target: which.
+            path: who asks: anything that is unlike the other paths.
+            now_s: seconds on any clock that does not step.
+        """
+        self._forget(now_s)
+        rate = self._rate(target)
+        if not rate:
+            return None
+        clock = self._clocks.get(target)
+        if clock is None:
+            clock = self._clocks[target] = _Clock(now_s)
+            heapq.heappush(self._ends, (now_s + 1 / rate + _REMEMBERED_S, target))
+        if now_s < clock.at_s:
+            clock.waiting.add(path)
+            return clock.at_s
+        if clock.yielded:
+            # The others had their chance; whoever finds a slot later asks again.
+            clock.waiting.clear()
+        elif clock.last is path and clock.waiting - {path}:
+            clock.yielded = True
+            return now_s + 1 / rate
+        clock.at_s = now_s + 1 / rate
+        clock.last = path
+        clock.waiting.discard(path)
+        clock.yielded = False
+        return None
+
+    def pace_s(self, target: str, path: object) -> float:
+        """Seconds between two calls of one path to a target while as many paths want it as do now; 0 without a rate."""
+        rate = self._rate(target)
+        if not rate:
+            return 0.0
+        clock = self._clocks.get(target)
+        return (1 + len(clock.waiting - {path}) if clock is not None else 1) / rate
+
+    def _forget(self, now_s: float) -> None:
+        while self._ends and self._ends[0][0] <= now_s:
+            _at_s, target = heapq.heappop(self._ends)
+            if (end_s := self._clocks[target].at_s + _REMEMBERED_S) > now_s:
+                heapq.heappush(self._ends, (end_s, target))
+            else:
+                del self._clocks[target]

@@ -28,6 +28,7 @@ CREATE TABLE penstock.callback (
     seq bigint NOT NULL,
     diverted boolean DEFAULT false NOT NULL,
     replayed_after integer,
+    spent integer,
     CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'held'::text, 'delivered'::text, 'dead'::text])))
 )
 WITH (fillfactor='80');
@@ -43,6 +44,8 @@ COMMENT ON COLUMN penstock.callback.seq IS 'order of creation; of one task also 
 COMMENT ON COLUMN penstock.callback.diverted IS 'it was held once: its records go to the diverted topic';
 
 COMMENT ON COLUMN penstock.callback.replayed_after IS 'attempts made before it was replayed last: its schedule began anew after them';
+
+COMMENT ON COLUMN penstock.callback.spent IS 'attempts that its schedule does not count: made before it was replayed, or while the service suspected itself';
 
 ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.callback_seq_seq

@@ -204,7 +204,7 @@ async def test_attempts_written_down_ahead_of_a_target_that_turns_abnormal_cost_
         async def ahead() -> list[str]:
             rows = (await platform.rows()).values()
             return [
-                r["id"] for r in rows if r["state"] == "held" and r["attempt"] == 1 == r["replayed_after"]
+                r["id"] for r in rows if r["state"] == "held" and r["attempt"] == 1 == r["spent"]
             ]
 
         await wait_until(ahead)
@@ -430,6 +430,31 @@ async def test_when_all_are_slow_at_once_it_is_us(platform: Bench, target: Targe
         await wait_until(lambda: _all_normal(platform))
         moody.well.set()
         await wait_until(platform.all_delivered, timeout=120)
+
+
+async def test_attempts_made_while_we_are_suspected_do_not_count(platform: Bench, target: Target) -> None:
+    """C4a, C6: an outage of ours takes more attempts than the schedule has; the process ends, and the next one, which
+    suspects nobody, has the whole schedule for each callback still; a target that goes on failing exhausts it."""
+    target.answer = Moody()
+    moody = [owed(f"{target.url}/moody{number}", number) for number in range(1, 21)]
+    settings = {**HASTY, "callback_suspicion_share": 0.1, "callback_schedule_s": ("0.2", "0.2")}
+    async with platform.service(**settings):
+        await platform.owe(*moody)
+        # Twice as many as the schedule has.
+        await wait_until(lambda: _all_tried(platform, 6), timeout=120)
+    tried = {name: row["attempt"] for name, row in (await platform.rows()).items()}
+    failed: Counter[str] = Counter()
+
+    async def answer(request: web.Request) -> web.Response:
+        name = request.headers["webhook-id"]
+        failed[name] += 1
+        return web.Response(status=500 if request.path == "/moody7" or failed[name] <= 2 else 200)
+
+    target.answer = answer
+    async with platform.service(**settings):
+        await wait_until(lambda: _states_are(platform, {"dead": 1, "delivered": 19}), timeout=60)
+    rows = await platform.rows()
+    assert {rows[name]["attempt"] - count for name, count in tried.items()} == {3}
 
 
 async def test_what_takes_long_because_we_stood_still_is_not_slow(

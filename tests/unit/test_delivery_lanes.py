@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.callbacks.lanes import Lanes, Room, SlowPool, Waiting
+from penstock.callbacks.hand import Waiting
+from penstock.callbacks.lanes import Lanes, Room, SlowPool
 from penstock.contracts.event import Callback
 from penstock.core.rates import Rates
 
@@ -313,7 +314,7 @@ def test_a_rate_is_kept_over_both_paths_together(arriving, rate, slots):
             while some := path.admit(now_s):
                 called_s.extend(now_s for _item in some)
                 for item in some:
-                    path.finish(item.callback.target, None)
+                    path.forgo(item.callback.target)
 
     for number, (passed_s, aside) in enumerate(arriving):
         now_s += passed_s
@@ -340,7 +341,7 @@ def test_paths_take_turns_at_a_target_that_has_a_rate():
         for path in paths.values():
             for item in path.admit(turn * 0.15):
                 called.append(item.callback.id.split()[0])
-                path.finish(TARGETS[0], None)
+                path.forgo(TARGETS[0])
     assert called[:6] == ["normal", "diverted"] * 3
 
 
@@ -356,12 +357,12 @@ def test_a_path_that_has_no_slot_does_not_keep_a_target_from_the_other():
     assert diverted.admit(0.0) == []
     diverted.put(waiting("hangs", TARGETS[1]))
     assert len(diverted.admit(0.0)) == 1
-    normal.finish(TARGETS[0], None)
+    normal.forgo(TARGETS[0])
     called_s = []
     for tick in range(1, 101):
         for _item in normal.admit(tick / 8):
             called_s.append(tick / 8)
-            normal.finish(TARGETS[0], None)
+            normal.forgo(TARGETS[0])
         assert diverted.admit(tick / 8) == []
     assert len(called_s) >= 48
     assert called_s[0] == 0.5

@@ -4,12 +4,12 @@
 
 -- name: begin
 -- Takes the right to make attempts: returns the ids whose attempt number was still the record's, and how many attempts
--- were made before their schedule began, which is when they were replayed.
+-- their schedule does not count: those from before a replay, and those that were made while the service suspected itself.
 UPDATE callback c
 SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3)
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
-RETURNING c.id, c.attempt, coalesce(c.replayed_after, 0) AS spent;
+RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
 
 -- name: begin_in_order
 -- The same, but one whose task owes its target something earlier waits for that; it comes again by itself, should
@@ -38,7 +38,7 @@ SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(s
 FROM input i
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
   AND c.id <> ALL (ARRAY(SELECT id FROM behind))
-RETURNING c.id, c.attempt, coalesce(c.replayed_after, 0) AS spent;
+RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
 
 -- name: follow
 -- Calls those that waited for callbacks that have ended just now.
@@ -58,7 +58,8 @@ WHERE c.id = ANY (ARRAY(SELECT id FROM next)) AND c.state = 'pending' AND c.orde
 -- name: hold
 -- Takes them off the topics until their target may have them. An attempt that was begun and not made is not of its schedule.
 UPDATE callback c
-SET state = 'held', diverted = true, replayed_after = CASE WHEN i.unmade THEN coalesce(c.replayed_after, 0) + 1 ELSE c.replayed_after END
+SET state = 'held', diverted = true,
+    spent = CASE WHEN i.unmade THEN greatest(c.replayed_after, c.spent, 0) + 1 ELSE c.spent END
 FROM unnest($1::text[], $2::integer[], $3::boolean[]) AS i (id, attempt, unmade)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
 
@@ -79,14 +80,16 @@ SELECT target, count(*)::integer AS count FROM granted GROUP BY target;
 
 -- name: settle
 -- Writes down what became of attempts: delivered, dead, or pending until `due_in` seconds from now. Written again after
--- the callback was replayed, the fate of an attempt from before changes nothing.
+-- the callback was replayed, the fate of an attempt from before changes nothing. `spent` is how many attempts do not
+-- count by now, and not one more than before, so that writing it again is harmless.
 UPDATE callback c
 SET state = i.state,
     error = i.error,
     due_at = now() + make_interval(secs => i.due_in),
+    spent = nullif(i.spent, 0),
     finished_at = CASE WHEN i.state <> 'pending' THEN now() END
-FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[])
-     AS i (id, attempt, state, error, due_in)
+FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[], $6::integer[])
+     AS i (id, attempt, state, error, due_in, spent)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
   AND c.attempt > coalesce(c.replayed_after, 0)
 RETURNING c.id;

@@ -31,7 +31,8 @@ class Waiting:
     Attributes:
         callback: as its record says.
         record: to be settled.
-        spent: attempts that were made before its schedule began anew, because it was replayed; known once begun.
+        spent: attempts that its schedule does not count, because it was replayed since, or because this service suspected
+            itself; known once begun.
     """
 
     callback: Callback

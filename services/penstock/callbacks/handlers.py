@@ -1,39 +1,33 @@
-"""A record's way: to its target's judge, into a lane or into PostgreSQL, begun, called, decided, settled."""
+"""A record's way: to its target's judge, into a lane or into PostgreSQL, begun, called; `fates` has the rest of it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import asyncpg
-import orjson
 from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks.batching import Batches
-from penstock.callbacks.calling import Caller, Met
+from penstock.callbacks.calling import Caller
+from penstock.callbacks.fates import Fates
 from penstock.callbacks.figures import Figures
 from penstock.callbacks.hand import Record, Waiting, parts_of
 from penstock.callbacks.lanes import Lanes, SlowPool
-from penstock.callbacks.ledger import Ended, Ledger
+from penstock.callbacks.ledger import Ledger
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Attempt, Target, Targets
 from penstock.contracts.inbound import decode_callbacks
 from penstock.core.acknowledgement import Partition
-from penstock.core.delivery import Dead, Delivered, Fate, Reason, RetryIn
+from penstock.core.delivery import Delivered
 from penstock.core.rates import Rates
 from penstock.errors import Fatal, Invalid
 from penstock.kafka.processor import Delivery
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
-from penstock.postgres.callbacks import Settled
 from penstock.process import together
 
-log = logging.getLogger(__name__)
-
-# While this process suspects itself: how soon what failed is tried again, at the latest, in seconds.
-WHILE_SUSPICIOUS_S = 10.0
 # A timer that is later than this, in seconds, tells of this process and not of the target; but only so many times.
 STOOD_STILL_S = 0.25
 MOST_SPARED = 2
@@ -45,6 +39,8 @@ class _Call:
 
     waiting: Waiting
     lanes: Lanes
+    # This process suspected itself when it began.
+    suspicious: bool
     slow: bool = False
     moved: bool = False
     timer: asyncio.TimerHandle | None = None
@@ -106,6 +102,7 @@ class Deliverer:
             begun=self._begun,
             held=self.targets.holding,
         )
+        self._fates = Fates(settings, self.targets, self._ledger, stop=self._hold_all_of, chance=chance)
         self.figures = Figures(
             settings,
             normal=self._lanes,
@@ -291,7 +288,7 @@ class Deliverer:
         self._admit()
 
     def _call(self, waiting: Waiting, lanes: Lanes) -> None:
-        call = asyncio.create_task(self._deliver(_Call(waiting, lanes)))
+        call = asyncio.create_task(self._deliver(_Call(waiting, lanes, self.targets.suspicious)))
         self._calls.add(call)
         call.add_done_callback(self._ended)
 
@@ -314,14 +311,7 @@ class Deliverer:
         finally:
             assert call.timer is not None
             call.timer.cancel()
-        attempt = callback.attempt + 1
-        fate = self._settings.policy.decide(
-            met.status,
-            attempt - call.waiting.spent,
-            met.retry_after_s,
-            self._chance(),
-            callable_target=met.callable_target,
-        )
+        fate = self._fates.decide(call.waiting, met)
         if call.moved:
             self._slow.leave(callback.target)
         else:
@@ -332,11 +322,20 @@ class Deliverer:
         self._admit()
         self.targets.attempted(
             callback.target,
-            Attempt(time.time(), callback.id, attempt, round(met.took_s * 1000), met.status, met.message),
+            Attempt(
+                time.time(),
+                callback.id,
+                callback.attempt + 1,
+                round(met.took_s * 1000),
+                met.status,
+                met.message,
+            ),
         )
-        fate = self._patient(fate, met)
+        suspicious = call.suspicious or self.targets.suspicious
+        if suspicious:
+            fate = self._fates.patient(fate, met)
         self.figures.of(call.lanes).ended(fate, met.took_s, slow=call.slow)
-        await self._decide(call.waiting, met, fate)
+        await self._fates.settle(call.waiting, met, fate, counts=not suspicious)
 
     def _time(self, call: _Call, seconds: float) -> None:
         call.timer = self._loop.call_later(seconds, self._turned_slow, call)
@@ -373,51 +372,3 @@ class Deliverer:
                 self._ledger.hold(waiting)
             for waiting in lanes.take_ready(url):
                 self._ledger.hold(waiting, begun=True)
-
-    def _patient(self, fate: Fate, met: Met) -> Fate:
-        """While this process suspects itself no target pays for it: nothing dies, and what failed is tried soon."""
-        if not self.targets.suspicious:
-            return fate
-        # What a target asks for is no failure of ours.
-        long = isinstance(fate, RetryIn) and fate.seconds > WHILE_SUSPICIOUS_S and not met.retry_after_s
-        if long or fate == Dead(Reason.EXHAUSTED):
-            return RetryIn(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2))
-        return fate
-
-    async def _decide(self, waiting: Waiting, met: Met, fate: Fate) -> None:
-        callback, attempt = waiting.callback, waiting.callback.attempt + 1
-        error: dict[str, object] | None = None
-        match fate:
-            case Delivered():
-                settled = Settled(id=callback.id, attempt=attempt, state="delivered")
-            case RetryIn(seconds):
-                log.info("%s: attempt %d: %s; again in %.1f s", callback.id, attempt, met.message, seconds)
-                error = met.to_wire()
-                settled = Settled(
-                    id=callback.id,
-                    attempt=attempt,
-                    state="pending",
-                    error=orjson.dumps(error).decode(),
-                    due_in_s=seconds,
-                )
-            case Dead(reason):
-                error = {**met.to_wire(), "message": _last_words(met, attempt, reason)}
-                log.warning("%s is dead: %s", callback.id, error["message"])
-                if reason is Reason.GONE:
-                    self._hold_all_of(callback.target)
-                    await self.targets.gone(callback.target, f"it answered {met.status} to {callback.id}")
-                await self._ledger.bury(callback, attempt, error)
-                settled = Settled(
-                    id=callback.id, attempt=attempt, state="dead", error=orjson.dumps(error).decode()
-                )
-        self._ledger.settle(Ended(callback, settled, met.took_s, met.status, error))
-
-
-def _last_words(met: Met, attempt: int, reason: Reason) -> str:
-    match reason:
-        case Reason.GONE:
-            return f"{met.message}: it is gone, and its target is disabled"
-        case Reason.EXHAUSTED:
-            return f"{met.message}; attempt {attempt} was the last"
-        case Reason.UNCALLABLE:
-            return met.message

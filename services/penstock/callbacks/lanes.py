@@ -276,7 +276,12 @@ class Lanes:
         """The slots that a target may hold."""
         most = self._room.target_slots
         pace_s = self._pace_s.get(target)
-        if pace_s is None or self._free <= self._reserve or self._doubtful(target) or self._rates.pace_s(target, self):
+        if (
+            pace_s is None
+            or self._free <= self._reserve
+            or self._doubtful(target)
+            or self._rates.pace_s(target, self)
+        ):
             return most
         return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)
 

@@ -31,6 +31,7 @@ class Settled:
         state: delivered, dead, or pending when there is to be another.
         error: what the attempt met, as JSON; None when it was delivered.
         due_in_s: seconds until the next one, while pending.
+        spent: attempts up to this one that its schedule does not count.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Settled:
     state: str
     error: str | None = None
     due_in_s: float = 0.0
+    spent: int = 0
 
 
 async def begin(
@@ -45,7 +47,8 @@ async def begin(
 ) -> dict[Turn, int]:
     """Takes the right to make attempts; returns the turns that nobody had taken before.
 
-    With each stands how many attempts were made before its schedule began: 0 unless it was replayed.
+    With each stands how many attempts its schedule does not count: 0 unless it was replayed, or some were made while
+    the service suspected itself.
 
     Args:
         pool: of the database.
@@ -132,6 +135,7 @@ async def settle(pool: asyncpg.Pool[asyncpg.Record], settled: Sequence[Settled])
             [s.state for s in settled],
             [s.error for s in settled],
             [s.due_in_s for s in settled],
+            [s.spent for s in settled],
         )
     return {row["id"] for row in rows}
 

@@ -203,9 +203,7 @@ async def test_attempts_written_down_ahead_of_a_target_that_turns_abnormal_cost_
 
         async def ahead() -> list[str]:
             rows = (await platform.rows()).values()
-            return [
-                r["id"] for r in rows if r["state"] == "held" and r["attempt"] == 1 == r["spent"]
-            ]
+            return [r["id"] for r in rows if r["state"] == "held" and r["attempt"] == 1 == r["spent"]]
 
         await wait_until(ahead)
         assert not set(await ahead()) & set(target.ids())

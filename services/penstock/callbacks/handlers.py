@@ -15,10 +15,11 @@ from penstock.callbacks.calling import Caller
 from penstock.callbacks.fates import Fates
 from penstock.callbacks.figures import Figures
 from penstock.callbacks.hand import Record, Waiting, parts_of
+from penstock.callbacks.known import Attempt, Target
 from penstock.callbacks.lanes import Lanes, SlowPool
 from penstock.callbacks.ledger import Ledger
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.targets import Attempt, Target, Targets
+from penstock.callbacks.targets import Targets
 from penstock.contracts.inbound import decode_callbacks
 from penstock.core.acknowledgement import Partition
 from penstock.core.delivery import Delivered
@@ -85,7 +86,13 @@ class Deliverer:
         self._fail = fail
         self._chance = chance
         self.targets = Targets(
-            settings, pool, owner, partition_of=partition_of, room=self._room, stopped=self._hold_all_of
+            settings,
+            pool,
+            owner,
+            partition_of=partition_of,
+            room=self._room,
+            stopped=self._hold_all_of,
+            in_hand=self._in_hand,
         )
         # One for both paths: a target has one rate.
         rates = Rates(self.targets.rate_of)
@@ -251,6 +258,11 @@ class Deliverer:
 
     def _is_busy(self, url: str) -> bool:
         return bool(self._diverted.waiting_for(url) or self._diverted.held_by(url))
+
+    def _in_hand(self, url: str) -> bool:
+        """Whether it is called, or something here waits for it."""
+        waits = any(lanes.waiting_for(url) or lanes.held_by(url) for lanes in (self._lanes, self._diverted))
+        return waits or url in self._strangers or self._slow.calling_to(url) > 0
 
     def _room(self) -> int:
         return self._settings.callback_waiting - self._diverted.waiting

@@ -317,6 +317,10 @@ class SlowPool:
     def __len__(self) -> int:
         return self._calls.total()
 
+    def calling_to(self, target: str) -> int:
+        """Calls of one target in it."""
+        return self._calls[target]
+
     def enter(self, target: str) -> bool:
         """Takes a call in; False when there is no room for it."""
         if not self._free or self._calls[target] >= self._target_slots:

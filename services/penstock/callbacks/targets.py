@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import asyncpg
 
 from penstock.callbacks.batching import persevere
+from penstock.callbacks.known import Attempt, Known, Target
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.core.drain import Drain
-from penstock.core.health import HealthWindow, Suspicion
+from penstock.contracts.event import origin_of
+from penstock.core.health import Suspicion
 from penstock.errors import PostgresUnavailable
 from penstock.postgres import callbacks, targets
 from penstock.postgres.targets import Kept
@@ -38,47 +37,16 @@ KEEP_QUIET_EVERY_S = 15.0
 LAST_KEEP_S = 3.0
 # How often all that is held is looked for, beside what is known of it.
 LOOK_EVERY_S = 30.0
-# Attempts that are shown.
-SHOWN = 10
-# Beyond this many, those that are well and quiet are forgotten.
+# Beyond this many, those that are well and quiet are forgotten; so many are looked at for each that is loaded.
 REMEMBERED = 50_000
+LOOKS = 2
 
 
-class Attempt(NamedTuple):
-    """An attempt as it is shown.
+class _Load:
+    """A load under way, with what PostgreSQL told of meanwhile: the load may have read it before that."""
 
-    Attributes:
-        at_s: when it ended, seconds since 1970.
-        callback: its id.
-        attempt: which one, from 1.
-        took_ms: milliseconds.
-        status: what the target answered; None when it did not.
-        message: what it met, in one sentence.
-    """
-
-    at_s: float
-    callback: str
-    attempt: int
-    took_ms: int
-    status: int | None
-    message: str
-
-
-class Target:
-    """One target, as its judge knows it; made by `Targets`."""
-
-    __slots__ = ("attempts", "disabled", "drain", "hanging", "partition", "rate", "window")
-
-    def __init__(self, kept: Kept, partition: int, settings: CallbacksSettings) -> None:
-        self.partition = partition
-        self.disabled = kept.disabled
-        self.rate = kept.rate
-        self.window = HealthWindow(settings.health, kept.vitals)
-        self.window.failures = kept.failures
-        self.drain = Drain(settings.drain)
-        self.attempts: deque[Attempt] = deque((Attempt(**kept) for kept in kept.attempts), maxlen=SHOWN)
-        # Its latest call was slow; one that was kept as abnormal has to prove itself first.
-        self.hanging = kept.vitals.abnormal
+    def __init__(self) -> None:
+        self.outdated: set[str] = set()
 
 
 class Targets:
@@ -90,6 +58,8 @@ class Targets:
         owner: this process, unlike any other.
         partition_of: the partition of a target's records.
         room: how many more may be let go now, for all targets together.
+        stopped: told of a target that somebody has disabled.
+        in_hand: whether a target is called, or something in hand waits for it.
 
     Attributes:
         granted: how many held callbacks have been let go.
@@ -104,6 +74,7 @@ class Targets:
         partition_of: Callable[[str], int],
         room: Callable[[], int],
         stopped: Callable[[str], None],
+        in_hand: Callable[[str], bool],
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -111,7 +82,9 @@ class Targets:
         self._partition_of = partition_of
         self._room = room
         self._stopped = stopped
-        self._targets: dict[str, Target] = {}
+        self._in_hand = in_hand
+        self._targets = Known()
+        self._loads: set[_Load] = set()
         # Those for which something may be held, the one to be given something next first.
         self._held: dict[str, None] = {}
         # Those to be written soon, and those to be written some time.
@@ -129,7 +102,7 @@ class Targets:
 
     def get(self, url: str) -> Target | None:
         """What is known of a target; None when it has to be loaded, or is another process's."""
-        return self._targets.get(url)
+        return self._targets.use(url)
 
     def is_hanging(self, url: str) -> bool:
         """Whether its latest call was slow."""
@@ -167,28 +140,37 @@ class Targets:
     def revoked(self, partitions: frozenset[int]) -> None:
         """These may be another's: what is known of their targets is worth nothing any more."""
         self._partitions -= partitions
-        self._targets = {
-            url: target for url, target in self._targets.items() if target.partition not in partitions
-        }
+        self._targets.drop_all_of(partitions)
         self._held = {url: None for url in self._held if url in self._targets}
 
     def outdated(self, url: str) -> None:
         """Somebody has changed it in PostgreSQL."""
         self._outdated.add(url)
+        for load in self._loads:
+            load.outdated.add(url)
         self._urgent.set()
 
     async def load(self, partitions: Mapping[str, int]) -> None:
         """Takes targets over, each with the partition of its records, and reads what was kept of them."""
-        found = await persevere(
-            lambda: targets.own(self._pool, list(partitions), self._owner), f"{len(partitions)} targets"
-        )
-        for kept in found:
-            partition = partitions[kept.url]
-            # It may have gone meanwhile.
-            if partition in self._partitions:
-                self._targets[kept.url] = Target(kept, partition, self._settings)
-        if len(self._targets) > REMEMBERED:
-            self._forget_the_quiet()
+        urls = list(partitions)
+        while urls:
+            # What changes while it is read is read again: nobody tells of it twice.
+            for kept in await self._read(load := _Load(), urls):
+                partition = partitions[kept.url]
+                # It may have gone meanwhile.
+                if partition in self._partitions:
+                    self._targets.put(kept.url, Target(kept, partition, self._settings))
+            urls = [url for url in urls if url in load.outdated]
+        self._targets.forget(REMEMBERED, LOOKS * len(partitions), self._in_use)
+
+    async def _read(self, load: _Load, urls: Sequence[str]) -> Sequence[Kept]:
+        self._loads.add(load)
+        try:
+            return await persevere(
+                lambda: targets.own(self._pool, urls, self._owner), f"the health of {len(urls)} targets"
+            )
+        finally:
+            self._loads.remove(load)
 
     def called(self, url: str, *, slow: bool, failed: bool = False) -> bool:
         """A call turned out slow, or ended before that; True when this has changed whether it is abnormal."""
@@ -208,10 +190,10 @@ class Targets:
             return False
         self._urgent.set()
         if after:
-            log.warning("%s is abnormal: its callbacks are diverted", url)
+            log.warning("a target at %s is abnormal: its callbacks are diverted", origin_of(url))
             self._forgive(self._suspicion.trip(url, time.monotonic(), len(self._targets)))
         else:
-            log.info("%s is normal again", url)
+            log.info("a target at %s is normal again", origin_of(url))
         return target.window.verdict(now_s) != before
 
     def attempted(self, url: str, attempt: Attempt) -> None:
@@ -226,10 +208,10 @@ class Targets:
 
     async def gone(self, url: str, why: str) -> None:
         """It has asked for nothing more to be sent to it."""
-        log.warning("%s is disabled: %s", url, why)
+        log.warning("a target at %s is disabled: %s", origin_of(url), why)
         if (target := self._targets.get(url)) is not None:
             target.disabled = True
-        await persevere(lambda: targets.disable(self._pool, url, why), f"{url}, gone,")
+        await persevere(lambda: targets.disable(self._pool, url, why), f"a target at {origin_of(url)}, gone,")
 
     async def run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:
         """Keeps what changes, and lets go of what is held, until cancelled.
@@ -274,7 +256,7 @@ class Targets:
 
     async def _reload(self) -> None:
         outdated, self._outdated = self._outdated, set()
-        known = {url: self._targets[url].partition for url in outdated if url in self._targets}
+        known = {url: target.partition for url in outdated if (target := self._targets.get(url)) is not None}
         if known:
             # What has been counted since it was kept last is lost: somebody has decided otherwise.
             await self.load(known)
@@ -309,8 +291,8 @@ class Targets:
             self._changed |= told
             raise
         for url in told - kept:
-            log.info("%s was changed by somebody else: it is read again", url)
-            self._targets.pop(url, None)
+            log.info("a target at %s was changed by somebody else: it is read again", origin_of(url))
+            self._targets.drop(url)
             self._look_at_s = 0.0
 
     async def _look(self) -> None:
@@ -363,11 +345,12 @@ class Targets:
                 target.window.forgive()
                 self._changed.add(url)
 
-    def _forget_the_quiet(self) -> None:
-        now_s = time.time()
-        for url, target in list(self._targets.items()):
-            in_use = url in self._held or url in self._changed or url in self._seen
-            if not (in_use or target.disabled or target.window.vitals(now_s).count):
-                del self._targets[url]
-                if len(self._targets) <= REMEMBERED // 2:
-                    return
+    def _in_use(self, url: str, target: Target) -> bool:
+        return (
+            url in self._held
+            or url in self._changed
+            or url in self._seen
+            or target.disabled
+            or target.window.charged
+            or self._in_hand(url)
+        )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -23,6 +24,18 @@ EVENTS = FINAL_EVENTS | {"task.advanced", "task.retried", "task.expired"}
 # A record of callbacks has no more of them than this, and beyond one no more bytes: they are acknowledged together.
 CALLBACKS_PER_RECORD = 100
 CALLBACK_RECORD_BYTES = 128 * 1024
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port of a URL, which is all that a log may have of it: the rest may be a secret."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "(no URL)"
+    if not (parts.scheme and host):
+        return "(no URL)"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +83,12 @@ class Callback:
         ordered: not to be sent before those of the same task that are owed to this target since earlier.
     """
 
+    # What may be a secret is never in a repr: callbacks end up in logs and tracebacks.
     id: str
-    target: str
+    target: str = field(repr=False)
     task_id: int
     attempt: int
     body: bytes
-    # Never in a repr: callbacks end up in logs and tracebacks.
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     ordered: bool = False
 

@@ -1,0 +1,113 @@
+"""The targets that a process knows, in the order in which they were used. No I/O.
+
+More than a process can remember come by in time, so those that nobody has used for longest are forgotten; what is in use
+is passed over, however many there are. Each load looks at a few of them only, so that a load costs what it brings.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.core.drain import Drain
+from penstock.core.health import HealthWindow
+from penstock.postgres.targets import Kept
+
+# Attempts that are shown.
+SHOWN = 10
+
+
+class Attempt(NamedTuple):
+    """An attempt as it is shown.
+
+    Attributes:
+        at_s: when it ended, seconds since 1970.
+        callback: its id.
+        attempt: which one, from 1.
+        took_ms: milliseconds.
+        status: what the target answered; None when it did not.
+        message: what it met, in one sentence.
+    """
+
+    at_s: float
+    callback: str
+    attempt: int
+    took_ms: int
+    status: int | None
+    message: str
+
+
+class Target:
+    """One target, as its judge knows it; made by `Targets`."""
+
+    __slots__ = ("attempts", "disabled", "drain", "hanging", "partition", "rate", "window")
+
+    def __init__(self, kept: Kept, partition: int, settings: CallbacksSettings) -> None:
+        self.partition = partition
+        self.disabled = kept.disabled
+        self.rate = kept.rate
+        self.window = HealthWindow(settings.health, kept.vitals)
+        self.window.failures = kept.failures
+        self.drain = Drain(settings.drain)
+        self.attempts: deque[Attempt] = deque((Attempt(**kept) for kept in kept.attempts), maxlen=SHOWN)
+        # Its latest call was slow; one that was kept as abnormal has to prove itself first.
+        self.hanging = kept.vitals.abnormal
+
+
+class Known:
+    """Targets by URL, the one used last at the end."""
+
+    def __init__(self) -> None:
+        self._targets: OrderedDict[str, Target] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __contains__(self, url: object) -> bool:
+        return url in self._targets
+
+    def values(self) -> Iterator[Target]:
+        """All of them."""
+        return iter(self._targets.values())
+
+    def get(self, url: str) -> Target | None:
+        """What is known of one, without using it."""
+        return self._targets.get(url)
+
+    def use(self, url: str) -> Target | None:
+        """What is known of one, which is the one used last from now on."""
+        target = self._targets.get(url)
+        if target is not None:
+            self._targets.move_to_end(url)
+        return target
+
+    def put(self, url: str, target: Target) -> None:
+        """Knows it, or knows it anew."""
+        self._targets[url] = target
+        self._targets.move_to_end(url)
+
+    def drop(self, url: str) -> None:
+        """Knows it no more."""
+        self._targets.pop(url, None)
+
+    def drop_all_of(self, partitions: Collection[int]) -> None:
+        """Knows none of these partitions any more."""
+        for url in [url for url, target in self._targets.items() if target.partition in partitions]:
+            del self._targets[url]
+
+    def forget(self, most: int, looks: int, in_use: Callable[[str, Target], bool]) -> None:
+        """Forgets those unused for longest, until there are no more than `most`.
+
+        Args:
+            most: as many may stay.
+            looks: at how many to look now, at most.
+            in_use: whether one must stay; it counts as used just now, so that others are looked at next.
+        """
+        for _ in range(min(looks, len(self._targets) - most)):
+            url, target = next(iter(self._targets.items()))
+            if in_use(url, target):
+                self._targets.move_to_end(url)
+            else:
+                del self._targets[url]

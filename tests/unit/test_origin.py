@@ -1,0 +1,35 @@
+"""What a log may have of a URL."""
+
+import pytest
+
+from penstock.contracts.event import Callback, origin_of
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://shop.example/hooks/s3cr3t?token=s3cr3t#s3cr3t", "https://shop.example"),
+        ("http://user:s3cr3t@shop.example:8080/", "http://shop.example:8080"),
+        ("http://[::1]:9/s3cr3t", "http://[::1]:9"),
+        ("HTTPS://Shop.example?s3cr3t", "https://shop.example"),
+        # What is no URL, but was owed all the same.
+        ("http://[s3cr3t", "(no URL)"),
+        ("http://host:s3cr3t/", "(no URL)"),
+        ("s3cr3t", "(no URL)"),
+        ("http:///s3cr3t", "(no URL)"),
+        ("", "(no URL)"),
+    ],
+)
+def test_scheme_host_and_port_are_shown_and_nothing_else(url, shown):
+    """C7: path, query and user of a URL may be secrets."""
+    assert origin_of(url) == shown
+
+
+def test_a_callback_does_not_show_its_url():
+    """C7: in a traceback neither the URL nor the headers are told."""
+    callback = Callback(
+        id="m", target=f"https://a.example/{SECRET}", task_id=1, attempt=0, body=b"", headers={"x": SECRET}
+    )
+    assert SECRET not in repr(callback)

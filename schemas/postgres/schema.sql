@@ -29,6 +29,9 @@ CREATE TABLE penstock.callback (
     diverted boolean DEFAULT false NOT NULL,
     replayed_after integer,
     spent integer,
+    published integer DEFAULT 0 NOT NULL,
+    published_at timestamp with time zone,
+    waits_since timestamp with time zone,
     CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'held'::text, 'delivered'::text, 'dead'::text])))
 )
 WITH (fillfactor='80');
@@ -46,6 +49,12 @@ COMMENT ON COLUMN penstock.callback.diverted IS 'it was held once: its records g
 COMMENT ON COLUMN penstock.callback.replayed_after IS 'attempts made before it was replayed last: its schedule began anew after them';
 
 COMMENT ON COLUMN penstock.callback.spent IS 'attempts that its schedule does not count: made before it was replayed, or while the service suspected itself';
+
+COMMENT ON COLUMN penstock.callback.published IS 'records written again on end of which nothing has come: neither begun, put back nor held';
+
+COMMENT ON COLUMN penstock.callback.published_at IS 'when the last of them was written';
+
+COMMENT ON COLUMN penstock.callback.waits_since IS 'while pending: since when its records are written again and it is not begun; null while that is as it should be';
 
 ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.callback_seq_seq

@@ -6,7 +6,8 @@
 -- Takes the right to make attempts: returns the ids whose attempt number was still the record's, and how many attempts
 -- their schedule does not count: those from before a replay, and those that were made while the service suspected itself.
 UPDATE callback c
-SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3)
+SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
+    published = 0, waits_since = NULL
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
 RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
@@ -29,12 +30,14 @@ WITH input AS (
 ), waiting AS (
     UPDATE callback c
     SET state = b.state, diverted = c.diverted OR b.state = 'held',
-        due_at = greatest(now(), b.due_at) + make_interval(secs => 1)
+        due_at = greatest(now(), b.due_at) + make_interval(secs => 1),
+        published = 0, waits_since = NULL
     FROM behind b
     WHERE c.id = ANY (ARRAY(SELECT id FROM behind)) AND c.id = b.id
 )
 UPDATE callback c
-SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3)
+SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
+    published = 0, waits_since = NULL
 FROM input i
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
   AND c.id <> ALL (ARRAY(SELECT id FROM behind))
@@ -58,7 +61,7 @@ WHERE c.id = ANY (ARRAY(SELECT id FROM next)) AND c.state = 'pending' AND c.orde
 -- name: hold
 -- Takes them off the topics until their target may have them. An attempt that was begun and not made is not of its schedule.
 UPDATE callback c
-SET state = 'held', diverted = true,
+SET state = 'held', diverted = true, published = 0, waits_since = NULL,
     spent = CASE WHEN i.unmade THEN greatest(c.replayed_after, c.spent, 0) + 1 ELSE c.spent END
 FROM unnest($1::text[], $2::integer[], $3::boolean[]) AS i (id, attempt, unmade)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
@@ -97,7 +100,7 @@ RETURNING c.id;
 -- name: postpone
 -- Puts back what was not begun: its record is written again in `due_in` seconds.
 UPDATE callback c
-SET due_at = now() + make_interval(secs => i.due_in)
+SET due_at = now() + make_interval(secs => i.due_in), published = 0
 FROM unnest($1::text[], $2::integer[], $3::double precision[]) AS i (id, attempt, due_in)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;
 
@@ -106,9 +109,13 @@ WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.fi
 SELECT pg_notify('penstock_callback_due', $1);
 
 -- name: due
--- Pending callbacks whose time has come: their records are written (again), and not before `horizon` after that.
+-- Pending callbacks whose time has come: their records are written (again), and not before `horizon` after that. How often
+-- in vain is counted anew when nobody released anything for a while: that explains why they were not begun.
 UPDATE callback c
-SET due_at = now() + make_interval(secs => $2)
+SET due_at = now() + make_interval(secs => $2),
+    published = CASE WHEN c.due_at < now() - interval '5 minutes' THEN 1 ELSE c.published + 1 END,
+    published_at = now(),
+    waits_since = CASE WHEN c.due_at < now() - interval '5 minutes' THEN now() ELSE coalesce(c.waits_since, now()) END
 WHERE c.id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'pending' AND due_at <= now()
                         ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
 RETURNING c.id, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.diverted OR c.attempt > 0 AS diverted;

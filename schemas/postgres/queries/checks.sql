@@ -86,6 +86,56 @@ CROSS JOIN LATERAL (SELECT id, seq FROM callback c WHERE c.state = 'held' AND c.
 WHERE coalesce(t.state = 'normal' AND t.changed_at < now() - make_interval(secs => $1), t.url IS NULL)
 ORDER BY h.target;
 
+-- name: unanswered
+-- Callbacks whose records were written `least` times on end, and of which nothing has come.
+SELECT id, target, attempt, published, diverted OR attempt > 0 AS diverted,
+       extract(epoch FROM published_at)::double precision AS published_at_s
+FROM callback WHERE state = 'pending' AND published >= $2 ORDER BY seq LIMIT $1;
+
+-- name: uncalled
+-- Targets for which callbacks have been published again for longer than `long` seconds, and which nobody has called for as
+-- long; one that may be called more rarely has thrice the time between two calls. The first of each, and how many, without
+-- those `known` already; what is due for so long that it will be counted anew is none of them.
+SELECT c.target, (array_agg(c.id ORDER BY c.seq))[1] AS id, count(*) AS callbacks, min(s.age_s) AS age_s
+FROM callback c
+LEFT JOIN target t ON t.url = c.target
+CROSS JOIN LATERAL (
+    SELECT extract(epoch FROM now() - greatest(c.waits_since, t.called_at))::double precision AS age_s
+) s
+WHERE c.state = 'pending' AND c.waits_since < now() - make_interval(secs => $2)
+  AND c.due_at > now() - interval '5 minutes' AND c.id <> ALL ($3::text[])
+  AND s.age_s > $2 AND coalesce(t.rate * s.age_s > 3, true)
+GROUP BY c.target ORDER BY c.target LIMIT $1;
+
+-- name: divert
+-- Makes due, on the diverted way, those that still wait in the very attempt, and of which nothing has come since.
+WITH due AS (
+    UPDATE callback c
+    SET due_at = now(), diverted = true, published = 0, waits_since = NULL
+    FROM unnest($1::text[], $2::integer[], $3::integer[]) AS i (id, attempt, published)
+    WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.published >= i.published
+      AND c.finished_at IS NULL AND c.state || '' = 'pending'
+    RETURNING c.id
+), told AS (
+    SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
+)
+SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+
+-- name: divert_uncalled
+-- The same for the first `limit` of what waits for targets that nobody calls.
+WITH due AS (
+    UPDATE callback c
+    SET due_at = now(), diverted = true, published = 0, waits_since = NULL
+    WHERE c.id = ANY (ARRAY(
+        SELECT w.id FROM callback w
+        WHERE w.state = 'pending' AND w.target = ANY ($2::text[]) AND w.waits_since < now() - make_interval(secs => $3)
+        LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING c.id
+), told AS (
+    SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
+)
+SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+
 -- name: let_go
 -- Makes due the first `limit` that are held for targets that are normal, whatever their rate.
 WITH due AS (

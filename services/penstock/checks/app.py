@@ -12,6 +12,7 @@ from penstock.checks.moving import Moving
 from penstock.checks.queued import Queued
 from penstock.checks.repair import Repair
 from penstock.checks.report import Found, Offender, Report, Rule
+from penstock.checks.unbegun import Unbegun
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.postgres.connection import open_pool, translated
 from penstock.postgres.queries import query
@@ -47,21 +48,31 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         report.tasks = {row["state"]: row["tasks"] for row in states}
         report.callbacks = {row["state"]: row["callbacks"] for row in callback_states}
         queued = Queued(settings, pool, topics, show)
-        report.add(await _find(settings, pool, topics, queued, show), show)
+        unbegun = Unbegun(settings, pool, topics, show)
+        report.add(await _find(settings, pool, topics, queued, unbegun, show), show)
         if not repair or report.clean:
             return report
         session = await stack.enter_async_context(open_session(settings.postgres, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
-        report.repaired = await Repair(settings, pool, session, producer, queued).put_back(report.counts)
+        report.repaired = await Repair(settings, pool, session, producer, queued, unbegun).put_back(
+            report.counts
+        )
         left = Report()
         queued = Queued(settings, pool, topics, show)
-        left.add(await _find(settings, pool, topics, queued, show), show)
+        unbegun = Unbegun(settings, pool, topics, show)
+        left.add(await _find(settings, pool, topics, queued, unbegun, show), show)
         report.remaining = left.counts
         return report
 
 
 async def _find(
-    settings: Platform, pool: asyncpg.Pool[asyncpg.Record], topics: Topics, queued: Queued, show: int
+    settings: Platform,
+    pool: asyncpg.Pool[asyncpg.Record],
+    topics: Topics,
+    queued: Queued,
+    unbegun: Unbegun,
+    show: int,
 ) -> list[Found]:
     found = await rows.look(pool, show)
+    found += await unbegun.look()
     return found + await Moving(settings, pool, topics, queued).settle()

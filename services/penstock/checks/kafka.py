@@ -97,6 +97,30 @@ class Topics:
             tp for tp, stretch in unread.items() if later.get(tp) is None or later[tp].offset > stretch.begin
         }
 
+    async def oldest_s(
+        self, unread: dict[TopicPartition, Unread], within_s: float
+    ) -> dict[TopicPartition, float]:
+        """When the oldest unread record of each partition was written, in seconds since the epoch.
+
+        Of a partition that does not answer in time it is the beginning of time.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
+        found = dict.fromkeys(unread, 0.0)
+        remaining = set(unread)
+        deadline_s = time.monotonic() + within_s
+        with translated():
+            self._consumer.assign(list(unread))
+            for tp, stretch in unread.items():
+                self._consumer.seek(tp, stretch.begin)
+            while remaining and time.monotonic() < deadline_s:
+                for tp, records in (await self._consumer.getmany(*remaining, timeout_ms=500)).items():
+                    found[tp] = records[0].timestamp / 1000
+                    self._consumer.pause(tp)
+                    remaining.discard(tp)
+        return found
+
     async def values(self, unread: dict[TopicPartition, Unread], within_s: float) -> AsyncIterator[bytes]:
         """The values of unread records, a few at a time.
 

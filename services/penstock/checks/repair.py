@@ -8,6 +8,7 @@
 | unsent | under its type's lock: the note goes, and what it queued is ready again |
 | unpublished | published, as the sweeper does; the events' ids make a repetition harmless |
 | undelivered | its record is written again, as the releaser does |
+| unbegun | due at once, on the diverted way: another topic, another pool, past what kept it |
 
 A service that does not run cannot be made up for: what is unheard, unread or unproven is left, and so is what waits.
 """
@@ -26,6 +27,7 @@ from aiokafka import AIOKafkaProducer
 from penstock.checks.queued import Queued
 from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
+from penstock.checks.unbegun import Unbegun
 from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.kafka.outbox import Publisher, publish, redeliver
@@ -54,6 +56,7 @@ class Repair:
         session: for locks.
         producer: acks=all.
         queued: knows the queued tasks without a record.
+        unbegun: knows the callbacks that are published in vain.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Repair:
         session: Session,
         producer: AIOKafkaProducer,
         queued: Queued,
+        unbegun: Unbegun,
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -77,6 +81,7 @@ class Repair:
             Rule.UNSENT: self._unnote,
             Rule.UNPUBLISHED: self._publish,
             Rule.UNDELIVERED: self._redeliver,
+            Rule.UNBEGUN: unbegun.divert,
             Rule.HELD: self._let_go,
         }
 

@@ -22,6 +22,7 @@ class Rule(StrEnum):
     UNSENT = "unsent"
     UNPUBLISHED = "unpublished"
     UNDELIVERED = "undelivered"
+    UNBEGUN = "unbegun"
     HELD = "held"
     UNREAD = "unread"
 

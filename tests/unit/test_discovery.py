@@ -78,7 +78,7 @@ def test_a_worker_finds_the_deployment_it_is_told(
     with pytest.raises(
         SettingsError, match=r"no `penstock up` of this user runs in .*/data.*PENSTOCK_DATA_DIR"
     ):
-        Worker()
+        _ = Worker().settings
 
 
 @pytest.mark.parametrize("name", ["kafka", "postgres", "prefix", "objects"])

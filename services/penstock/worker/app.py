@@ -35,18 +35,32 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 class Worker:
     """Runs stages of tasks.
 
+    Settings that make no sense are told when it runs, in one line and without a traceback: they are the operator's.
+
     Args:
         settings: all of them; left out, they are read from the environment (`PENSTOCK_KAFKA` and so on).
         given: single settings that win over the environment, such as `kafka="broker:9092"`.
-
-    Raises:
-        SettingsError: they make no sense.
     """
 
     def __init__(self, settings: WorkerSettings | None = None, **given: Any) -> None:
-        self.settings = settings or WorkerSettings.load(**given)
+        self._settings: WorkerSettings | SettingsError
+        try:
+            self._settings = settings or WorkerSettings.load(**given)
+        except SettingsError as error:
+            self._settings = error
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._stages: dict[tuple[str, str], Stage] = {}
+
+    @property
+    def settings(self) -> WorkerSettings:
+        """All of them.
+
+        Raises:
+            SettingsError: they make no sense.
+        """
+        if isinstance(self._settings, SettingsError):
+            raise self._settings
+        return self._settings
 
     def stage(
         self, name: str, *, timeout_s: float | None = None, max_attempts: int | None = None
@@ -68,7 +82,10 @@ class Worker:
             raise SettingsError(f"stage({name!r}) has a handler already")
         if max_attempts is not None and max_attempts < 1:
             raise SettingsError(f"stage({name!r}): max_attempts={max_attempts} must be at least 1")
-        limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
+        limit_s = timeout_s
+        if limit_s is None:
+            # Without settings it will never run.
+            limit_s = MOST if isinstance(self._settings, SettingsError) else self._settings.timeout_s
         # Written so that NaN is refused too.
         if not 0 < limit_s <= MOST:
             raise SettingsError(f"stage({name!r}): timeout_s={limit_s} must be above 0 and at most {MOST:g}")
@@ -93,19 +110,20 @@ class Worker:
         Raises:
             SystemExit: always.
         """
+        drain_s = 0.0 if isinstance(self._settings, SettingsError) else self._settings.drain_timeout_s
         # The drain, and then some for the last records.
-        raise SystemExit(process.run("worker", self.serve, grace_s=self.settings.drain_timeout_s + 15))
+        raise SystemExit(process.run("worker", self.serve, grace_s=drain_s + 15))
 
     async def serve(self, stopping: asyncio.Event, ready: process.Ready = lambda: None) -> None:
         """Works until `stopping` is set, then drains.
 
         Raises:
-            SettingsError: there is no stage.
+            SettingsError: they make no sense, or there is no stage.
             KafkaUnavailable: no broker answered at the start.
         """
+        settings = self.settings
         if not self._stages:
             raise SettingsError("the worker has no stage: register handlers with @worker.stage('type.stage')")
-        settings = self.settings
         here = asyncio.get_running_loop()
         # A gateway hands contexts out inline and stores what it is given.
         objects = None if settings.worker_gateway else ObjectStore(settings.objects)

@@ -274,8 +274,6 @@ async def test_the_gateway_as_a_process(
 
 async def test_targets_and_callbacks(penstock: Invoke, database: str) -> None:
     """C6, C8, O8: a target is disabled, shown, limited and enabled; its dead are listed, counted and replayed."""
-    # Wide enough for a URL in one line.
-    wide = {"COLUMNS": "200"}
     url = "https://shop.example/hook?a=1&b=2"
     connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
     for number in range(1, 4):
@@ -287,31 +285,44 @@ async def test_targets_and_callbacks(penstock: Invoke, database: str) -> None:
             number,
             '{"kind": "status", "message": "status 503; attempt 8 was the last"}',
         )
-    assert (await penstock("targets", env=wide)).stdout == "no targets\n"
-    assert (await penstock("targets", "--url", url)).exit_code == 4
-    assert (await penstock("targets", "enable", url)).exit_code == 4
+    assert (await penstock("targets")).stdout.startswith("no targets: no callback was owed yet")
+    assert (await penstock("targets", "--state", "disabled")).stdout.startswith(
+        "no such targets; `penstock targets`"
+    )
+    for unknown in (("--url", url), ("enable", url)):
+        told = await penstock("targets", *unknown)
+        assert told.exit_code == 4
+        assert f"there is no target {url}: nothing was ever sent to it" in told.stderr
+        assert "`penstock targets` lists those there are" in told.stderr
     assert (await penstock("targets", "disable", "shop.example", "--why", "x")).exit_code == 3
     assert "is disabled" in (await penstock("targets", "disable", url, "--why", "until noon")).stdout
     [told] = documents(await penstock("targets", "disable", url, "--why", "until noon", "--json"))
     assert told["changed"] is False
-    assert "12.5 calls a second" in (await penstock("targets", "limit", url, "12.5")).stdout
+    limited = (await penstock("targets", "limit", url, "12.5")).stdout
+    assert (
+        limited
+        == f"{url} gets 12.5 calls a second at most; nothing was ever sent to it: is that the URL as it was submitted?\n"
+    )
     assert (await penstock("targets", "limit", url, "fast")).exit_code == 2
     [listed] = documents(await penstock("targets", "--state", "disabled", "--json"))
     assert (listed["url"], listed["why"], listed["rate"]) == (url, "until noon", 12.5)
-    shown = (await penstock("targets", env=wide)).stdout
+    shown = (await penstock("targets")).stdout
     assert all(text in shown for text in (url, "disabled", "until noon", "12.5/s"))
-    assert "until noon" in (await penstock("targets", "--url", url, env=wide)).stdout
+    assert "until noon" in (await penstock("targets", "--url", url)).stdout
     dead = documents(await penstock("callbacks", "list", "--target", url, "--json"))
     assert [one["id"] for one in dead] == ["msg_1", "msg_2", "msg_3"]
-    assert "attempt 8 was the last" in (await penstock("callbacks", "list", env=wide)).stdout
+    assert "attempt 8 was the last" in (await penstock("callbacks", "list")).stdout
     assert (await penstock("callbacks", "replay")).exit_code == 2
-    assert (await penstock("callbacks", "replay", "msg_9")).exit_code == 4
+    nothing = await penstock("callbacks", "replay", "msg_9")
+    assert nothing.exit_code == 4
+    assert "no dead callback matches" in nothing.stderr
+    assert "`penstock callbacks list` shows the dead" in nothing.stderr
     rehearsal = (await penstock("callbacks", "replay", "--target", url, "--dry-run")).stdout
     assert "3 callbacks would be replayed" in rehearsal
     assert f"msg_1 to {url}" in rehearsal
     assert "3 of them would be held" in rehearsal
     assert "2 of them are held" in (await penstock("callbacks", "replay", "msg_1", "msg_2")).stdout
-    assert "0+0+2" in (await penstock("targets", env=wide)).stdout
+    assert "0+0+2" in (await penstock("targets")).stdout
     assert "2 held callbacks are let go" in (await penstock("targets", "enable", url)).stdout
     [told] = documents(await penstock("targets", "limit", url, "none", "--json"))
     assert told["target"]["rate"] is None
@@ -322,5 +333,16 @@ async def test_targets_and_callbacks(penstock: Invoke, database: str) -> None:
         for one in documents(await penstock("callbacks", "list", "--task", "3", "--json"))
     }
     assert states == {"msg_3": "pending"}
-    assert (await penstock("callbacks", "list", env=wide)).stdout == "no callbacks\n"
+    empty = (await penstock("callbacks", "list")).stdout
+    assert (
+        empty
+        == "no dead callbacks; --state pending or --state held lists others, --task ID those of a task in any state\n"
+    )
+    assert (
+        "no held callbacks that match; --state"
+        in (await penstock("callbacks", "list", "--state", "held", "--target", url)).stdout
+    )
+    assert (await penstock("callbacks", "list", "--task", "9")).stdout.startswith(
+        "task 9 owes no such callbacks"
+    )
     await connection.close()

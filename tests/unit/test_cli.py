@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import io
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 import penstock.cli
 from penstock import process
 from penstock.cli.main import Failure, cli
+from penstock.cli.output import fields, table
 from penstock.cli.reading import Lines, callbacks_of, context_of
 from penstock.errors import (
     CannotStart,
@@ -240,3 +242,66 @@ def test_no_callback_option_says_nothing() -> None:
     """C1: silence leaves it to the type, `--no-callbacks` does not."""
     assert callbacks_of([]) is None
     assert callbacks_of([], none=True) == []
+
+
+LONG_URL = f"https://shop.example/{'hooks/' * 20}?customer=4711"
+LONG_ID = "msg_1234567890-2-0-succeeded-0"
+
+
+class Terminal(io.StringIO):
+    """A narrow one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def print_long(monkeypatch: pytest.MonkeyPatch, out: io.StringIO) -> str:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", out)
+    table(("id", "target", "state"), [(LONG_ID, LONG_URL, "dead")])
+    fields([("target", LONG_URL)])
+    return click.unstyle(out.getvalue())
+
+
+def test_what_is_read_by_no_person_has_ids_and_urls_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: a pipe has no width; a script that greps a table finds whole ids and URLs."""
+    _heads, row, pair = print_long(monkeypatch, io.StringIO()).splitlines()
+    assert row.split() == [LONG_ID, LONG_URL, "dead"]
+    assert pair.split() == ["target", LONG_URL]
+
+
+def test_a_narrow_terminal_folds_and_cuts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: every character is there, in lines that fit."""
+    shown = print_long(monkeypatch, Terminal())
+    assert all(len(line.rstrip()) <= 60 for line in shown.splitlines())
+    assert "…" not in shown
+    lines = [line for line in shown.splitlines() if not line.startswith("target")][1:]
+    for cell in (LONG_ID, LONG_URL):
+        left = cell
+        for line in lines:
+            for piece in line.split():
+                left = left.removeprefix(piece)
+        assert not left, cell
+
+
+@pytest.mark.parametrize(
+    ("rate", "why"),
+    [
+        ("nan", "nan is not a finite number."),
+        ("inf", "inf is not a finite number."),
+        ("-inf", "-inf is not a finite number."),
+        ("-1", "-1 is not above 0."),
+        ("0", "0 is not above 0."),
+        ("fast", "'fast' is not a valid"),
+    ],
+)
+def test_a_rate_that_is_none_is_told(rate: str, why: str) -> None:
+    """C6, O8: what is wrong with it, and what would be right; a negative number is no option."""
+    told = CliRunner().invoke(cli, ["targets", "limit", "https://shop.example/", rate])
+    assert told.exit_code == 2
+    assert why in told.output
+    assert "`none` for the setting of the service" in told.output
+    told = CliRunner().invoke(cli, ["callbacks", "replay", "msg_1", "--rate", rate])
+    assert told.exit_code == 2
+    assert why in told.output

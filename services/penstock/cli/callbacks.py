@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from penstock.cli.gateway import client, gateway_option
+from penstock.cli.numbers import Pace, Whole
 from penstock.cli.output import as_json, console, moment, print_json, progress, state_text, table
 from penstock.client import Replayed
 from penstock.errors import NotFound
@@ -24,7 +26,7 @@ def callbacks() -> None:
 
 @callbacks.command("list")
 @click.option("--target", metavar="URL", help="To this URL.")
-@click.option("--task", "task_id", type=click.IntRange(min=1), help="Of this task: in any state.")
+@click.option("--task", "task_id", type=Whole(1), help="Of this task: in any state.")
 @click.option(
     "--state",
     type=click.Choice(["pending", "held", "delivered", "dead"]),
@@ -32,9 +34,7 @@ def callbacks() -> None:
 )
 @click.option("--since", type=_MOMENT, help="Ended then or later; created, if it has not ended.")
 @click.option("--until", type=_MOMENT, help="Ended, or created, before.")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=_LATEST, show_default=True, help="Most callbacks."
-)
+@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most callbacks.")
 @click.option("--all", "all_", is_flag=True, help="No limit.")
 @gateway_option
 @as_json
@@ -61,21 +61,29 @@ def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **filters: A
     if rows:
         table(("id", "target", "task", "state", "attempts", "ended or created", "met"), rows)
     else:
-        console().print("no callbacks")
+        console().print(_nothing(filters))
+
+
+def _nothing(filters: Mapping[str, Any]) -> str:
+    if filters["task_id"]:
+        return f"task {filters['task_id']} owes no such callbacks; `penstock get {filters['task_id']}` shows the task"
+    state = filters["state"] or "dead"
+    others = " or ".join(f"--state {other}" for other in ("pending", "held", "dead") if other != state)
+    narrowed = any(filters[name] for name in ("target", "since", "until"))
+    which = f"no {state} callbacks that match" if narrowed else f"no {state} callbacks"
+    return f"{which}; {others} lists others, --task ID those of a task in any state"
 
 
 @callbacks.command()
 @click.argument("ids", metavar="[ID...]", nargs=-1)
 @click.option("--target", metavar="URL", help="Of this target.")
-@click.option("--task", "task_id", type=click.IntRange(min=1), help="Of this task.")
+@click.option("--task", "task_id", type=Whole(1), help="Of this task.")
 @click.option("--since", type=_MOMENT, help="Ended then or later.")
 @click.option("--until", type=_MOMENT, help="Ended before.")
 @click.option(
     "--state", type=click.Choice(["dead", "delivered"]), help="Default: dead; delivered only with ids."
 )
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), help="Callbacks a second. Default: all at once."
-)
+@click.option("--rate", type=Pace(), help="Callbacks a second. Default: all at once.")
 @click.option("--dry-run", is_flag=True, help="Only count, and show some.")
 @gateway_option
 @as_json
@@ -98,7 +106,18 @@ def replay(ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool
     else:
         _tell(told, dry_run=dry_run)
     if not told.count:
-        raise NotFound("no such callback is there to be replayed")
+        raise _nothing_to_replay(given["state"] or "dead")
+
+
+def _nothing_to_replay(state: str) -> NotFound:
+    error = NotFound(f"no {state} callback matches: nothing is replayed")
+    error.add_note("`penstock callbacks list` shows the dead, with --task ID those of a task in any state")
+    if state == "dead":
+        error.add_note(
+            "one that was delivered is replayed by its id with --state delivered; one that is pending or"
+        )
+        error.add_note("held will be called by itself")
+    return error
 
 
 def _tell(told: Replayed, *, dry_run: bool) -> None:

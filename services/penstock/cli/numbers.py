@@ -40,3 +40,16 @@ class Finite(FloatParamType):
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return found
+
+
+class Pace(Finite):
+    """Something a second: finite, and above 0."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As a finite number's, and above 0."""
+        found = super().convert(value, param, ctx)
+        if not found > 0:
+            self.fail(f"{value} is not above 0.", param, ctx)
+        return found

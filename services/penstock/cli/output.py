@@ -39,9 +39,14 @@ _COLOURS = {
 as_json = click.option("--json", "json_", is_flag=True, help="One JSON document a line, for programs.")
 
 
+# No line is longer, when it is not a terminal that it goes to.
+_ENDLESS = 1_000_000
+
+
 def console() -> Console:
-    """Standard output, as it is now."""
-    return Console(highlight=False, soft_wrap=True)
+    """Standard output, as it is now: as wide as the terminal, or as it takes when something else reads it."""
+    width = None if sys.stdout.isatty() else _ENDLESS
+    return Console(highlight=False, soft_wrap=True, width=width)
 
 
 def print_json(document: Any) -> None:
@@ -82,8 +87,10 @@ def moment(text: str | None) -> str:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
-    """A plain table."""
-    shown = Table(*heads, box=None, pad_edge=False, header_style="bold")
+    """A plain table; in a terminal that is too narrow for it cells go on below, since half an id or URL is none."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        shown.add_column(head, overflow="fold")
     for row in rows:
         # Text, so that brackets in somebody's label are not taken for markup.
         shown.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))

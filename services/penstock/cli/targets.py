@@ -8,29 +8,29 @@ from typing import Any
 import click
 
 from penstock.cli.gateway import client, gateway_option
+from penstock.cli.numbers import Pace, Whole
 from penstock.cli.output import as_json, console, fields, moment, print_json, state_text, table
 from penstock.errors import NotFound
 
 _LATEST = 20
 
 
-class _Rate(click.ParamType):
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
-        if value in (None, "none"):
-            return None
+class _Rate(Pace):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return float(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither calls a second nor `none`", param, ctx)
+            return None if value in (None, "none") else super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            error.message += (
+                " Give calls a second, such as 10 or 0.5, or `none` for the setting of the service."
+            )
+            raise
 
 
 @click.group(invoke_without_command=True)
 @click.option("--state", type=click.Choice(["normal", "abnormal", "disabled"]), help="Only those.")
 @click.option("--prefix", metavar="URL", help="Only URLs that begin with this.")
 @click.option("--url", metavar="URL", help="Everything about this one.")
-@click.option("--limit", type=click.IntRange(min=1), default=_LATEST, show_default=True, help="Most targets.")
+@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most targets.")
 @click.option("--all", "all_", is_flag=True, help="No limit.")
 @gateway_option
 @as_json
@@ -52,7 +52,7 @@ def targets(
         if url is not None:
             target = found.target(url)
             if target is None:
-                raise NotFound(f"there is no target {url}: nothing was ever sent to it")
+                raise _advised(NotFound(f"there is no target {url}: nothing was ever sent to it"))
             _show(target, json_=json_)
             return
         known = found.targets(**filters, limit=None if all_ else limit)
@@ -74,8 +74,28 @@ def targets(
         ]
     if rows:
         table(("target", "state", "slow", "normal+diverted+held", "rate", "called", "why, or last met"), rows)
+    elif any(filters.values()):
+        console().print("no such targets; `penstock targets` lists all there are")
     else:
-        console().print("no targets")
+        console().print(
+            "no targets: no callback was owed yet; `penstock submit TYPE --callback URL` asks for one"
+        )
+
+
+def _advised(error: NotFound) -> NotFound:
+    error.add_note("`penstock targets` lists those there are; a target is the whole URL, as it was submitted")
+    return error
+
+
+def _unheard_of(told: Mapping[str, Any]) -> str:
+    """A misspelt URL is as good as any other, but was never called."""
+    target = told["target"]
+    waits = any(target["backlog"][name] for name in ("normal", "diverted", "held"))
+    return (
+        ""
+        if target["called_at"] or waits
+        else "; nothing was ever sent to it: is that the URL as it was submitted?"
+    )
 
 
 def _backlog(target: Mapping[str, Any]) -> str:
@@ -127,7 +147,8 @@ def disable(url: str, why: str, gateway: str | None, json_: bool) -> None:
     """Sends nothing more to a target: what it is owed is held."""
     with client(gateway) as found:
         told = found.disable_target(url, why)
-    _tell(told, f"{url} is disabled" if told["changed"] else f"{url} was disabled already", json_=json_)
+    text = f"{url} is disabled" if told["changed"] else f"{url} was disabled already"
+    _tell(told, text + _unheard_of(told), json_=json_)
 
 
 @targets.command()
@@ -137,7 +158,10 @@ def disable(url: str, why: str, gateway: str | None, json_: bool) -> None:
 def enable(url: str, gateway: str | None, json_: bool) -> None:
     """Sends to a target again: its health begins anew, and what was held is let go."""
     with client(gateway) as found:
-        told = found.enable_target(url)
+        try:
+            told = found.enable_target(url)
+        except NotFound as error:
+            raise _advised(error) from None
     held = told["target"]["backlog"]["held"]
     _tell(
         told,
@@ -148,7 +172,8 @@ def enable(url: str, gateway: str | None, json_: bool) -> None:
     )
 
 
-@targets.command()
+# A negative rate is a wrong rate, and not an option that does not exist.
+@targets.command(context_settings={"ignore_unknown_options": True})
 @click.argument("url")
 @click.argument("rate", type=_Rate())
 @gateway_option
@@ -157,13 +182,8 @@ def limit(url: str, rate: float | None, gateway: str | None, json_: bool) -> Non
     """Sets the most calls a second that a target gets; `none` is the setting of the service."""
     with client(gateway) as found:
         told = found.limit_target(url, rate)
-    _tell(
-        told,
-        f"{url} gets what the service is set to"
-        if rate is None
-        else f"{url} gets {rate:g} calls a second at most",
-        json_=json_,
-    )
+    pace = "what the service is set to" if rate is None else f"{rate:g} calls a second at most"
+    _tell(told, f"{url} gets {pace}{_unheard_of(told)}", json_=json_)
 
 
 def _tell(told: Mapping[str, Any], text: str, *, json_: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from penstock.client.models import Replayed
+from penstock.errors import InvalidRecord
 
 LARGEST_TARGET_PAGE = 100
 LARGEST_CALLBACK_PAGE = 500
@@ -68,7 +69,8 @@ class Operating:
         Raises:
             Invalid: no URL that could be called, or no rate above 0.
         """
-        return await self._ask("POST", "/targets/limit", orjson.dumps({"url": url, "rate": rate}))
+        wire = {"url": url, "rate": _pace(rate)}
+        return await self._ask("POST", "/targets/limit", orjson.dumps(wire))
 
     async def callbacks(
         self: _Asking,
@@ -123,7 +125,7 @@ class Operating:
             progress: told after each request how many it replayed.
 
         Raises:
-            Invalid: nothing is given, or what is given is wrong.
+            Invalid: nothing is given, or what is given is wrong, such as a rate that is not above 0.
             GatewayUnavailable: some may have been replayed; the same call replays the rest.
         """
         wire: dict[str, Any] = {
@@ -135,7 +137,7 @@ class Operating:
                 "state": state,
                 "since": _moment(since),
                 "until": _moment(until),
-                "rate": rate,
+                "rate": _pace(rate),
                 "dry_run": dry_run or None,
             }.items()
             if value is not None
@@ -159,6 +161,13 @@ class Operating:
                 return told
             if rate:
                 wire["start_in_s"] = told.count / rate
+
+
+def _pace(rate: float | None) -> float | None:
+    """What JSON cannot say must not become null, which means something else."""
+    if rate is not None and not 0 < rate < float("inf"):
+        raise InvalidRecord(f"{rate} is not a number above 0", pointer="/rate")
+    return rate
 
 
 def _given(**filters: object) -> list[tuple[str, str]]:

@@ -75,6 +75,8 @@ class Field:
         self._name = name
         self._file = file
         self._connection: asyncpg.Connection | None = None
+        # Of each task that is submitted from now on, one of them is told what becomes of it.
+        self.targets: Sequence[str] = ()
         # (idempotency key, wave) of every submission that was acknowledged.
         self._acknowledged: list[tuple[str, int]] = []
         self._waves: list[tuple[str, int, float, int]] = []
@@ -103,7 +105,7 @@ class Field:
             assert time.monotonic() < until_s, f"seed {SEED}: workers {when_working} do not take part again"
             await self._submit(wave, 50)
             warm_up += 50
-            await self._await(partial(self._ended, len(self._acknowledged)), "what was sent has ended")
+            await self.until(partial(self._ended, len(self._acknowledged)), "what was sent has ended")
         first, second = tasks // 2, tasks - tasks // 2
         due = await self.ask("SELECT count(*) FROM penstock.attempt")
         due += int(first * STAGES * self.chance.uniform(0.1, 0.5))
@@ -112,18 +114,21 @@ class Field:
         async def far_enough() -> bool:
             return await self.ask("SELECT count(*) FROM penstock.attempt") >= due
 
-        await self._await(far_enough, f"{due} attempts before {fault}")
+        await self.until(far_enough, f"{due} attempts before {fault}")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._submit(wave, second))
             await strike()
             over_s = time.monotonic()
-        await self._await(
-            partial(self._ended, len(self._acknowledged)), f"every task has ended after {fault}"
-        )
+        await self.until(partial(self._ended, len(self._acknowledged)), f"every task has ended after {fault}")
         self._waves.append((fault, tasks + warm_up, time.monotonic() - over_s, self._exits() - exits))
 
     async def _ended(self, count: int) -> bool:
         return await self.ask("SELECT count(*) FROM penstock.task WHERE finished_at IS NOT NULL") >= count
+
+    @property
+    def acknowledged(self) -> int:
+        """Tasks whose submission was acknowledged."""
+        return len(self._acknowledged)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Signals a service or server; it is started again when it ends."""
@@ -133,7 +138,7 @@ class Field:
         """Signals a service or server and waits until it has ended; its supervisor starts it again."""
         exits = self.deployment.exits(name)
         self.deployment.kill(name, number)
-        await self._await(lambda: self.deployment.exits(name) > exits, f"{name} has ended")
+        await self.until(lambda: self.deployment.exits(name) > exits, f"{name} has ended")
 
     def parties(self, victims: Iterable[str]) -> list[list[str]]:
         """The victims in the order of this seed: one by one in the full form, by twos in the short one."""
@@ -172,7 +177,8 @@ class Field:
 
         return (await wait_until(answer, timeout=PATIENCE_S, every=0.1, what=statement))[0]
 
-    async def _await(self, condition: Callable[[], Any], what: str) -> None:
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        """Waits, and says what the system is like if that takes too long."""
         try:
             await wait_until(condition, timeout=PATIENCE_S, every=0.05, what=f"seed {SEED}: {what}")
         except TimeoutError as late:
@@ -195,7 +201,10 @@ class Field:
             context = {"n": 0, "by": [], "wave": wave, "fails": fails}
             key = f"{wave}-{self.chance.getrandbits(64):016x}"
             # Every transition is asked for, so that the outbox has work in every transaction.
-            drafts.append({"type": "count", "context": context, "events": "all", "idempotency_key": key})
+            draft = {"type": "count", "context": context, "events": "all", "idempotency_key": key}
+            if self.targets:
+                draft["callbacks"] = [self.chance.choice(self.targets)]
+            drafts.append(draft)
         async with Client(self.deployment.gateway_url, patience_s=PATIENCE_S) as client:
             await asyncio.gather(client.submit_many(drafts[::2]), self._produce(drafts[1::2]))
         self._acknowledged += [(draft["idempotency_key"], wave) for draft in drafts]
@@ -241,7 +250,7 @@ class Field:
         async def clean() -> bool:
             return (await check(settings)).clean
 
-        await self._await(clean, "penstock check is clean")
+        await self.until(clean, "penstock check is clean")
 
     async def _verify_events(self) -> None:
         """Each transition's id is there, some perhaps more than once, and nothing waits in the outbox."""
@@ -249,7 +258,7 @@ class Field:
         async def paid() -> bool:
             return await self.ask("SELECT count(*) FROM penstock.outbox") == 0
 
-        await self._await(paid, "the outbox is empty")
+        await self.until(paid, "the outbox is empty")
         events = await read(self.deployment.kafka, self.deployment.environment["PENSTOCK_PREFIX"] + "events")
         told = Counter({event["id"]: event["event"] for event in events}.values())
         count = len(self._acknowledged)
@@ -269,6 +278,7 @@ async def arena(
     *,
     workers: int = 2,
     services: Mapping[str, Service] = SERVICES,
+    environment: Mapping[str, str] = ENVIRONMENT,
     statuses: frozenset[int] = frozenset({0}),
 ) -> AsyncIterator[Field]:
     """A field with this many workers, which end with one of `statuses`; what was done is verified at the end of the block."""
@@ -279,7 +289,7 @@ async def arena(
         postgres_port=0,
         gateway_port=0,
         services=services,
-        environment=ENVIRONMENT,
+        environment=environment,
         # Whoever is killed often shall not be waited for ever longer.
         restart=RestartPolicy(longest_s=2.0),
     )

@@ -59,16 +59,22 @@ class Run:
         rows: one a fault.
         broken: offenders by invariant; 0 where it held.
         before: the machine, as it was before the first scenario.
+        said: further counts, a sentence each.
     """
 
     seed: int = 0
     rows: list[Row] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
     before: dict[str, Any] = field(default_factory=machine)
+    said: list[str] = field(default_factory=list)
 
     def note(self, found: Mapping[str, Sequence[object]]) -> None:
         """What a scenario found of each invariant."""
         self.broken.update({claim: len(offenders) for claim, offenders in found.items()})
+
+    def say(self, sentence: str) -> None:
+        """A count that the table has no column for."""
+        self.said.append(sentence)
 
     def tell(self, console: Console) -> None:
         """Prints the table and the invariants."""
@@ -79,6 +85,8 @@ class Run:
         console.print(table)
         for claim, count in self.broken.items():
             console.print(f"{claim}: {count}")
+        for sentence in self.said:
+            console.print(sentence)
 
     def save(self, command: str) -> None:
         """Writes `benchmarks/results/chaos.json`."""
@@ -89,6 +97,7 @@ class Run:
             "machine": self.before,
             "seed": self.seed,
             "figures": {f"{row.scenario}: {row.fault}": row.to_wire() for row in self.rows},
+            "counts": self.said,
             "claims": {
                 f"{claim}: none": {"found": str(count), "holds": count == 0}
                 for claim, count in self.broken.items()

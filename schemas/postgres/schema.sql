@@ -12,6 +12,55 @@ CREATE TABLE penstock.attempt (
     finished_at timestamp with time zone NOT NULL
 );
 
+CREATE TABLE penstock.audit (
+    id text NOT NULL,
+    seq bigint NOT NULL,
+    verb text NOT NULL,
+    asked_by text NOT NULL,
+    filter jsonb NOT NULL,
+    priority smallint,
+    rate double precision,
+    state text DEFAULT 'running'::text NOT NULL,
+    changed bigint DEFAULT 0 NOT NULL,
+    found_in jsonb DEFAULT '{}'::jsonb NOT NULL,
+    behind bigint DEFAULT 0 NOT NULL,
+    upto bigint NOT NULL,
+    next_at timestamp with time zone DEFAULT now() NOT NULL,
+    stopped_by text,
+    error text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    finished_at timestamp with time zone,
+    CONSTRAINT audit_priority_check CHECK (((priority >= 0) AND (priority <= 4))),
+    CONSTRAINT audit_rate_check CHECK ((rate > (0)::double precision)),
+    CONSTRAINT audit_state_check CHECK ((state = ANY (ARRAY['running'::text, 'done'::text, 'stopped'::text, 'failed'::text]))),
+    CONSTRAINT audit_verb_check CHECK ((verb = ANY (ARRAY['cancel'::text, 'pause'::text, 'resume'::text, 'reprioritise'::text, 'recover'::text])))
+);
+
+COMMENT ON COLUMN penstock.audit.seq IS 'order of asking';
+
+COMMENT ON COLUMN penstock.audit.filter IS 'which tasks, as it was asked: openapi.json, TaskFilter';
+
+COMMENT ON COLUMN penstock.audit.priority IS 'with reprioritise: the new one';
+
+COMMENT ON COLUMN penstock.audit.rate IS 'most tasks a second; NULL is as fast as it goes';
+
+COMMENT ON COLUMN penstock.audit.found_in IS 'how many of those changed were in which state';
+
+COMMENT ON COLUMN penstock.audit.behind IS 'id of the last task it has looked at';
+
+COMMENT ON COLUMN penstock.audit.upto IS 'the largest id when it was asked: it goes no further';
+
+COMMENT ON COLUMN penstock.audit.next_at IS 'when its rate lets it go on';
+
+ALTER TABLE penstock.audit ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.audit_seq_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE penstock.callback (
     id text NOT NULL,
     target text NOT NULL,
@@ -166,6 +215,7 @@ CREATE TABLE penstock.task (
     finished_at timestamp with time zone,
     lease_ms integer,
     max_attempts integer,
+    pausing boolean DEFAULT false NOT NULL,
     CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
     CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
     CONSTRAINT task_content_type_check CHECK ((content_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
@@ -192,6 +242,8 @@ COMMENT ON COLUMN penstock.task.lease_partition IS 'while running: the heartbeat
 COMMENT ON COLUMN penstock.task.lease_ms IS 'while running: milliseconds without a sign of life after which its lease expires, as claimed';
 
 COMMENT ON COLUMN penstock.task.max_attempts IS 'while running: tries that its stage may have, as claimed; null is the limit of its type';
+
+COMMENT ON COLUMN penstock.task.pausing IS 'while running: to be paused when its stage ends, instead of going on';
 
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.task_id_seq
@@ -231,6 +283,12 @@ COMMENT ON COLUMN penstock.task_type.callbacks IS 'as task.callbacks: of tasks s
 ALTER TABLE ONLY penstock.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (task_id, step, attempt);
 
+ALTER TABLE ONLY penstock.audit
+    ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.audit
+    ADD CONSTRAINT audit_seq_key UNIQUE (seq);
+
 ALTER TABLE ONLY penstock.callback
     ADD CONSTRAINT callback_pkey PRIMARY KEY (id);
 
@@ -254,6 +312,8 @@ ALTER TABLE ONLY penstock.task
 
 ALTER TABLE ONLY penstock.task_type
     ADD CONSTRAINT task_type_pkey PRIMARY KEY (name);
+
+CREATE INDEX audit_running ON penstock.audit USING btree (seq) WHERE (state = 'running'::text);
 
 CREATE INDEX callback_dead ON penstock.callback USING btree (target, seq) WHERE (state = 'dead'::text);
 

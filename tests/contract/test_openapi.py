@@ -12,13 +12,18 @@ from aiohttp import web
 from openapi_spec_validator import validate
 
 from penstock.contracts.files import schemas_folder
+from penstock.core.operations import AT_A_TIME, Verb
 from penstock.core.task import Priority, State
 from penstock.gateway import openapi
-from penstock.gateway.callbacks import COUNTED, REPLAYED, Callbacks
 from penstock.gateway.callbacks import LARGEST_PAGE as LARGEST_CALLBACK_PAGE
+from penstock.gateway.callbacks import REPLAYED, Callbacks
 from penstock.gateway.hold import Hold
+from penstock.gateway.operations import LARGEST_PAGE as LARGEST_OPERATION_PAGE
+from penstock.gateway.operations import LOOKED_AT, Operations
+from penstock.gateway.operations import STATES as OPERATION_STATES
 from penstock.gateway.pages import Pages
 from penstock.gateway.reference import render
+from penstock.gateway.rehearsal import COUNTED
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import LARGEST_PAGE as LARGEST_TARGET_PAGE
 from penstock.gateway.targets import LONGEST_URL, Targets
@@ -51,6 +56,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *Types(settings, nothing, nothing).routes(),
         *Targets(settings, nothing).routes(),
         *Callbacks(settings, nothing).routes(),
+        *Operations(settings, nothing, nothing).routes(),
         *Hold(settings, nothing, nothing, nothing, nothing).routes(),
         *Pages(nothing, nothing).routes(),
     ]
@@ -142,7 +148,14 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         "/tasks": LARGEST_PAGE,
         "/targets": LARGEST_TARGET_PAGE,
         "/callbacks": LARGEST_CALLBACK_PAGE,
+        "/operations": LARGEST_OPERATION_PAGE,
     }
+    asked = schemas["OperationRequest"]["properties"]
+    assert asked["verb"]["enum"] == schemas["Operation"]["properties"]["verb"]["enum"] == [*Verb]
+    assert schemas["Operation"]["properties"]["state"]["enum"] == list(OPERATION_STATES)
+    assert f"up to {COUNTED:,} among the first {LOOKED_AT:,}" in asked["dry_run"]["description"]
+    begin = openapi.document()["paths"]["/operations"]["post"]["description"]
+    assert f"at most {AT_A_TIME:,} tasks" in begin
     replay = schemas["ReplayRequest"]["properties"]
     assert replay["limit"]["maximum"] == replay["limit"]["default"] == REPLAYED
     assert f"up to {COUNTED:,}" in replay["dry_run"]["description"]

@@ -23,7 +23,7 @@ JOIN task t ON t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attem
 JOIN attempt a ON a.task_id = i.id AND a.step = i.step AND a.attempt = i.attempt AND a.outcome = 'expired'
 JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
-  AND t.state IN ('scheduled', 'ready', 'queued', 'running') AND y.late_results = 'accept';
+  AND t.state IN ('scheduled', 'ready', 'paused', 'queued', 'running') AND y.late_results = 'accept';
 
 -- name: advance
 -- Moves every task that is still in the very attempt its verdict speaks of, writes the attempt's history,
@@ -40,7 +40,10 @@ WITH input AS (
                outcome, worker, started_ms, finished_ms)
 ), moved AS (
     UPDATE task t
-    SET state = i.to_state,
+    -- Where it would go on by itself, and was to be paused or is so since: it waits for somebody to resume it.
+    SET state = CASE WHEN i.to_state IN ('ready', 'scheduled') AND (t.pausing OR t.state = 'paused') THEN 'paused'
+                     ELSE i.to_state END,
+        pausing = false,
         stage = i.to_stage,
         step = i.to_step,
         attempt = i.to_attempt,
@@ -65,7 +68,7 @@ WITH input AS (
     WHERE t.id = ANY ($1::bigint[])
       AND t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt = i.attempt
       -- A late result may find the next attempt not begun.
-      AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready')))
+      AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready', 'paused')))
       -- A lease that moved to another worker is not this worker's to lose.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,

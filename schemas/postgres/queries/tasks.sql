@@ -49,6 +49,9 @@ FROM task t JOIN unnest($1::text[], $2::text[]) AS k (type, key) ON t.type = k.t
 -- name: get
 SELECT t.* FROM task t WHERE t.id = $1;
 
+-- name: some
+SELECT t.* FROM task t WHERE t.id = ANY ($1::bigint[]) ORDER BY t.id;
+
 -- name: attempts
 SELECT step, attempt, stage, outcome, worker, error, started_at, finished_at
 FROM attempt WHERE task_id = $1 ORDER BY step, attempt;
@@ -82,7 +85,8 @@ SELECT id FROM task WHERE id = ANY ($1::bigint[]);
 UPDATE task
 SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,
     lease_ms = NULL,
-    max_attempts = NULL
+    max_attempts = NULL,
+    pausing = false
 WHERE id = ANY ($1::bigint[])
   AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
 RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at;

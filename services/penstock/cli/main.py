@@ -7,7 +7,7 @@ from typing import IO, Any
 import click
 
 import penstock
-from penstock.cli import callbacks, serving, targets, tasks, types
+from penstock.cli import callbacks, operations, serving, targets, tasks, types
 from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
 from penstock.http.problems import Faults
 from penstock.process import exit_status, quiet_libraries
@@ -77,6 +77,8 @@ for verb in (
     tasks.list_,
     tasks.cancel,
     tasks.watch,
+    operations.tasks,
+    operations.audit,
     types.types,
     targets.targets,
     callbacks.callbacks,

@@ -16,7 +16,17 @@ It needs neither Kafka nor PostgreSQL, nor the packages of either.
 """
 
 from penstock.client.asynchronous import Client
-from penstock.client.models import Cancelled, Draft, Replayed, Submitted, Task
+from penstock.client.models import Cancelled, Draft, Operated, Replayed, Submitted, Task, TaskFilter
 from penstock.client.synchronous import SyncClient
 
-__all__ = ["Cancelled", "Client", "Draft", "Replayed", "Submitted", "SyncClient", "Task"]
+__all__ = [
+    "Cancelled",
+    "Client",
+    "Draft",
+    "Operated",
+    "Replayed",
+    "Submitted",
+    "SyncClient",
+    "Task",
+    "TaskFilter",
+]

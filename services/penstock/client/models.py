@@ -47,7 +47,7 @@ class Draft:
         """
         wire: dict[str, Any] = {"type": self.type, **Context.encode(self.context).to_wire()}
         if self.priority is not Priority.MEDIUM:
-            wire["priority"] = self.priority.name if isinstance(self.priority, Priority) else self.priority
+            wire["priority"] = priority_name(self.priority)
         if self.run_at is not None:
             wire["run_at"] = self.run_at.astimezone().isoformat()
         if self.callbacks is not None:
@@ -84,6 +84,78 @@ class Cancelled:
     cancelled: Sequence[int]
     unchanged: Sequence[int]
     unknown: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """Which tasks are meant; all that is given must match, and something is given.
+
+    Attributes:
+        ids: these; at most 10,000.
+        type, stage: of this name.
+        states: in one of these; by default in any in which the verb can change them.
+        labels: with all of these.
+        priorities: with one of these.
+        created_since, created_until: created at or after the one and before the other; naive moments are the local time.
+        finished_since, finished_until: likewise, of those that have ended.
+        error: a part of "kind: message" of its error, in any case of letters.
+    """
+
+    ids: Sequence[int] = ()
+    type: str | None = None
+    stage: str | None = None
+    states: Sequence[State | str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    priorities: Sequence[Priority | str] = ()
+    created_since: datetime | None = None
+    created_until: datetime | None = None
+    finished_since: datetime | None = None
+    finished_until: datetime | None = None
+    error: str | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON object `TaskFilter` of the API's description."""
+        wire: dict[str, Any] = {
+            "ids": list(self.ids),
+            "type": self.type,
+            "stage": self.stage,
+            "states": [str(state) for state in self.states],
+            "labels": dict(self.labels),
+            "priorities": [priority_name(one) for one in self.priorities],
+            "error": self.error,
+        }
+        for name in ("created_since", "created_until", "finished_since", "finished_until"):
+            moment: datetime | None = getattr(self, name)
+            wire[name] = moment.astimezone().isoformat() if moment is not None else None
+        return {name: value for name, value in wire.items() if value not in (None, [], {})}
+
+
+def priority_name(priority: Priority | str) -> str:
+    """A priority as it travels."""
+    return priority.name if isinstance(priority, Priority) else priority
+
+
+@dataclass(frozen=True, slots=True)
+class Operated:
+    """What an operation has done, or by a dry run would do.
+
+    Attributes:
+        id: name of the operation, under which the audit has it; None for a dry run.
+        state: running, done, stopped or failed; None for a dry run.
+        count: how many tasks it has changed, or would change.
+        found_in: how many of them were in which state.
+        complete: False when a dry run has stopped counting.
+        examples: of a dry run the first five, as of `TaskSummary` in the API's description.
+        error: why it failed.
+    """
+
+    id: str | None
+    state: str | None
+    count: int
+    found_in: Mapping[str, int]
+    complete: bool
+    examples: Sequence[Mapping[str, Any]]
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

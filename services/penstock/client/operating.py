@@ -1,18 +1,30 @@
-"""What operators ask and say of callbacks and their targets."""
+"""What operators ask and say of callbacks and their targets, and of many tasks at once."""
 
 from __future__ import annotations
 
+import asyncio
+import getpass
+import os
+import socket
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import orjson
 
-from penstock.client.models import Replayed
+from penstock.client.models import Operated, Replayed, TaskFilter, priority_name
+from penstock.core.operations import Verb
+from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
 
 LARGEST_TARGET_PAGE = 100
 LARGEST_CALLBACK_PAGE = 500
+LARGEST_OPERATION_PAGE = 500
+
+# Between two questions how far an operation has come, in seconds; the first come faster.
+ASK_EVERY_S = 1.0
 
 Document = Mapping[str, Any]
 # (name, value) of query parameters.
@@ -26,7 +38,112 @@ class _Asking(Protocol):
 
 
 class Operating:
-    """The part of `Client` that is about callbacks and targets; documents are those of the API's description."""
+    """The part of `Client` that is for operators; documents are those of the API's description."""
+
+    async def operate(
+        self: _Asking,
+        verb: Verb | str,
+        which: TaskFilter,
+        *,
+        priority: Priority | str | None = None,
+        rate: float | None = None,
+        by: str | None = None,
+        id: str | None = None,  # noqa: A002 (the platform's word for it)
+        dry_run: bool = False,
+        wait: bool = True,
+        progress: Callable[[int], None] | None = None,
+        begun: Callable[[str], None] | None = None,
+    ) -> Operated:
+        """Cancels, pauses, resumes, re-prioritises or recovers tasks, and follows it until that has ended.
+
+        Once begun it goes on by itself, whatever becomes of this client; `stop_operation` stops it.
+
+        Args:
+            verb: cancel, pause, resume, reprioritise or recover.
+            which: the tasks.
+            priority: with reprioritise: the new one.
+            rate: most tasks a second; None is as fast as it goes.
+            by: who asks, for the audit; None is user@host.
+            id: name of the operation; asking again under it follows the first. None is a random one.
+            dry_run: only count, and change nothing.
+            wait: until it has ended; otherwise it returns once it is written down.
+            progress: told how many more tasks were changed.
+            begun: told the operation's id.
+
+        Raises:
+            Invalid: the filter is empty, or something is wrong with it.
+            Conflict: another operation has this id.
+            GatewayUnavailable: it may have been begun; the same call under the same `id` follows it.
+        """
+        wire = {
+            name: value
+            for name, value in {
+                "id": None if dry_run else id or uuid.uuid4().hex,
+                "verb": str(verb),
+                "filter": which.to_wire(),
+                "by": by or _myself(),
+                "priority": None if priority is None else priority_name(priority),
+                "rate": rate,
+                "dry_run": dry_run or None,
+            }.items()
+            if value is not None
+        }
+        found = await self._ask("POST", "/operations", orjson.dumps(wire))
+        if dry_run:
+            return Operated(
+                None, None, found["count"], found["found_in"], not found["more"], found["examples"]
+            )
+        if begun is not None:
+            begun(found["id"])
+        told, pause_s = 0, 0.02
+        while True:
+            if progress is not None:
+                progress(found["changed"] - told)
+                told = found["changed"]
+            if found["state"] != "running" or not wait:
+                return Operated(
+                    found["id"],
+                    found["state"],
+                    found["changed"],
+                    found["found_in"],
+                    complete=True,
+                    examples=[],
+                    error=found["error"],
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(ASK_EVERY_S, pause_s * 1.5)
+            found = await self._ask("GET", f"/operations/{found['id']}")
+
+    async def operations(
+        self: _Asking, *, verb: Verb | str | None = None, state: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[Document]:
+        """The audit: operations, latest first, each as of `Operation`; at most `limit`, by default all of them.
+
+        Args:
+            verb: only of this one.
+            state: running, done, stopped or failed.
+            limit: at most so many.
+        """
+        query = _given(verb=verb, state=state)
+        async for one in _pages(self, "/operations", "operations", query, limit, LARGEST_OPERATION_PAGE):
+            yield one
+
+    async def operation(self: _Asking, id: str) -> Document:  # noqa: A002 (the platform's word for it)
+        """One operation.
+
+        Raises:
+            NotFound: none has this id.
+        """
+        return await self._ask("GET", f"/operations/{quote(id, safe='')}")
+
+    async def stop_operation(self: _Asking, id: str, by: str | None = None) -> Document:  # noqa: A002 (as above)
+        """Stops an operation; what it has done stays done. Returns it as it is now.
+
+        Raises:
+            NotFound: none has this id.
+        """
+        body = orjson.dumps({"by": by or _myself()})
+        return await self._ask("POST", f"/operations/{quote(id, safe='')}/stop", body)
 
     async def targets(
         self: _Asking, *, state: str | None = None, prefix: str | None = None, limit: int | None = None
@@ -168,6 +285,15 @@ def _pace(rate: float | None) -> float | None:
     if rate is not None and not 0 < rate < float("inf"):
         raise InvalidRecord(f"{rate} is not a number above 0", pointer="/rate")
     return rate
+
+
+def _myself() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user may have a number and no name.
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _given(**filters: object) -> list[tuple[str, str]]:

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from penstock.client.asynchronous import Client
-from penstock.client.models import Cancelled, Draft, Replayed, Submitted, Task
+from penstock.client.models import Cancelled, Draft, Operated, Replayed, Submitted, Task, TaskFilter
+from penstock.core.operations import Verb
 from penstock.core.task import Priority
 
 T = TypeVar("T")
@@ -134,6 +135,50 @@ class SyncClient:
     def register_type(self, name: str, **settings: Any) -> Mapping[str, Any]:
         """See `Client.register_type`."""
         return self._run(self._client.register_type(name, **settings))
+
+    def operate(
+        self,
+        verb: Verb | str,
+        which: TaskFilter,
+        *,
+        priority: Priority | str | None = None,
+        rate: float | None = None,
+        by: str | None = None,
+        id: str | None = None,  # noqa: A002 (the platform's word for it)
+        dry_run: bool = False,
+        wait: bool = True,
+        progress: Callable[[int], None] | None = None,
+        begun: Callable[[str], None] | None = None,
+    ) -> Operated:
+        """See `Client.operate`; `progress` and `begun` are called from another thread."""
+        return self._run(
+            self._client.operate(
+                verb,
+                which,
+                priority=priority,
+                rate=rate,
+                by=by,
+                id=id,
+                dry_run=dry_run,
+                wait=wait,
+                progress=progress,
+                begun=begun,
+            )
+        )
+
+    def operations(
+        self, *, verb: Verb | str | None = None, state: str | None = None, limit: int | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """See `Client.operations`."""
+        return self._each(self._client.operations(verb=verb, state=state, limit=limit))
+
+    def operation(self, id: str) -> Mapping[str, Any]:  # noqa: A002 (the platform's word for it)
+        """See `Client.operation`."""
+        return self._run(self._client.operation(id))
+
+    def stop_operation(self, id: str, by: str | None = None) -> Mapping[str, Any]:  # noqa: A002 (as above)
+        """See `Client.stop_operation`."""
+        return self._run(self._client.stop_operation(id, by))
 
     def targets(
         self, *, state: str | None = None, prefix: str | None = None, limit: int | None = None

@@ -6,6 +6,9 @@
                       │                                        ├▶ succeeded
     paused · cancelled · quarantined                           └▶ failed ─recovered▶ ready
 
+    scheduled · ready · queued ─paused▶ paused ─resumed▶ ready · scheduled, by the delay that is left
+                       running ─paused▶ running, and then paused where it would go on
+
 A result may find its task still `queued`: claims are written to PostgreSQL only once they have lived for a
 moment (see `penstock.heartbeats`), so every transition out of `running` is also one out of `queued`.
 """
@@ -89,9 +92,13 @@ TRANSITIONS: dict[tuple[State, Happening], State] = {
         )
     },
     (State.WAITING, Happening.WOKEN): State.READY,
+    # What has a delay left goes back to it: `penstock.core.operations`.
     (State.PAUSED, Happening.RESUMED): State.READY,
-    (State.SCHEDULED, Happening.PAUSED): State.PAUSED,
-    (State.READY, Happening.PAUSED): State.PAUSED,
+    # As a new attempt: the record on Kafka is left one that is over.
+    **{(state, Happening.PAUSED): State.PAUSED for state in (State.SCHEDULED, State.READY, State.QUEUED)},
+    # Its stage ends first: it is marked, and the mark can be taken away.
+    (State.RUNNING, Happening.PAUSED): State.RUNNING,
+    (State.RUNNING, Happening.RESUMED): State.RUNNING,
     **{(state, Happening.CANCELLED): State.CANCELLED for state in _OPEN},
     **{(state, Happening.RECOVERED): State.READY for state in (State.FAILED, State.QUARANTINED)},
 }

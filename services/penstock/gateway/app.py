@@ -13,6 +13,7 @@ from penstock.errors import CannotStart
 from penstock.gateway.broker import Broker
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.hold import Hold
+from penstock.gateway.operations import Operations
 from penstock.gateway.pages import Pages
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import Targets
@@ -54,6 +55,7 @@ def create_app(
             broker = Broker(settings, pool)
             known = KnownTypes(pool)
             hold = Hold(settings, pool, known, objects, broker)
+            operations = Operations(settings, pool, broker)
             app = web.Application(
                 middlewares=[problems, same_origin], client_max_size=settings.gateway_body_limit_bytes
             )
@@ -61,6 +63,7 @@ def create_app(
             app.add_routes(Types(settings, pool, known).routes())
             app.add_routes(Targets(settings, pool).routes())
             app.add_routes(Callbacks(settings, pool).routes())
+            app.add_routes(operations.routes())
             app.add_routes(hold.routes())
             app.add_routes(Pages(pool, broker).routes())
 
@@ -69,7 +72,10 @@ def create_app(
                 ready()
 
             await process.leading(
-                _serve(app, settings, hold, stopping, serves), broker.run(), keep_fresh(settings, known)
+                _serve(app, settings, hold, stopping, serves),
+                broker.run(),
+                keep_fresh(settings, known),
+                operations.run(),
             )
 
     return service

@@ -6,7 +6,7 @@ Replaying is bounded in each request and safe to repeat: what was replayed is no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from aiohttp import web
 
 from penstock.errors import InvalidRecord
 from penstock.gateway.openapi import conform
+from penstock.gateway.rehearsal import COUNTED, SHOWN, moment_of
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import LONGEST_URL
 from penstock.gateway.tasks import json_of
@@ -34,9 +35,6 @@ from penstock.postgres.replay import AT_A_TIME, Found, Place, Which
 STATES = ("pending", "held", "delivered", "dead")
 PAGE = 50
 LARGEST_PAGE = 500
-# How many a dry run counts, and how many it shows.
-COUNTED = 100_000
-SHOWN = 5
 # Most that one request replays; more of them are asked for again.
 REPLAYED = 10_000
 
@@ -115,8 +113,8 @@ class Callbacks:
             task_id=int(raw["task_id"]) if "task_id" in raw else None,
             target=raw.get("target"),
             state=raw.get("state", "dead"),
-            since=_moment_of(raw, "since"),
-            until=_moment_of(raw, "until"),
+            since=moment_of(raw, "since"),
+            until=moment_of(raw, "until"),
         )
         if which.state == "delivered" and which.ids is None:
             raise InvalidRecord(
@@ -192,14 +190,6 @@ def _ids_in(request: web.Request) -> list[str] | None:
     if len(ids) > LARGEST_PAGE or any("\0" in one for one in ids):
         raise BadParameter(f"give at most {LARGEST_PAGE} ids", parameter="id")
     return ids or None
-
-
-def _moment_of(raw: Mapping[str, Any], name: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(raw[name]) if name in raw else None
-    except ValueError as error:
-        # The schema lets leap seconds through.
-        raise InvalidRecord(f"no such moment: {error}", pointer=f"/{name}") from error
 
 
 def _moment_in(request: web.Request, name: str) -> datetime | None:

@@ -24,6 +24,7 @@ _SAME = (
     "idempotency_key",
     "events",
     "worker",
+    "pausing",
     "due_at",
     "created_at",
     "updated_at",

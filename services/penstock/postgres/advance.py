@@ -208,15 +208,25 @@ async def cancel(
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            rows = await connection.fetch(query("tasks.cancel"), list(ids))
-            owed = await owe(
-                connection,
-                [
-                    (_transition(row, State.CANCELLED.value, {}), row["callbacks"], row["events"])
-                    for row in rows
-                ],
-                source,
-            )
+            return await cancel_within(connection, ids, source=source)
+
+
+async def cancel_within(
+    connection: Any, ids: Sequence[int], *, source: str = Platform.event_source
+) -> tuple[list[int], Owed]:
+    """As `cancel`, in the transaction under way.
+
+    Args:
+        connection: inside a transaction, and inside `translated`.
+        ids: of the tasks.
+        source: of CloudEvents (see `Platform`).
+    """
+    rows = await connection.fetch(query("tasks.cancel"), list(ids))
+    owed = await owe(
+        connection,
+        [(_transition(row, State.CANCELLED.value, {}), row["callbacks"], row["events"]) for row in rows],
+        source,
+    )
     if rows:
         owed.revocation = Revocation("cancelled", [(row["id"], row["step"], row["attempt"]) for row in rows])
     return [row["id"] for row in rows], owed

@@ -169,6 +169,17 @@ async def find(
     return found
 
 
+async def some(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:
+    """Those of some tasks that there are, in the order of their ids.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows: list[asyncpg.Record] = await executor.fetch(query("tasks.some"), list(ids))
+    return rows
+
+
 async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
     """How many of these tasks are in which state.
 

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from tests.gateways import running_gateway
 
-from penstock.client import Cancelled, Client, Draft, SyncClient
+from penstock.client import Cancelled, Client, Draft, SyncClient, TaskFilter
 from penstock.contracts.context import ContentType, Context
 from penstock.core.task import Priority, State
 from penstock.errors import (
@@ -173,6 +173,11 @@ async def test_the_synchronous_client_does_the_same(url: str, database: str) -> 
             assert client.wait([t.id for t in many]) == {"cancelled": 3}
             assert list(client.watch([many[0].id])) == [{"cancelled": 1}]
             assert [t["name"] for t in client.types()] == ["media"]
+            paused = client.operate("pause", TaskFilter(ids=[one.id]))
+            assert (paused.count, client.operate("resume", TaskFilter(ids=[one.id])).count) == (1, 1)
+            assert paused.id is not None
+            assert client.stop_operation(paused.id) == client.operation(paused.id)
+            assert [entry["verb"] for entry in client.operations()] == ["resume", "pause"]
             with pytest.raises(UnknownType):
                 client.submit("nope")
             return one.id
@@ -180,6 +185,38 @@ async def test_the_synchronous_client_does_the_same(url: str, database: str) -> 
     await finish(database, await asyncio.to_thread(work))
     with pytest.raises(RuntimeError, match="with"):
         SyncClient(url).types()
+
+
+async def test_operations_are_followed_and_stopped(url: str) -> None:
+    """F5, O2c: counted, begun and followed to the end; asked again under its id it is followed, not begun again; begun
+    without waiting it goes on by itself until it is stopped."""
+    async with Client(url) as client:
+        await client.submit_many([{"type": "media", "labels": {"n": str(n % 2)}} for n in range(20)])
+        odd = TaskFilter(type="media", labels={"n": "1"}, states=[State.READY], priorities=[Priority.MEDIUM])
+        rehearsal = await client.operate("pause", odd, dry_run=True)
+        assert (rehearsal.count, rehearsal.found_in, rehearsal.complete) == (10, {"ready": 10}, True)
+        assert (rehearsal.id, len(rehearsal.examples)) == (None, 5)
+        steps: list[int] = []
+        names: list[str] = []
+        told = await client.operate(
+            "pause", odd, rate=100, id="one", by="ann", progress=steps.append, begun=names.append
+        )
+        assert (told.id, told.state, told.count, sum(steps), names) == ("one", "done", 10, 10, ["one"])
+        assert await client.operate("pause", odd, rate=100, id="one", by="ann") == told
+        with pytest.raises(Conflict):
+            await client.operate("cancel", odd, id="one")
+        with pytest.raises(InvalidRecord):
+            await client.operate("cancel", TaskFilter())
+        going = await client.operate("cancel", TaskFilter(type="media"), rate=0.5, wait=False)
+        assert going.state == "running"
+        assert going.id is not None
+        stopped = await client.stop_operation(going.id, "ben")
+        assert (stopped["state"], stopped["stopped_by"]) == ("stopped", "ben")
+        assert (await client.operation(going.id)) == stopped
+        assert [one["id"] async for one in client.operations()] == [going.id, "one"]
+        assert [one["id"] async for one in client.operations(verb="pause", limit=1)] == ["one"]
+        with pytest.raises(NotFound):
+            await client.operation("a/b")
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -272,6 +272,71 @@ async def test_the_gateway_as_a_process(
             await process.wait()
 
 
+async def test_tasks_by_filter_and_the_audit(penstock: Invoke, database: str) -> None:
+    """F5, O2c, O8: counted, paused, re-prioritised, resumed, recovered and cancelled by filter or id; status 4 when there
+    are none; the audit tells who did what to how many; an operation that goes on is stopped."""
+    # Wide enough for an operation in one line.
+    wide = {"COLUMNS": "250"}
+    ids = [
+        one["id"]
+        for label in ("acme", "acme", "acme", "zeta")
+        for one in documents(await penstock("submit", "media", "--label", f"tenant={label}", "--json"))
+    ]
+    meant = ("--type", "media", "--label", "tenant=acme")
+    told = await penstock("tasks", "pause", *meant, "--dry-run")
+    assert told.stdout.splitlines()[0] == "3 tasks would be paused (3 ready)"
+    assert told.stdout.splitlines()[1] == f"  {ids[0]} (media, probe, ready)"
+    assert (await penstock("audit")).stdout == "no operations\n"
+    assert "3 tasks paused (3 ready), operation " in (await penstock("tasks", "pause", *meant)).stdout
+    assert (await penstock("tasks", "pause", *meant)).exit_code == 4
+    [told_json] = documents(
+        await penstock("tasks", "reprioritise", str(ids[0]), "--to", "high", "--by", "ann", "--json")
+    )
+    assert (told_json["count"], told_json["found_in"], told_json["state"]) == (1, {"paused": 1}, "done")
+    [shown] = documents(await penstock("get", str(ids[0]), "--json"))
+    assert (shown["priority"], shown["state"]) == ("HIGH", "paused")
+    assert "3 tasks resumed" in (await penstock("tasks", "resume", *meant, "--rate", "1000")).stdout
+    await set_state(database, "failed", *ids[:2])
+    again = ("tasks", "recover", "--type", "media", "--stage", "probe", "--created-since", "2026-01-01")
+    assert "2 tasks recovered (2 failed)" in (await penstock(*again)).stdout
+    assert "4 tasks cancelled (4 ready)" in (await penstock("tasks", "cancel", "--type", "media")).stdout
+
+    for wrong in (
+        ("tasks", "cancel"),
+        ("tasks", "reprioritise", "1"),
+        ("tasks", "pause", "1", "--rate", "0"),
+    ):
+        assert (await penstock(*wrong)).exit_code == 2, wrong
+    assert (await penstock("tasks", "pause", "1", "--state", "succeeded")).exit_code == 3
+    assert (await penstock("tasks", "stop", "none")).exit_code == 4
+
+    entries = documents(await penstock("audit", "--json"))
+    assert [(one["verb"], one["changed"]) for one in entries] == [
+        ("cancel", 4),
+        ("recover", 2),
+        ("resume", 3),
+        ("reprioritise", 1),
+        ("pause", 0),
+        ("pause", 3),
+    ]
+    assert entries[3]["by"] == "ann"
+    assert "@" in entries[0]["by"]
+    lines = (await penstock("audit", "--verb", "reprioritise", env=wide)).stdout.splitlines()
+    assert "reprioritise to HIGH" in lines[1]
+    assert f"ids=[{ids[0]}]" in lines[1]
+
+    for _ in range(20):
+        await penstock("submit", "media")
+    going = asyncio.ensure_future(penstock("tasks", "cancel", "--type", "media", "--rate", "1"))
+
+    async def begun() -> Any:
+        return documents(await penstock("audit", "--state", "running", "--json"))
+
+    [one] = await wait_until(begun)
+    assert "is stopped" in (await penstock("tasks", "stop", one["id"])).stdout
+    assert "the operation is stopped" in (await going).stdout
+
+
 async def test_targets_and_callbacks(penstock: Invoke, database: str) -> None:
     """C6, C8, O8: a target is disabled, shown, limited and enabled; its dead are listed, counted and replayed."""
     url = "https://shop.example/hook?a=1&b=2"

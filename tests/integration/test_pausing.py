@@ -165,38 +165,6 @@ async def test_a_delay_goes_on_while_a_task_is_paused(system: System, gateway: C
         system.pool, [Submission(type="t", context=Context.encode(n), run_at=run_at) for n in range(2)]
     )
     late, early = (one.id for one in submitted)
-    assert await operate(gateway, "pause") == 20
-    two = Two(system)
-    await system.stack.enter_async_context(running_service(two.worker.serve))
-    topic = f"{system.where['prefix']}revoked"
-
-    async def told() -> bool:
-        records = await read(system.where["kafka"], topic)
-        over = {key[0] for record in records if record["why"] == "over" for key in record["tasks"]}
-        return len(records) > 1 and len(over) == 20
-
-    await wait_until(told, timeout=60, every=0.3, what="the worker is told")
-    assert await system.states() == {"paused": 20}
-    assert not two.ended
-    assert await operate(gateway, "resume") == 20
-    two.may_end.set()
-    await system.become(succeeded=20)
-    rows = await system.pool.fetch("SELECT DISTINCT attempt FROM attempt WHERE stage = 'start'")
-    assert [row["attempt"] for row in rows] == [1]
-
-
-async def test_a_delay_goes_on_while_a_task_is_paused(system: System, gateway: Caller) -> None:
-    """F5: a delay is a moment, not a length of time: what is resumed before it waits for it, what is resumed after it
-    is ready at once."""
-    await types.register(system.pool, types.TaskType(name="t", partitions=2))
-    submitted = await tasks.submit(
-        system.pool, [Submission(type="t", context=Context.encode(n)) for n in range(2)]
-    )
-    late, early = (one.id for one in submitted)
-    await system.pool.execute(
-        "UPDATE task SET state = 'scheduled', due_at = now() + interval '1 hour' WHERE id = ANY ($1)",
-        [late, early],
-    )
     assert await operate(gateway, "pause") == 2
     due = await system.pool.fetchval("SELECT due_at FROM task WHERE id = $1", late)
     await system.pool.execute("UPDATE task SET due_at = now() - interval '1 second' WHERE id = $1", early)

@@ -19,7 +19,7 @@ from tests.gateways import running_gateway
 from tests.waiting import wait_until
 
 from penstock.cli.main import cli
-from penstock.client import Client
+from penstock.client import Client, TaskFilter
 from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM
 from penstock.settings import Kafka
@@ -325,16 +325,16 @@ async def test_tasks_by_filter_and_the_audit(penstock: Invoke, database: str) ->
     assert "reprioritise to HIGH" in lines[1]
     assert f"ids=[{ids[0]}]" in lines[1]
 
-    for _ in range(20):
+    for _ in range(3):
         await penstock("submit", "media")
-    going = asyncio.ensure_future(penstock("tasks", "cancel", "--type", "media", "--rate", "1"))
-
-    async def begun() -> Any:
-        return documents(await penstock("audit", "--state", "running", "--json"))
-
-    [one] = await wait_until(begun)
-    assert "is stopped" in (await penstock("tasks", "stop", one["id"])).stdout
-    assert "the operation is stopped" in (await going).stdout
+    async with Client(os.environ["PENSTOCK_GATEWAY"]) as client:
+        await client.operate("cancel", TaskFilter(type="media"), rate=0.1, id="slow", wait=False)
+    [one] = documents(await penstock("audit", "--state", "running", "--json"))
+    assert one["id"] == "slow"
+    told = await penstock("tasks", "stop", "slow", "--by", "ben")
+    assert told.stdout == "operation slow is stopped: 1 tasks changed\n"
+    [one] = documents(await penstock("audit", "--state", "stopped", "--json"))
+    assert (one["id"], one["stopped_by"], one["changed"]) == ("slow", "ben", 1)
 
 
 async def test_targets_and_callbacks(penstock: Invoke, database: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
+import hypothesis
 import pytest
 
 from penstock.kafka.connection import admin_client
@@ -28,6 +29,10 @@ from penstock.local.database import EmbeddedPostgres
 from penstock.local.supervisor import Supervisor
 from penstock.postgres.migrations import migrate
 from penstock.settings import Kafka
+
+# No test has a time limit: machines are noisy.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
 
 _ROOT = pytest.StashKey[Path]()
 _WELL = pytest.StashKey[bool]()

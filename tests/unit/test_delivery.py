@@ -158,7 +158,7 @@ def test_settings_never_show_their_secrets():
         ({"callback_horizon_s": 15.0}, ("callback_horizon_s", "callback_timeout_s")),
         ({"callback_patience_s": 40.0}, ("stall_timeout_s", "callback_patience_s")),
         ({"callback_target_slots": 501}, ("callback_target_slots", "callback_slots")),
-        ({"callback_slots": 6000}, ("callback_slots", "max_in_flight")),
+        ({"callback_slots": 30_000}, ("callback_slots", "callback_in_hand")),
         ({"callback_schedule_s": ("5", "soon")}, ("callback_schedule_s",)),
         ({"callback_schedule_s": ("-5",)}, ("callback_schedule_s",)),
         ({"callback_timeout_s": 0.0}, ("callback_timeout_s",)),

@@ -323,6 +323,10 @@ CREATE INDEX callback_held ON penstock.callback USING btree (target, seq) WHERE 
 
 CREATE INDEX callback_task ON penstock.callback USING btree (task_id);
 
+CREATE INDEX target_troubled ON penstock.target USING btree (url COLLATE "C") WHERE (state <> 'normal'::text);
+
+CREATE INDEX target_url ON penstock.target USING btree (url COLLATE "C");
+
 CREATE INDEX task_failed ON penstock.task USING btree (type, id) WHERE (state = ANY (ARRAY['failed'::text, 'quarantined'::text]));
 
 CREATE UNIQUE INDEX task_idempotency ON penstock.task USING btree (type, idempotency_key) WHERE (idempotency_key IS NOT NULL);

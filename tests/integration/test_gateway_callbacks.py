@@ -136,7 +136,6 @@ async def plan_of(platform: Bench, name: str, *arguments: Any) -> str:
     ("name", "arguments", "index"),
     [
         ("targets.backlog", ([A], 10, 10), "callback_due callback_held"),
-        ("targets.find", (None, None, None, 10), "target_pkey"),
         ("replay.find_dead", (A, 0, None, None, 10), "callback_dead"),
         ("replay.find_dead_of_target", (A, 0, None, None, 10), "callback_dead"),
         ("replay.find_held", (A, 0, None, None, 10), "callback_held"),
@@ -164,6 +163,59 @@ async def test_questions_walk_indices(
     assert "Seq Scan on callback" not in plan
     for one in index.split():
         assert f"using {one} " in plan or f"on {one} " in plan, plan
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "index"),
+    [
+        ("targets.find", ("", "https://h7.", "https://h7/", 10), "target_url"),
+        ("targets.find_normal", ("", "https://h7.", "https://h7/", 10), "target_url"),
+        ("targets.find_abnormal", ("", "", "\x7f", 10), "target_troubled"),
+        ("targets.find_disabled", ("", "", "\x7f", 10), "target_troubled"),
+        ("targets.troubled", (), "target_troubled"),
+        ("targets.forget", ("https://h7.", 1000, 60.0), "target_url target_pkey"),
+    ],
+)
+async def test_targets_are_found_by_an_index_however_many_are_well(
+    platform: Bench, name: str, arguments: tuple[Any, ...], index: str
+) -> None:
+    """C8: among 20,000 of whom two are in trouble, neither a prefix, nor a page, nor those two, nor the next few that may be
+    forgotten are looked for from one end to the other."""
+    await platform.connection.execute(
+        "INSERT INTO target (url, state) SELECT 'https://h' || n % 100 || '.example/' || n, "
+        "CASE n WHEN 7 THEN 'abnormal' WHEN 8 THEN 'disabled' ELSE 'normal' END FROM generate_series(1, 20000) AS n"
+    )
+    await platform.connection.execute("ANALYZE target")
+    plan = await plan_of(platform, name, *arguments)
+    assert "Seq Scan on target" not in plan, plan
+    for one in index.split():
+        assert f"using {one} " in plan or f"on {one} " in plan, plan
+
+
+async def test_a_prefix_finds_all_that_begin_with_it(gateway: Caller, platform: Bench) -> None:
+    """C8: to the character, in the order of code points and over pages, whatever the collation of the database."""
+    urls = [
+        f"https://{host}"
+        for host in (
+            "a.example/",
+            "a.example/B",
+            "a.example/a",
+            "a.example/~",
+            "a.example/ä",
+            "a.example0",
+            "A/",
+        )
+    ]
+    await platform.connection.executemany("INSERT INTO target (url) VALUES ($1)", [(url,) for url in urls])
+
+    async def found(limit: int = 2, **query: str) -> list[str]:
+        return [one["url"] for one in await all_pages(gateway, "/targets", "targets", limit, **query)]
+
+    assert await found() == sorted(urls)
+    assert await found(prefix="https://a.example/") == sorted(urls[:5])
+    assert await found(prefix="https://a.example", state="normal") == sorted(urls[:6])
+    assert await found(prefix="https://a.example/ä") == [urls[4]]
+    assert await found(prefix="https://a.example/b") == []
 
 
 async def test_an_operator_disables_limits_and_enables(

@@ -26,7 +26,8 @@ WHERE t.url = ANY ($2::text[]) AND t.url = i.url AND t.owner = $1
 RETURNING t.url;
 
 -- name: troubled
--- Targets that are not normal, or for which something is held; each held one is found by one look at the index.
+-- Targets that are not normal, which have an index of their own, or for which something is held; each held one is found by
+-- one look at the index.
 WITH RECURSIVE held AS (
     (SELECT target FROM callback WHERE state = 'held' ORDER BY target LIMIT 1)
     UNION ALL
@@ -69,11 +70,48 @@ SELECT url, pg_notify('penstock_targets', url) FROM changed;
 SELECT url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at FROM target WHERE url = $1;
 
 -- name: find
--- In the order of their URLs; `after` is the last of the page before.
+-- In the order of their URLs, by code point: behind $1, from $2 on and before $3, which are the bounds of a prefix.
 SELECT url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
 FROM target
-WHERE ($1::text IS NULL OR state = $1) AND ($2::text IS NULL OR starts_with(url, $2)) AND ($3::text IS NULL OR url > $3)
-ORDER BY url LIMIT $4;
+WHERE url COLLATE "C" > $1 AND url COLLATE "C" >= $2 AND url COLLATE "C" < $3
+ORDER BY url COLLATE "C" LIMIT $4;
+
+-- name: find_normal
+SELECT url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
+FROM target
+WHERE url COLLATE "C" > $1 AND url COLLATE "C" >= $2 AND url COLLATE "C" < $3 AND state = 'normal'
+ORDER BY url COLLATE "C" LIMIT $4;
+
+-- name: find_abnormal
+SELECT url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
+FROM target
+WHERE url COLLATE "C" > $1 AND url COLLATE "C" >= $2 AND url COLLATE "C" < $3 AND state <> 'normal' AND state = 'abnormal'
+ORDER BY url COLLATE "C" LIMIT $4;
+
+-- name: find_disabled
+SELECT url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
+FROM target
+WHERE url COLLATE "C" > $1 AND url COLLATE "C" >= $2 AND url COLLATE "C" < $3 AND state <> 'normal' AND state = 'disabled'
+ORDER BY url COLLATE "C" LIMIT $4;
+
+-- name: forget
+-- Removes, among the first $2 behind $1, those of which nothing is to be said: normal, charged with nothing, without a rate
+-- of their own, and not called or changed for $3 seconds. One that somebody writes just now is left to the next time, so
+-- nobody waits; and one that was written meanwhile is asked again. Returns the last one looked at, if there may be more.
+WITH looked AS (
+    SELECT url, state = 'normal' AND count = 0 AND rate IS NULL
+                AND greatest(called_at, changed_at) < now() - make_interval(secs => $3) AS quiet
+    FROM target WHERE url COLLATE "C" > $1 ORDER BY url COLLATE "C" LIMIT $2
+), chosen AS (
+    SELECT url FROM target WHERE url = ANY (ARRAY(SELECT url FROM looked WHERE quiet)) FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM target
+    WHERE url = ANY (ARRAY(SELECT url FROM chosen)) AND state = 'normal' AND count = 0 AND rate IS NULL
+      AND greatest(called_at, changed_at) < now() - make_interval(secs => $3)
+    RETURNING url
+)
+SELECT (SELECT count(*) FROM gone)::integer AS forgotten,
+       (SELECT max(url COLLATE "C") FROM looked HAVING count(*) = $2) AS behind;
 
 -- name: backlog
 -- What is owed to some targets. Those held are counted in the index, up to $3 for each. No index has the pending by

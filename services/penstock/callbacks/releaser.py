@@ -4,7 +4,8 @@ Any number of replicas may run it; the lock in its session lets one act, and eve
 session: when it is lost, the statement fails and with it the process. Writing a record twice is harmless
 (`begin` takes each attempt once), not writing it is not, so in doubt it writes.
 
-It sleeps until the next callback is due, and is told when one is scheduled for earlier.
+It sleeps until the next callback is due, and is told when one is scheduled for earlier. Since it is the only one, it also
+forgets targets that are quiet (`forgetting`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from penstock.callbacks.forgetting import Forgetting
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.errors import PostgresUnavailable
 from penstock.kafka.outbox import redeliver
@@ -54,6 +56,7 @@ class Releaser:
         self._pool = pool
         self._producer = producer
         self._longest_s = min(LONGEST_SLEEP_S, settings.callback_horizon_s / 2)
+        self._forgetting = Forgetting(settings, session)
         self._owned = False
         self._look_at_s = 0.0
         self._sooner = asyncio.Event()
@@ -87,6 +90,7 @@ class Releaser:
             self._look_at_s = looked_s + self._longest_s
             self._sooner.clear()
             await self._release()
+            await self._forgetting.step()
             wait_s = await callbacks.next_due_s(self._session)
             if wait_s is not None:
                 self._expect(wait_s)

@@ -30,6 +30,7 @@ _DURATIONS = (
     "callback_postpone_s",
     "callback_republish_s",
 )
+SHORTEST_MEMORY_S = 60.0
 _HOW_TO_MAKE_ONE = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
 _NO_SECRET = (
     "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
@@ -99,6 +100,11 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
     )
     callback_rate: float = option(
         0.0, "Most calls a second to one target, unless it has a rate of its own; 0 for any number."
+    )
+    callback_forget_s: float = option(
+        604_800.0,
+        "Seconds after its last call for which a target is kept that is normal, charged with nothing and has no "
+        "rate of its own.",
     )
     callback_slow_s: float = option(_HEALTH.slow_s, "Seconds after which a call is slow.")
     callback_abnormal_count: int = option(
@@ -226,6 +232,11 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             for name in _DURATIONS
             if not getattr(self, name) > 0
         ]
+        # Sooner, what was called a moment ago and not written down yet would be forgotten.
+        if not SHORTEST_MEMORY_S <= self.callback_forget_s < float("inf"):
+            problems.append(
+                f"callback_forget_s={self.callback_forget_s} must be at least {SHORTEST_MEMORY_S:g}"
+            )
         if not 0 <= self.callback_rate < float("inf"):
             problems.append(f"callback_rate={self.callback_rate} must not be negative")
         problems += [

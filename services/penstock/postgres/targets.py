@@ -13,9 +13,13 @@ from penstock.core.health import Vitals
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.replay import HELD_COUNTED, PENDING_LOOKED_AT
+from penstock.postgres.session import Session
 
 # Notified with a target's URL when an operator, or an answer, has changed it.
 CHANNEL = "penstock_targets"
+
+# Behind every URL: those begin with the letter of a scheme.
+_BEHIND_ALL = "\x7f"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +113,56 @@ async def find(
 ) -> list[asyncpg.Record]:
     """Rows of targets in the order of their URLs; give the last URL of a page as `after` to get the next one.
 
+    Args:
+        executor: a pool or a connection.
+        state: normal, abnormal or disabled; None is any.
+        prefix: with which their URLs begin.
+        after: the last one of the page before.
+        limit: of the page.
+
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("targets.find"), state, prefix, after, limit)
+        rows: list[asyncpg.Record] = await executor.fetch(
+            query(f"targets.find_{state}" if state else "targets.find"),
+            after or "",
+            prefix or "",
+            _behind_all(prefix) if prefix else _BEHIND_ALL,
+            limit,
+        )
     return rows
+
+
+def _behind_all(prefix: str) -> str:
+    """What comes behind all that begins with a prefix, and before all else, by code point."""
+    # Behind the last of all characters there is none.
+    shorter = prefix.rstrip("\U0010ffff")
+    if not shorter:
+        return _BEHIND_ALL
+    last = ord(shorter[-1]) + 1
+    # No text has the surrogates between.
+    return shorter[:-1] + chr(0xE000 if 0xD800 <= last <= 0xDFFF else last)
+
+
+async def forget(session: Session, behind: str, *, most: int, quiet_s: float) -> tuple[int, str | None]:
+    """Removes, among the next `most`, targets that are normal, charged with nothing, not limited, and quiet.
+
+    Args:
+        session: that of the one process which does this.
+        behind: the last one looked at before; "" to begin.
+        most: at how many to look.
+        quiet_s: seconds for which nobody has called or changed them.
+
+    Returns:
+        How many were removed, and the last one looked at; None at the end.
+
+    Raises:
+        SessionLost: the right to do this may be another's.
+        PostgresUnavailable: the server refused for now.
+    """
+    [row] = await session.fetch("targets.forget", behind, most, quiet_s)
+    return row["forgotten"], row["behind"]
 
 
 async def backlog(executor: Any, urls: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -385,6 +385,6 @@ async def test_the_fate_of_an_attempt_from_before_a_replay_changes_nothing(platf
     name = owed(A, 1).id
     pool = platform.connection
     assert await pool.fetch(query("replay.replay"), [name], [600.0], "dead", [A])
-    settled = ([name], [3], ["dead"], ["{}"], [0.0])
+    settled = ([name], [3], ["dead"], ["{}"], [0.0], [0])
     assert await pool.fetch(query("callbacks.settle"), *settled) == []
     assert await platform.states() == {"pending": 1}

@@ -13,12 +13,12 @@ WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.fi
 RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
 
 -- name: begin_in_order
--- The same, but one whose task owes its target something earlier waits for that; it comes again by itself, should
--- nobody call it when the earlier one has ended.
+-- The same, but one whose task owes its target something earlier waits for that, in the state of that; it comes again by
+-- itself, should nobody call it when the earlier one has ended. Returns those, too, with their state.
 WITH input AS (
     SELECT id, attempt FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 ), behind AS (
-    SELECT c.id, p.state, p.due_at
+    SELECT c.id, c.attempt, p.state, p.due_at
     FROM input i
     JOIN callback c ON c.id = i.id AND c.attempt = i.attempt
     CROSS JOIN LATERAL (
@@ -33,18 +33,34 @@ WITH input AS (
         due_at = greatest(now(), b.due_at) + make_interval(secs => 1),
         published = 0, waits_since = NULL
     FROM behind b
-    WHERE c.id = ANY (ARRAY(SELECT id FROM behind)) AND c.id = b.id
+    WHERE c.id = ANY (ARRAY(SELECT id FROM behind)) AND c.id = b.id AND c.attempt = b.attempt AND c.finished_at IS NULL
+    RETURNING c.id, c.attempt, c.state
+), begun AS (
+    UPDATE callback c
+    SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
+        published = 0, waits_since = NULL
+    FROM input i
+    WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
+      AND c.id <> ALL (ARRAY(SELECT id FROM behind))
+    RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent
 )
-UPDATE callback c
-SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
-    published = 0, waits_since = NULL
-FROM input i
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
-  AND c.id <> ALL (ARRAY(SELECT id FROM behind))
-RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
+SELECT id, attempt, spent, NULL AS waits FROM begun
+UNION ALL
+SELECT id, attempt, 0, state FROM waiting;
+
+-- name: overtaken
+-- A second look at those that were put behind an earlier one: it may have ended between the look at it and the update, and
+-- what `follow` did then is written over. Whatever ends after that is followed by those, so either way they are called.
+UPDATE callback c SET due_at = now()
+FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
+  AND NOT EXISTS (SELECT FROM callback p
+                  WHERE p.task_id = c.task_id AND p.target = c.target AND p.seq < c.seq AND p.finished_at IS NULL)
+RETURNING c.id;
 
 -- name: follow
--- Calls those that waited for callbacks that have ended just now.
+-- Calls those that waited for callbacks that have ended just now: in one transaction with that, so that none of them can
+-- have begun by itself, which would be called a second time.
 WITH next AS (
     SELECT n.id
     FROM callback c

@@ -10,7 +10,7 @@ then: records are acknowledged in order, and a call that hangs would hold back a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -160,15 +160,7 @@ class Ledger:
         turns: dict[Turn, Waiting] = {}
         for waiting in batch:
             turns.setdefault((waiting.callback.id, waiting.callback.attempt), waiting)
-        begin = (
-            callbacks.begin_in_order
-            if any(waiting.callback.ordered for waiting in batch)
-            else callbacks.begin
-        )
-        begun = await persevere(
-            lambda: begin(self._pool, list(turns), horizon_s=self._settings.callback_horizon_s),
-            f"{len(batch)} callbacks",
-        )
+        begun = await self._take(turns)
         mine = [waiting for turn, waiting in turns.items() if turn in begun]
         for turn, spent in begun.items():
             turns[turn].spent = spent
@@ -180,6 +172,24 @@ class Ledger:
         for waiting in batch:
             waiting.record.settle()
 
+    async def _take(self, turns: Mapping[Turn, Waiting]) -> dict[Turn, int]:
+        """The turns that nobody had taken before; those that have to wait for an earlier one are seen to."""
+        wanted, horizon_s = list(turns), self._settings.callback_horizon_s
+        what = f"{len(wanted)} callbacks"
+        if not any(waiting.callback.ordered for waiting in turns.values()):
+            return await persevere(lambda: callbacks.begin(self._pool, wanted, horizon_s=horizon_s), what)
+        begun = await persevere(
+            lambda: callbacks.begin_in_order(self._pool, wanted, horizon_s=horizon_s), what
+        )
+        if begun.held:
+            self.held += len(begun.held)
+            self._held({turns[turn].callback.target for turn in begun.held})
+        if begun.behind:
+            overtaken = await persevere(lambda: callbacks.overtaken(self._pool, begun.behind), what)
+            if overtaken:
+                await self._scheduled(0.0)
+        return begun.turns
+
     async def _settle_all(self, batch: Sequence[Ended]) -> None:
         # Never two of one callback: `begin` gives each attempt once, and the next one begins after a `due`.
         settled = [ended.settled for ended in batch]
@@ -189,16 +199,15 @@ class Ledger:
             lambda: send_all(self._producer, topic, results), f"the results of {len(results)} callbacks"
         )
         what = f"the fate of {len(batch)} callbacks"
-        written = await persevere(lambda: callbacks.settle(self._pool, settled), what)
-        self._unwritten -= len(batch)
-        ordered = [
+        ordered = {
             ended.callback.id
             for ended in batch
-            if ended.callback.ordered and ended.settled.state != "pending" and ended.callback.id in written
-        ]
+            if ended.callback.ordered and ended.settled.state != "pending"
+        }
+        await persevere(lambda: callbacks.settle(self._pool, settled, ordered), what)
+        self._unwritten -= len(batch)
         due_s = [s.due_in_s for s in settled if s.state == "pending"]
         if ordered:
-            await persevere(lambda: callbacks.follow(self._pool, ordered), what)
             due_s.append(0.0)
         if due_s:
             await self._scheduled(min(due_s))

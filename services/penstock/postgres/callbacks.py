@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
@@ -42,6 +42,21 @@ class Settled:
     spent: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What has become of turns that may have to wait for one another.
+
+    Attributes:
+        turns: that nobody had taken before, as `begin` returns them.
+        behind: that wait for an earlier one; `overtaken` is to be asked whether that has ended meanwhile.
+        held: that wait for one that is held, and are held themselves from now on.
+    """
+
+    turns: dict[Turn, int]
+    behind: list[Turn] = field(default_factory=list)
+    held: list[Turn] = field(default_factory=list)
+
+
 async def begin(
     pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float
 ) -> dict[Turn, int]:
@@ -67,7 +82,7 @@ async def begin(
 
 async def begin_in_order(
     pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float
-) -> dict[Turn, int]:
+) -> Begun:
     """As `begin`; an ordered one whose task still owes its target an earlier one is not begun and comes again.
 
     Raises:
@@ -80,17 +95,24 @@ async def begin_in_order(
             [turn[1] for turn in turns],
             horizon_s,
         )
-    return {(row["id"], row["attempt"] - 1): row["spent"] for row in rows}
+    return Begun(
+        turns={(row["id"], row["attempt"] - 1): row["spent"] for row in rows if row["waits"] is None},
+        behind=[(row["id"], row["attempt"]) for row in rows if row["waits"] == "pending"],
+        held=[(row["id"], row["attempt"]) for row in rows if row["waits"] == "held"],
+    )
 
 
-async def follow(executor: Any, ids: Sequence[str]) -> None:
-    """Ordered callbacks have ended: those that come next for their task and target are due.
+async def overtaken(pool: asyncpg.Pool[asyncpg.Record], behind: Sequence[Turn]) -> bool:
+    """A second look at those that `begin_in_order` put behind others; whether some are due now, since those have ended.
 
     Raises:
-        PostgresUnavailable: they come a little later by themselves.
+        PostgresUnavailable: perhaps nothing was written; write it again.
     """
     with translated():
-        await executor.execute(query("callbacks.follow"), list(ids))
+        rows = await pool.fetch(
+            query("callbacks.overtaken"), [turn[0] for turn in behind], [turn[1] for turn in behind]
+        )
+    return bool(rows)
 
 
 async def hold(executor: Any, turns: Sequence[Turn], unmade: Sequence[bool]) -> None:
@@ -121,23 +143,35 @@ async def grant(executor: Any, wanted: Mapping[str, int]) -> dict[str, int]:
     return {row["target"]: row["count"] for row in rows}
 
 
-async def settle(pool: asyncpg.Pool[asyncpg.Record], settled: Sequence[Settled]) -> set[str]:
-    """Writes down what became of attempts; returns the callbacks of those that were still the latest.
+async def settle(
+    pool: asyncpg.Pool[asyncpg.Record], settled: Sequence[Settled], ordered: Collection[str] = ()
+) -> None:
+    """Writes down what became of attempts; those that were not the latest any more change nothing.
+
+    Args:
+        pool: of the database.
+        settled: no two of one callback.
+        ordered: those that have ended and for which others may wait: they are due now.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; write it again.
     """
+    arguments = (
+        [s.id for s in settled],
+        [s.attempt for s in settled],
+        [s.state for s in settled],
+        [s.error for s in settled],
+        [s.due_in_s for s in settled],
+        [s.spent for s in settled],
+    )
     with translated():
-        rows = await pool.fetch(
-            query("callbacks.settle"),
-            [s.id for s in settled],
-            [s.attempt for s in settled],
-            [s.state for s in settled],
-            [s.error for s in settled],
-            [s.due_in_s for s in settled],
-            [s.spent for s in settled],
-        )
-    return {row["id"] for row in rows}
+        if not ordered:
+            await pool.fetch(query("callbacks.settle"), *arguments)
+            return
+        async with pool.acquire() as connection, connection.transaction():
+            rows = await connection.fetch(query("callbacks.settle"), *arguments)
+            ended = [row["id"] for row in rows if row["id"] in ordered]
+            await connection.execute(query("callbacks.follow"), ended)
 
 
 async def postpone(

@@ -2,7 +2,7 @@
 
 A record on `callbacks` is one event for one target. Its target's judge (`targets`) says whether it may be called: then it
 waits for the target's turn (`lanes`), the attempt is numbered and written down (`ledger`) and the record acknowledged, the
-call is made (`calling`), `core.delivery` decides, and the decision is written down. What is to be
+call is made (`calling`), `core.delivery` decides (`fates`), and the decision is written down. What is to be
 tried again waits in PostgreSQL until the `releaser` writes its record anew, on `callbacks.diverted`, which has a small
 pool of its own here.
 
@@ -19,6 +19,8 @@ Guarantees
 - A target that hangs holds a few slots only, none once it has turned out slow, and what would wait for it too long goes
   back to PostgreSQL.
 - A target is judged by one process, whose partition its records are on, and its health outlives that process.
+- What fails while this process suspects itself uses up nobody's schedule, whoever makes the next attempt.
+- A target's rate holds over both paths together (`core.rates`); a new process begins its clock anew.
 - Callbacks that ask for order are called one after the other, each when the one before has been delivered or is dead.
 
 What a crash does, by where it strikes

@@ -18,6 +18,7 @@ from penstock import process
 from penstock.cli.main import Failure, cli
 from penstock.cli.output import fields, table
 from penstock.cli.reading import Lines, callbacks_of, context_of
+from penstock.client import Client
 from penstock.errors import (
     CannotStart,
     Conflict,
@@ -305,3 +306,16 @@ def test_a_rate_that_is_none_is_told(rate: str, why: str) -> None:
     told = CliRunner().invoke(cli, ["callbacks", "replay", "msg_1", "--rate", rate])
     assert told.exit_code == 2
     assert why in told.output
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), 0.0, -1.0])
+async def test_the_client_sends_no_rate_that_json_would_make_null(rate: float) -> None:
+    """C6: null takes a target's limit away, and replays all at once; nothing is asked of anybody."""
+    async with Client("http://127.0.0.1:9", patience_s=0) as client:
+        for asking in (
+            client.limit_target("https://shop.example/", rate),
+            client.replay(["msg_1"], rate=rate),
+        ):
+            with pytest.raises(InvalidRecord, match="is not a number above 0") as refused:
+                await asking
+            assert refused.value.pointer == "/rate"

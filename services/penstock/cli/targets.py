@@ -91,11 +91,9 @@ def _unheard_of(told: Mapping[str, Any]) -> str:
     """A misspelt URL is as good as any other, but was never called."""
     target = told["target"]
     waits = any(target["backlog"][name] for name in ("normal", "diverted", "held"))
-    return (
-        ""
-        if target["called_at"] or waits
-        else "; nothing was ever sent to it: is that the URL as it was submitted?"
-    )
+    if waits or target["called_at"] or target["attempts"]:
+        return ""
+    return "; no call to it is on record yet: is that the URL as it was submitted?"
 
 
 def _backlog(target: Mapping[str, Any]) -> str:

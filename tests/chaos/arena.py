@@ -75,6 +75,7 @@ class Field:
         self._name = name
         self._file = file
         self._connection: asyncpg.Connection | None = None
+        self._asking = asyncio.Lock()
         # Of each task that is submitted from now on, one of them is told what becomes of it.
         self.targets: Sequence[str] = ()
         # (idempotency key, wave) of every submission that was acknowledged.
@@ -167,13 +168,14 @@ class Field:
         """One value from the database, however often its server is started again meanwhile."""
 
         async def answer() -> tuple[Any] | None:
-            try:
-                if self._connection is None or self._connection.is_closed():
-                    self._connection = await asyncpg.connect(self.deployment.postgres, timeout=5)
-                return (await self._connection.fetchval(statement, timeout=30),)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                self._connection = None
-                return None
+            async with self._asking:
+                try:
+                    if self._connection is None or self._connection.is_closed():
+                        self._connection = await asyncpg.connect(self.deployment.postgres, timeout=5)
+                    return (await self._connection.fetchval(statement, timeout=30),)
+                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    self._connection = None
+                    return None
 
         return (await wait_until(answer, timeout=PATIENCE_S, every=0.1, what=statement))[0]
 

@@ -88,6 +88,25 @@ CALLBACK_SUSPICION = Metric(
     "1 while this process suspects itself of slowness, and charges nothing to targets; else 0.",
 )
 
+WINDOW_SIZE = Metric(
+    "penstock_window_size",
+    "Most records that may wait on a type's ready topic, and what that goes by: floor, drain or ceiling.",
+    ("type", "reason"),
+)
+WINDOW_LAG = Metric(
+    "penstock_window_lag",
+    "Records on a type's ready topic that no worker had taken when it was last looked.",
+    ("type",),
+)
+WINDOW_DRAIN = Metric(
+    "penstock_window_drain",
+    "Attempts of a type that end each second, as of when its window last held tasks back.",
+    ("type",),
+)
+RELEASED = Metric(
+    "penstock_released_total", "Tasks that this process has brought to ready topics, by type.", ("type",)
+)
+
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 

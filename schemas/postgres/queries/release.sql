@@ -43,6 +43,10 @@ LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'
 WHERE r.type = $1
 ORDER BY r.id, t.priority, t.id;
 
+-- name: under_way
+-- Attempts of some tasks that are on their way to a worker or with one.
+SELECT id, step, attempt FROM task WHERE id = ANY ($1::bigint[]) AND state || '' IN ('queued', 'running');
+
 -- name: cuts
 -- Those of some types that have queued tasks, and until when the records of all that was queued are known to have been
 -- on Kafka: until the oldest batch that is still noted. Asked by the owner between two releases, so that none is under way.

@@ -60,6 +60,8 @@ def _run(service: str, order: int) -> Service:
     return Service(argv=(sys.executable, "-m", "penstock", "run", service), order=order)
 
 
+METRICS_PORT = "PENSTOCK_METRICS_PORT"
+
 # What lets work in stops first, so that what finishes work can settle it.
 SERVICES: Mapping[str, Service] = {
     GATEWAY: _run("gateway", 0),
@@ -345,10 +347,17 @@ class Deployment:
     def _start_services(self, gateway_port: int) -> None:
         options = self._options
         environment = {**self.environment, "PENSTOCK_GATEWAY_PORT": str(gateway_port)}
+        metrics_port = environment.get(METRICS_PORT) or os.environ.get(METRICS_PORT, "")
         for name, service in options.services.items():
             count = 1 if options.replicas is None else options.replicas.get(name, 0)
             for number in range(1, count + 1):
                 replica = name if number == 1 else f"{name}-{number}"
+                if metrics_port.isdecimal() and int(metrics_port):
+                    # One port cannot be everybody's.
+                    environment = {
+                        **environment,
+                        METRICS_PORT: str(int(metrics_port) + len(self._service_names)),
+                    }
                 self._service_names.append(replica)
                 self._running.start(
                     Program(

@@ -10,6 +10,7 @@ import asyncpg
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
+from penstock.core.leases import Key
 from penstock.errors import InvalidRecord
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -73,6 +74,14 @@ async def unconfirmed(session: Session, task_type: TaskType) -> list[Batch]:
         if row["id"] is not None:
             batch.tasks.append(_ready(task_type, row))
     return list(batches.values())
+
+
+async def under_way(session: Session, keys: Sequence[Key]) -> set[Key]:
+    """Those of some released attempts that have not ended."""
+    if not keys:
+        return set()
+    rows = await session.fetch("release.under_way", [task_id for task_id, _step, _attempt in keys])
+    return {(row["id"], row["step"], row["attempt"]) for row in rows}
 
 
 async def cuts(session: Session, type_names: Sequence[str]) -> dict[str, datetime]:

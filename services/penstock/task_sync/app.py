@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from penstock import process
+from penstock import metrics, process
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.observer import Observer
 from penstock.objects import ObjectStore
@@ -14,6 +14,7 @@ from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL
 from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import KnownTypes
+from penstock.task_sync import figures
 from penstock.task_sync.ingest import Ingest
 from penstock.task_sync.lookout import LookOut
 from penstock.task_sync.recheck import Recheck
@@ -45,6 +46,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             await session.listen(DUE_CHANNEL, gate.heard_due)
             recheck = Recheck(settings, pool, producer, admin, offsets, gate)
             lookout = LookOut(settings.stall_timeout_s, Observer(offsets, settings.prefix), ingest, gate)
+            await stack.enter_async_context(metrics.serving(settings, lambda: figures.samples(gate)))
             ready()
             await process.leading(
                 process.together(gate.run(stopping), ingest.run(stopping)),

@@ -16,6 +16,7 @@ from aiokafka.errors import (
     NotCoordinatorForGroupError,
 )
 
+from penstock.core.window import Reason, Window, WindowPolicy
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import create_topics, send_in_batches, translated
 from penstock.kafka.topics import ready, workers_group
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 FORGET_S = 0.5
 # While something is scheduled, the database is asked at least this often when it will be due.
 ASK_AGAIN_S = 10.0
+# Seconds between looks at what has ended of what was released, while a window holds tasks back.
+MEASURE_S = 0.2
 # Said while a group has no coordinator, or it is on its way to another broker.
 _NO_COORDINATOR = (
     GroupCoordinatorNotAvailableError,
@@ -45,6 +48,7 @@ class Gate:
     Attributes:
         type: its configuration.
         topic: full name of its ready topic.
+        window: how many records may wait there.
         written: records the topic holds in all, all partitions added up.
         taken: of these, how many the workers have taken.
         dirty: something may be ready.
@@ -52,10 +56,14 @@ class Gate:
         next_partition: where the next slice goes.
         looked_s: when `taken` was last read, on the loop's clock.
         patience_s: how long to wait before reading it again.
+        measured_s: when the window was last told what has ended, on the loop's clock.
+        released: tasks brought there by this process.
+        told: what the window's size went by when it was last logged.
     """
 
     type: TaskType
     topic: str
+    window: Window
     written: int = 0
     taken: int = 0
     dirty: bool = True
@@ -63,6 +71,14 @@ class Gate:
     next_partition: int = 0
     looked_s: float = float("-inf")
     patience_s: float = 0.0
+    measured_s: float = float("-inf")
+    released: int = 0
+    told: Reason = Reason.FLOOR
+
+    @property
+    def room(self) -> int:
+        """How many more records the window has room for; not positive when it is full."""
+        return self.window.size - self.lag
 
     @property
     def lag(self) -> int:
@@ -130,6 +146,10 @@ class Release:
         self._types.outdated()
         self._types_changed = True
         self._wake.set()
+
+    def gates(self) -> list[Gate]:
+        """Of the types that are owned now."""
+        return list(self._gates.values())
 
     def queued_types(self) -> list[TaskType]:
         """Owned types of which something may be queued."""
@@ -211,7 +231,7 @@ class Release:
             if loop.time() >= forget_at_s:
                 await release.forget(self._session, self._take_confirmed())
                 forget_at_s = float("inf")
-            if any(gate.dirty and gate.lag < self._settings.window for gate in self._gates.values()):
+            if any(gate.dirty and gate.room > 0 for gate in self._gates.values()):
                 continue
             await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s))
 
@@ -262,7 +282,9 @@ class Release:
     async def _begin(self, task_type: TaskType) -> None:
         topic = ready(task_type.name, task_type.partitions)
         await create_topics(self._settings, [topic])
-        gate = Gate(task_type, self._settings.prefix + topic.name)
+        settings = self._settings
+        policy = WindowPolicy(settings.window_floor, settings.window, settings.window_s)
+        gate = Gate(task_type, settings.prefix + topic.name, Window(policy))
         with translated():
             ends = await self._offsets.end_offsets(
                 [TopicPartition(gate.topic, number) for number in range(task_type.partitions)]
@@ -295,9 +317,9 @@ class Release:
                 continue
             self._go_on(f"releasing {gate.type.name}")
             now_s = asyncio.get_running_loop().time()
-            if gate.lag * 2 > settings.window and now_s - gate.looked_s >= gate.patience_s:
+            if gate.lag * 2 > gate.window.size and now_s - gate.looked_s >= gate.patience_s:
                 await self._look(gate)
-            room = settings.window - gate.lag
+            room = gate.room
             if room <= 0:
                 look_at_s = min(look_at_s, gate.looked_s + gate.patience_s)
                 continue
@@ -334,6 +356,25 @@ class Release:
         gate.patience_s = max(gate.patience_s, self._settings.lag_poll_s)
         gate.taken = taken
         gate.looked_s = asyncio.get_running_loop().time()
+        if gate.looked_s - gate.measured_s >= MEASURE_S:
+            await self._measure(gate)
+
+    async def _measure(self, gate: Gate) -> None:
+        """Tells the window what has ended of what was released."""
+        window = gate.window
+        under_way = await release.under_way(self._session, window.watched())
+        gate.measured_s = asyncio.get_running_loop().time()
+        window.looked(under_way, gate.measured_s)
+        if window.reason is not gate.told:
+            gate.told = window.reason
+            log.debug(
+                "%s: window of %d records by its %s: %.1f tasks/s end, %d records wait for workers",
+                gate.type.name,
+                window.size,
+                window.reason,
+                window.drain_per_s,
+                gate.lag,
+            )
 
     async def _send(self, gate: Gate, batch: release.Batch) -> None:
         """Writes a batch's records, each partition a slice of the order, and confirms in the background."""
@@ -347,6 +388,9 @@ class Release:
             pending += await send_in_batches(self._producer, gate.topic, partition, records)
             gate.next_partition += 1
         gate.written += len(tasks)
+        gate.released += len(tasks)
+        keys = [(task.fence.id, task.fence.step, task.fence.attempt) for task in tasks]
+        gate.window.released(keys, asyncio.get_running_loop().time())
         confirming = asyncio.create_task(self._confirm(batch.release_id, pending))
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)

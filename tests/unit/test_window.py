@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.window import MOST_WATCHED, Reason, Window, WindowPolicy
@@ -29,12 +29,16 @@ class Workers:
         self.owed = 0.0
         self.measured_s = 0.0
         self.idle_s = 0.0
+        self.full = False
 
     def run(self, seconds):
         """The gate and its workers, with more ready than they can ever do."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
+            if self.full:
+                self.window.left(len(self.topic), self.now_s)
             room = self.window.size - len(self.topic)
+            self.full = room > 0 or len(self.topic) * 2 > self.window.size
             if room > 0:
                 keys = [(self.made + n, 0, 0) for n in range(room)]
                 self.made += room
@@ -57,15 +61,38 @@ class Workers:
                 self.window.looked({key for key in watched if key in held}, self.now_s)
 
 
-@given(st.integers(1, 20_000), st.integers(1, 8_000))
+# Some of them are a hundred thousand tasks.
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 8_000), st.integers(1, 4_000))
 def test_a_steady_drain_makes_a_window_of_about_a_second(per_s, hand):
     """S2: sized from the measured drain, between floor and ceiling, whatever workers take into their hands."""
     workers = Workers(hand=hand, per_s=per_s)
-    workers.run(8)
+    workers.run(6)
     # What they can do is bounded by what they hold between two looks, too.
     per_s = min(per_s, hand / LOOK_S)
     wanted = min(max(per_s, POLICY.floor), POLICY.ceiling)
-    assert 0.6 * wanted - 100 <= workers.window.size <= 1.4 * wanted + 100
+    assert 0.6 * wanted - 100 <= workers.window.size <= 1.4 * wanted + 100, workers.window.reason
+
+
+def test_who_takes_all_there_is_gets_more_for_as_long():
+    """S2: workers that leave nothing of a window are given up to four times as much, which is how a drain is found that is
+    held up by the window itself; once they leave something, a second of work is enough again."""
+    window = Window(POLICY)
+    found = []
+    for now_s, left in (
+        (0, 100),
+        (1, 0),
+        (1.1, 10),
+        (1.2, 10),
+        (2.1, 200),
+        (2.3, 200),
+        (3.3, 200),
+        (4.3, 200),
+    ):
+        window.left(left, now_s)
+        found.append((window.size, window.reason))
+    fed, more, hungry = (100, Reason.FLOOR), (200, Reason.HUNGER), (400, Reason.HUNGER)
+    assert found == [fed, more, hungry, hungry, hungry, more, fed, fed]
 
 
 def test_hands_that_are_filled_are_no_drain():

@@ -4,8 +4,10 @@ What is on Kafka can no longer change its order, so there should be no more than
 with less they might run dry. What they take tells little of that: a worker that starts takes thousands of records into its
 hand at once. So a sample of what was released is watched until its attempts end, and the rate at which they do is the drain.
 
-In doubt the window is small: at rest, at the start and when nothing ends it is the floor, which workers outgrow within a few
-looks as soon as it is what holds them up.
+A drain measured so is no more than the window lets through. Workers that leave next to nothing of it are hungry: then it is
+some times larger, and falls back once they leave something. So it grows as long as it is what holds them up.
+
+In doubt the window is small: at rest, at the start and when nothing ends it is the floor.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ from penstock.core.leases import Key
 MOST_WATCHED = 256
 # The rate is that of the last so many seconds, and what was seen before a pause of this length says nothing of now.
 HORIZON_S = 2.0
+# Hungry workers have left no more than this share of the window.
+LEFT = 0.25
+# What hunger makes of a window at most, and how long nobody must be hungry until it is half that.
+MOST_TIMES = 4
+SATED_S = 1.0
 
 
 class Reason(StrEnum):
@@ -28,6 +35,7 @@ class Reason(StrEnum):
 
     FLOOR = "floor"
     DRAIN = "drain"
+    HUNGER = "hunger"
     CEILING = "ceiling"
 
 
@@ -62,6 +70,8 @@ class Window:
         self._ended = 0
         # When it was looked, oldest first, and how many had ended by then.
         self._looks: deque[tuple[float, int]] = deque()
+        self._times = 1
+        self._hungry_s = float("-inf")
 
     @property
     def drain_per_s(self) -> float:
@@ -83,12 +93,22 @@ class Window:
 
     def _sized(self) -> tuple[int, Reason]:
         policy = self._policy
-        wanted = int(self.drain_per_s * policy.work_s)
+        drained = int(self.drain_per_s * policy.work_s)
+        wanted = max(drained, policy.floor) * self._times
         if wanted >= policy.ceiling:
             return policy.ceiling, Reason.CEILING
-        if wanted > policy.floor:
-            return wanted, Reason.DRAIN
-        return min(policy.floor, policy.ceiling), Reason.FLOOR
+        if self._times > 1:
+            return wanted, Reason.HUNGER
+        return wanted, Reason.DRAIN if drained > policy.floor else Reason.FLOOR
+
+    def left(self, records: int, now_s: float) -> None:
+        """So many were left by the workers of a window that was at least half full when it was last looked at."""
+        if records <= self.size * LEFT:
+            self._times = min(MOST_TIMES, self._times * 2)
+            self._hungry_s = now_s
+        elif self._times > 1 and now_s - self._hungry_s >= SATED_S:
+            self._times //= 2
+            self._hungry_s = now_s
 
     def released(self, keys: Sequence[Key], now_s: float) -> None:
         """These went to the ready topic."""

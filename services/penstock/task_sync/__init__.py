@@ -7,8 +7,8 @@ Guarantees
 - A submitted record becomes a task exactly once: its offset is written in the transaction that inserts it.
 - A record that breaks its contract lands on `submitted.rejected` with reason, position and original bytes,
   and what is behind it goes on.
-- A ready topic holds no more untaken records than its window: what the workers got done in about a second (measured by a
-  sample of what was released), between a floor and a ceiling (`core.window`). What comes later and is more urgent waits
+- A ready topic holds no more untaken records than its window: what the workers get done in about a second (measured by a
+  sample of what was released), more while they leave nothing of it, between a floor and a ceiling (`core.window`). What comes later and is more urgent waits
   behind no more than that.
 - A ready task gets a record on its ready topic at least once. The batch is noted in the statement that opens
   the gate and forgotten when Kafka has it; a new owner sends again what is still noted. A record that is there

@@ -33,6 +33,9 @@ FORGET_S = 0.5
 ASK_AGAIN_S = 10.0
 # Seconds between looks at what has ended of what was released, while a window holds tasks back.
 MEASURE_S = 0.2
+# A full window of which nothing was taken for some seconds is looked at again after a tenth of them, and so on.
+PATIENT = 10
+LONGEST_PATIENCE_S = 1.0
 # Said while a group has no coordinator, or it is on its way to another broker.
 _NO_COORDINATOR = (
     GroupCoordinatorNotAvailableError,
@@ -55,6 +58,7 @@ class Gate:
         queued: something may be queued.
         next_partition: where the next slice goes.
         looked_s: when `taken` was last read, on the loop's clock.
+        moved_s: when `taken` was last found to have grown, on the loop's clock.
         patience_s: how long to wait before reading it again.
         measured_s: when the window was last told what has ended, on the loop's clock.
         released: tasks brought there by this process.
@@ -70,6 +74,7 @@ class Gate:
     queued: bool = True
     next_partition: int = 0
     looked_s: float = float("-inf")
+    moved_s: float = float("-inf")
     patience_s: float = 0.0
     measured_s: float = float("-inf")
     released: int = 0
@@ -350,12 +355,13 @@ class Release:
             taken = sum(
                 meta.offset for tp, meta in committed.items() if tp.topic == gate.topic and meta.offset > 0
             )
-        # Where nobody takes anything there is no hurry to look again.
-        unmoved = taken == gate.taken
-        gate.patience_s = min(1.0, gate.patience_s * 2) if unmoved else self._settings.lag_poll_s
-        gate.patience_s = max(gate.patience_s, self._settings.lag_poll_s)
-        gate.taken = taken
         gate.looked_s = asyncio.get_running_loop().time()
+        if taken != gate.taken:
+            gate.taken, gate.moved_s = taken, gate.looked_s
+        # Where nobody takes anything there is no hurry to look again. Who takes much at once does it now and then.
+        patience_s = (gate.looked_s - gate.moved_s) / PATIENT
+        gate.patience_s = max(self._settings.lag_poll_s, min(patience_s, LONGEST_PATIENCE_S))
+        gate.window.left(gate.lag, gate.looked_s)
         if gate.looked_s - gate.measured_s >= MEASURE_S:
             await self._measure(gate)
 

@@ -9,7 +9,12 @@ import orjson
 
 from penstock.contracts.context import Context
 from penstock.core.completion import Fence
+from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
+
+# Looking up an enumeration's own members takes longer than all else that is done with a record.
+_NAMES = {level: level.name for level in Priority}
+_LEVELS = {level.name: level for level in Priority}
 
 # Task-sync writes one where a partition's records are gone, to see how far workers have read: it is no task.
 MARK = orjson.dumps({"mark": "what was here before is gone"})
@@ -26,6 +31,7 @@ class ReadyTask:
         context: what the handler is given.
         lease_ms: a worker silent about it for this long has lost it, in milliseconds.
         tries: vain tries of this stage so far.
+        priority: in whose order a worker begins what it has in hand.
     """
 
     fence: Fence
@@ -33,6 +39,7 @@ class ReadyTask:
     context: Context
     lease_ms: int
     tries: int = 0
+    priority: Priority = Priority.MEDIUM
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of the record."""
@@ -44,6 +51,7 @@ class ReadyTask:
             "stage": fence.stage,
             "attempt": fence.attempt,
             "tries": self.tries,
+            "priority": _NAMES[self.priority],
             "lease_ms": self.lease_ms,
             **self.context.to_wire(),
         }
@@ -81,6 +89,8 @@ class ReadyTask:
                 context=context,
                 lease_ms=raw["lease_ms"],
                 tries=raw.get("tries", 0),
+                # Earlier versions wrote none, and a later one may know others: it decides nothing but the order here.
+                priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error

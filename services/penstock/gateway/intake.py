@@ -9,6 +9,7 @@ fetched again by whoever gets them.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -265,7 +266,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             # No worker could do anything with it; the reason belongs to the task's history.
             failure = Failure(kind="CorruptObject", message=str(error))
             return StageResult(fence=task.fence, outcome=Outcome.FAIL, permanent=True, error=failure)
-        return ReadyTask(task.fence, task.type, context, task.lease_ms, task.tries)
+        return dataclasses.replace(task, context=context)
 
     async def _claim(self, served: Iterable[_Waiter]) -> None:
         records: list[tuple[bytes | None, bytes]] = []

@@ -11,6 +11,7 @@ import asyncpg
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.core.leases import Key
+from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -21,6 +22,8 @@ from penstock.postgres.types import TaskType
 # Notified with a type's name when a task of it becomes ready, or is scheduled.
 READY_CHANNEL = "penstock_ready"
 DUE_CHANNEL = "penstock_due"
+
+_LEVELS = {int(level): level for level in Priority}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +130,5 @@ def _ready(task_type: TaskType, row: asyncpg.Record) -> ReadyTask:
         context=context,
         lease_ms=task_type.lease_ms,
         tries=row["tries"],
+        priority=_LEVELS[row["priority"]],
     )

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from penstock.worker.execution import Execution, Stage, handed_back
 from penstock.worker.hand import key_of
 from penstock.worker.liaison import Liaison
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.turns import Backlog
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Worker:
 
 
 class Pool:
-    """Runs so many attempts at once; the others wait in order.
+    """Runs so many attempts at once; the others wait, the most urgent first.
 
     Args:
         execution: runs one.
@@ -180,41 +180,34 @@ class Pool:
         self._report = report
         self._size = size
         self._running: dict[Key, tuple[asyncio.Task[None], ReadyTask]] = {}
-        self._backlog: deque[ReadyTask] = deque()
+        self._backlog = Backlog()
         self._closed = False
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start_all(self, claimed: list[ReadyTask]) -> None:
-        """Runs a batch of attempts."""
+        """Runs a batch of attempts, each now or, when all places are taken, when its turn comes."""
         for ready in claimed:
-            self.start(ready)
+            if self._closed:
+                self._report(handed_back(ready, "the worker is stopping"))
+            else:
+                self._backlog.add(ready)
+        self._fill()
 
     def drop(self, keys: list[Key]) -> None:
         """Ends attempts that nobody wants any more, without a result: their handlers are cancelled."""
         unwanted = set(keys)
-        self._backlog = deque(ready for ready in self._backlog if key_of(ready) not in unwanted)
+        self._backlog.drop(unwanted)
         for key in keys:
             entry = self._running.pop(key, None)
             if entry is not None:
                 entry[0].cancel()
         self._fill()
 
-    def start(self, ready: ReadyTask) -> None:
-        """Runs an attempt now or, when all places are taken, as soon as one is free."""
-        if self._closed:
-            self._report(handed_back(ready, "the worker is stopping"))
-        elif len(self._running) < self._size:
-            task = asyncio.create_task(self._run(ready))
-            self._running[key_of(ready)] = (task, ready)
-            task.add_done_callback(self._ended)
-        else:
-            self._backlog.append(ready)
-
     async def drain(self, timeout_s: float) -> None:
         """Hands back what waits, gives what runs `timeout_s` seconds, then cancels it and hands it back."""
         self._closed = True
         while self._backlog:
-            self._report(handed_back(self._backlog.popleft(), "the worker is stopping"))
+            self._report(handed_back(self._backlog.take(), "the worker is stopping"))
         if self._running:
             log.info("draining: %d handlers are still running", len(self._running))
             await asyncio.wait(self._tasks(), timeout=timeout_s)
@@ -259,7 +252,10 @@ class Pool:
 
     def _fill(self) -> None:
         while self._backlog and len(self._running) < self._size and not self._closed:
-            self.start(self._backlog.popleft())
+            ready = self._backlog.take()
+            task = asyncio.create_task(self._run(ready))
+            self._running[key_of(ready)] = (task, ready)
+            task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self._broken.done():

@@ -21,8 +21,10 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import Failure, StageResult
 from penstock.core import completion
+from penstock.core.task import Priority
 from penstock.objects import ObjectStore
 from penstock.worker.outcomes import KEEP, Done, Fail, Next, Outcome, RetryAfter, Task
+from penstock.worker.turns import Places
 
 Handler = Callable[[Task], Outcome | Awaitable[Outcome]]
 
@@ -124,7 +126,7 @@ class Execution:
     ) -> None:
         self._stages = stages
         self._objects = objects
-        self._threads = asyncio.Semaphore(threads)
+        self._threads = Places(threads)
 
     async def run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt to its result.
@@ -160,7 +162,7 @@ class Execution:
                 with limit:
                     outcome = await cast("Awaitable[Outcome]", stage.handler(task))
             else:
-                outcome = await self._on_thread(stage, task)
+                outcome = await self._on_thread(stage, task, ready.priority)
             result = await self._conclude(ready, stage, outcome, started_ms)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
@@ -176,8 +178,8 @@ class Execution:
             result = _failed(ready, stage, started_ms, _failure_of(error))
         return None if limit.abandoned else result
 
-    async def _on_thread(self, stage: Stage, task: Task) -> Any:
-        async with self._threads:
+    async def _on_thread(self, stage: Stage, task: Task, priority: Priority) -> Any:
+        async with self._threads.place(priority):
             future = _start_thread(stage.handler, task)
             try:
                 done, _pending = await asyncio.wait({future}, timeout=stage.timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -16,15 +17,11 @@ from faust.types import TP
 from penstock.core.acknowledgement import Partition
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.connection import translated
+from penstock.kafka.fetching import Fetching
 from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
 
 NEVER_S = 1e9
-# While a fetch for partitions in which nothing comes waits at the broker, nothing is fetched for those in which
-# something does: the client asks for either kind apart when records it has are not yet taken. Faust lets it wait 1.5 s.
-LONGEST_FETCH_S = 0.05
-# What a lingering fetch need not wait for any longer.
-LINGER_BYTES = 64 * 1024
 # Services of Faust's kind narrate under the module they are defined in, unless told otherwise: ours are to be as quiet as
 # its own (`process.quiet_libraries`).
 _LOGGER = logging.getLogger("faust.of_penstock")
@@ -175,13 +172,10 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
     class Thread(AIOKafkaConsumerThread):
         logger = _LOGGER
 
-        def _create_worker_consumer(self, transport: Any) -> Any:
-            consumer = super()._create_worker_consumer(transport)
-            # Options of the client's constructor, which Faust calls without them.
-            consumer._fetch_max_wait_ms = int((linger_s or LONGEST_FETCH_S) * 1000)  # noqa: SLF001 (see above)
-            if linger_s:
-                consumer._fetch_min_bytes = LINGER_BYTES  # noqa: SLF001 (see above)
-            return consumer
+        async def on_start(self) -> None:
+            await super().on_start()
+            assert self._consumer is not None
+            Fetching(self._consumer._fetcher, time.monotonic, linger_s)  # noqa: SLF001 (see above)
 
     class ConsumerOfOurs(Consumer):
         logger = _LOGGER

@@ -20,3 +20,14 @@ SELECT r.*, pg_notify('penstock_types', r.name) FROM registered r;
 
 -- name: all
 SELECT * FROM task_type ORDER BY name;
+
+-- name: owners
+-- For every type which session releases it, as that session calls itself (see `release.own`).
+SELECT t.name AS type, a.application_name AS session
+FROM task_type t
+LEFT JOIN pg_locks l
+    ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('penstock.release.' || t.name, 0)
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ORDER BY t.name;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -26,12 +27,13 @@ def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
         return
     with client(gateway) as found:
         known = found.types()
+        owners = {} if json_ else found.owners()
     if json_:
         for one in known:
             print_json(one)
     elif known:
-        heads = [name.replace("_", " ") for name in _SHOWN]
-        table(heads, ([str(one[name]) for name in _SHOWN] for one in known))
+        heads = [*(name.replace("_", " ") for name in _SHOWN), "released by"]
+        table(heads, ([*(str(one[name]) for name in _SHOWN), _owner(owners, one["name"])] for one in known))
     else:
         console().print("no task types; register one with `penstock types add NAME`")
 
@@ -44,12 +46,18 @@ def show(name: str, gateway: str | None, json_: bool) -> None:
     """Shows one task type: its lease, limits and retries, and the targets of its tasks."""
     with client(gateway) as found:
         one = next((known for known in found.types() if known["name"] == name), None)
+        owners = {} if json_ else found.owners()
     if one is None:
         raise NotFound(f"there is no task type {name!r}; `penstock types` lists those there are")
     if json_:
         print_json(one)
     else:
-        fields((field.replace("_", " "), _text(value)) for field, value in one.items())
+        shown = {**one, "released by": _owner(owners, name)}
+        fields((field.replace("_", " "), _text(value)) for field, value in shown.items())
+
+
+def _owner(owners: Mapping[str, str | None], name: str) -> str:
+    return owners.get(name) or "nobody"
 
 
 def _text(value: Any) -> str:

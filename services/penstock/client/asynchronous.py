@@ -253,6 +253,11 @@ class Client(Operating):
         found: Sequence[Mapping[str, Any]] = (await self._ask("GET", "/types"))["types"]
         return found
 
+    async def owners(self) -> Mapping[str, str | None]:
+        """By type which process of task-sync releases its tasks, as host and process id; None where none does now."""
+        found: Sequence[Mapping[str, Any]] = (await self._ask("GET", "/owners"))["owners"]
+        return {one["type"]: one["process"] for one in found}
+
     async def register_type(self, name: str, **settings: Any) -> Mapping[str, Any]:
         """Registers a task type, or changes it; what is left out gets its default. Returns it as it is now.
 

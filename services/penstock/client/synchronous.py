@@ -132,6 +132,10 @@ class SyncClient:
         """See `Client.types`."""
         return self._run(self._client.types())
 
+    def owners(self) -> Mapping[str, str | None]:
+        """See `Client.owners`."""
+        return self._run(self._client.owners())
+
     def register_type(self, name: str, **settings: Any) -> Mapping[str, Any]:
         """See `Client.register_type`."""
         return self._run(self._client.register_type(name, **settings))

@@ -46,6 +46,7 @@ class Types:
             web.post("/types", self.register),
             web.get("/types", self.find, allow_head=False),
             web.get("/types/{name}", self.get, allow_head=False),
+            web.get("/owners", self.owners, allow_head=False),
         ]
 
     async def register(self, request: web.Request) -> web.Response:
@@ -63,6 +64,11 @@ class Types:
         """GET /types."""
         found = await types.all_types(self._pool)
         return respond({"types": [one.shown() for one in found.values()]})
+
+    async def owners(self, _request: web.Request) -> web.Response:
+        """GET /owners."""
+        found = await types.owners(self._pool)
+        return respond({"owners": [{"type": name, "process": process} for name, process in found.items()]})
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /types/{name}."""

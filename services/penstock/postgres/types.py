@@ -122,6 +122,17 @@ async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:
         return {row["name"]: _from_row(row) for row in await pool.fetch(query("types.all"))}
 
 
+async def owners(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, str | None]:
+    """By type which process of task-sync releases it, as host and process id; None where none does now.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await pool.fetch(query("types.owners"))
+    return {row["type"]: row["session"] and row["session"].rpartition(" ")[2] for row in rows}
+
+
 def _from_row(row: asyncpg.Record) -> TaskType:
     fields = {name: row[name] for name in TaskType.__slots__}
     return TaskType(**{**fields, "callbacks": subscription.from_columns(row["callbacks"])})

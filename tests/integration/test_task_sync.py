@@ -218,7 +218,7 @@ async def test_one_owner_at_a_time_and_another_when_its_session_is_lost(settings
     """S7, O2: a replica that loses its session fails itself, and another takes over."""
     first = asyncio.create_task(create_app(settings)(asyncio.Event(), lambda: None))
     lock = (
-        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database ="
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND database ="
         " (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
     owner = await wait_until(lambda: pool.fetchval(lock))

@@ -7,6 +7,30 @@ SELECT pg_try_advisory_lock(hashtextextended('penstock.release.' || $1, 0)) AS o
 -- name: disown
 SELECT pg_advisory_unlock(hashtextextended('penstock.release.' || $1, 0)) AS released;
 
+-- name: join
+-- A replica of task-sync, known as one for as long as this session lives.
+WITH joined AS MATERIALIZED (SELECT pg_advisory_lock_shared(hashtextextended('penstock.release', 0)))
+SELECT pg_notify('penstock_replicas', '') FROM joined;
+
+-- name: leave
+WITH gone AS MATERIALIZED (SELECT pg_advisory_unlock_all())
+SELECT pg_notify('penstock_replicas', '') FROM gone;
+
+-- name: tell_replicas
+SELECT pg_notify('penstock_replicas', '');
+
+-- name: owners
+-- The sessions of all replicas, and for each of some types, in their order, the session that owns it.
+WITH held AS (
+    -- A key of 64 bits is shown in two halves.
+    SELECT (l.classid::bigint << 32) | l.objid::bigint AS key, l.pid FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+SELECT (SELECT array_agg(pid ORDER BY pid) FROM held WHERE key = hashtextextended('penstock.release', 0)) AS members,
+       (SELECT array_agg(h.pid ORDER BY t.place) FROM unnest($1::text[]) WITH ORDINALITY AS t (name, place)
+        LEFT JOIN held h ON h.key = hashtextextended('penstock.release.' || t.name, 0)) AS owners;
+
 -- name: release
 -- Opens the gate for the first `limit` ready tasks of a type and notes them as on their way to Kafka;
 -- forgets the notes of earlier batches that have arrived.
@@ -43,6 +67,11 @@ LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'
 WHERE r.type = $1
 ORDER BY r.id, t.priority, t.id;
 
+-- name: waiting
+-- Those of some types of which something is ready.
+SELECT i.type FROM unnest($1::text[]) AS i (type)
+WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'ready');
+
 -- name: under_way
 -- Attempts of some tasks that are on their way to a worker or with one.
 SELECT id, step, attempt FROM task WHERE id = ANY ($1::bigint[]) AND state || '' IN ('queued', 'running');
@@ -68,11 +97,15 @@ WITH found AS (
 SELECT id FROM found, (SELECT count(*) FROM told) AS t;
 
 -- name: promote
--- What has fallen due becomes ready. Every process may do it, so the owner of each type is told by notification.
+-- The first `limit` tasks that have fallen due become ready; how many, by type. Every process may do it, so the owner of each
+-- type is told by notification, and what another process has at hand is left to it.
 WITH due AS (
-    UPDATE task SET state = 'ready', updated_at = now() WHERE state = 'scheduled' AND due_at <= now() RETURNING type
+    UPDATE task SET state = 'ready', updated_at = now()
+    WHERE id = ANY (ARRAY(SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
+                          ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING type
 )
-SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM due) AS types;
+SELECT type, count(*) AS tasks, pg_notify('penstock_ready', type) FROM due GROUP BY type;
 
 -- name: next_due
 -- Seconds until something falls due; no value when nothing will.

@@ -22,6 +22,10 @@ from penstock.postgres.types import TaskType
 # Notified with a type's name when a task of it becomes ready, or is scheduled.
 READY_CHANNEL = "penstock_ready"
 DUE_CHANNEL = "penstock_due"
+# Notified when a replica of task-sync comes or goes, or gives types up.
+REPLICAS_CHANNEL = "penstock_replicas"
+# What follows tells replicas apart, in the name by which the server knows a session.
+REPLICA_NAME = "task-sync gate"
 
 _LEVELS = {int(level): level for level in Priority}
 
@@ -37,6 +41,27 @@ class Batch:
 
     release_id: int
     tasks: list[ReadyTask]
+
+
+async def join(session: Session) -> None:
+    """Makes this session known as a replica, for as long as it lives."""
+    await session.fetch("release.join")
+
+
+async def leave(session: Session) -> None:
+    """Gives all types up and is no replica any more."""
+    await session.fetch("release.leave")
+
+
+async def tell_replicas(session: Session) -> None:
+    """Makes replicas look what there is to own."""
+    await session.fetch("release.tell_replicas")
+
+
+async def owners(session: Session, type_names: Sequence[str]) -> tuple[list[int], dict[str, int | None]]:
+    """The sessions of all replicas, in order, and by type the session that owns it."""
+    [row] = await session.fetch("release.owners", list(type_names))
+    return row["members"], dict(zip(type_names, row["owners"] or [], strict=True))
 
 
 async def own(session: Session, type_name: str) -> bool:
@@ -79,6 +104,11 @@ async def unconfirmed(session: Session, task_type: TaskType) -> list[Batch]:
     return list(batches.values())
 
 
+async def waiting(session: Session, type_names: Sequence[str]) -> list[str]:
+    """Those of some types of which something is ready."""
+    return [row["type"] for row in await session.fetch("release.waiting", list(type_names))]
+
+
 async def under_way(session: Session, keys: Sequence[Key]) -> set[Key]:
     """Those of some released attempts that have not ended."""
     if not keys:
@@ -109,9 +139,9 @@ async def lost(pool: asyncpg.Pool[asyncpg.Record], type_name: str, cut: datetime
     return [row["id"] for row in rows]
 
 
-async def promote(session: Session) -> None:
-    """Makes ready what has fallen due, of all types; their owners are notified."""
-    await session.fetch("release.promote")
+async def promote(session: Session, limit: int = 1_000) -> dict[str, int]:
+    """Makes ready the first `limit` tasks that have fallen due, of all types; how many of each. Their owners are notified."""
+    return {row["type"]: row["tasks"] for row in await session.fetch("release.promote", limit)}
 
 
 async def next_due_s(session: Session) -> float | None:

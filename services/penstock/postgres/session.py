@@ -29,6 +29,11 @@ class Session:
     def _on_termination(self, _connection: Any) -> None:
         self.lost.set()
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process, by which others see this session."""
+        return int(self.connection.get_server_pid())
+
     def ensure(self) -> None:
         """Does nothing while the session lives.
 

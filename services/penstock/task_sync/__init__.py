@@ -15,7 +15,12 @@ Guarantees
   twice is harmless: the fence lets one result take effect.
 - A queued task whose record is lost (retention, a topic or a Kafka made anew) is released again, once it is proven
   that nobody can still have it (`proof`).
-- A type is released by one process at a time: the lock lives in the session through which the release goes.
+- A type is released by one process at a time: the lock lives in the session through which the release goes. Replicas share
+  the types evenly (`core.spread`); one is handed over with nothing under way, and taken over within two looks
+  (`own_retry_s`) of its owner's death.
+- A delayed task is released when it is due by the server's clock, and not before.
+- At rest nobody is asked anything, but for a sweep every `sweep_s`, which finds what a lost notification would have told,
+  and, while there are other replicas, a look every `own_retry_s`.
 
 In doubt it stops: when the session, the lock or Kafka is gone, or work is at hand that does not move for
 `stall_timeout_s` (`lookout`), the process ends, and another takes over.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from contextlib import AsyncExitStack
 
 from penstock import metrics, process
@@ -10,7 +12,7 @@ from penstock.kafka.connection import admin_client, make_consumer, make_producer
 from penstock.kafka.observer import Observer
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
-from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL
+from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL, REPLICA_NAME, REPLICAS_CHANNEL
 from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import KnownTypes
@@ -22,6 +24,8 @@ from penstock.task_sync.release import Release
 from penstock.task_sync.settings import TaskSyncSettings
 
 NAME = "task-sync"
+# The server keeps 63 characters of a session's name.
+LONGEST_HOST = 30
 
 
 def create_app(settings: TaskSyncSettings) -> process.Service:
@@ -33,7 +37,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             # A release that a crash of the server undoes is done again, and the fence sees to the rest: not worth
             # a wait for the disk.
             session = await stack.enter_async_context(
-                open_session(settings.postgres, f"{NAME} gate", durable=False)
+                open_session(settings.postgres, f"{REPLICA_NAME} {_host()}-{os.getpid()}", durable=False)
             )
             producer = await stack.enter_async_context(running(make_producer(settings)))
             offsets = await stack.enter_async_context(running(make_consumer(settings, None)))
@@ -44,6 +48,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             await session.listen(READY_CHANNEL, gate.heard_ready)
             await session.listen(TYPES_CHANNEL, gate.heard_types)
             await session.listen(DUE_CHANNEL, gate.heard_due)
+            await session.listen(REPLICAS_CHANNEL, gate.heard_replicas)
             recheck = Recheck(settings, pool, producer, admin, offsets, gate)
             lookout = LookOut(settings.stall_timeout_s, Observer(offsets, settings.prefix), ingest, gate)
             await stack.enter_async_context(metrics.serving(settings, lambda: figures.samples(gate)))
@@ -56,6 +61,11 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             )
 
     return service
+
+
+def _host() -> str:
+    """The host's name, as far as the server keeps it."""
+    return socket.gethostname()[:LONGEST_HOST]
 
 
 def main() -> int:

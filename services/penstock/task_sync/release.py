@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import (
-    GroupCoordinatorNotAvailableError,
-    GroupLoadInProgressError,
-    NotCoordinatorForGroupError,
-)
 
-from penstock.core.window import Reason, Window, WindowPolicy
-from penstock.errors import KafkaUnavailable
+from penstock.core.window import Window, WindowPolicy
 from penstock.kafka.connection import create_topics, send_in_batches, translated
-from penstock.kafka.topics import ready, workers_group
+from penstock.kafka.topics import ready
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.postgres.types import KnownTypes, TaskType
+from penstock.task_sync.gates import Gate, Looking
+from penstock.task_sync.owning import Owning
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
@@ -31,64 +26,8 @@ log = logging.getLogger(__name__)
 FORGET_S = 0.5
 # While something is scheduled, the database is asked at least this often when it will be due.
 ASK_AGAIN_S = 10.0
-# Seconds between looks at what has ended of what was released, while a window holds tasks back.
-MEASURE_S = 0.2
-# A full window of which nothing was taken for some seconds is looked at again after a tenth of them, and so on.
-PATIENT = 10
-LONGEST_PATIENCE_S = 1.0
-# Said while a group has no coordinator, or it is on its way to another broker.
-_NO_COORDINATOR = (
-    GroupCoordinatorNotAvailableError,
-    GroupLoadInProgressError,
-    NotCoordinatorForGroupError,
-)
-
-
-@dataclass(slots=True)
-class Gate:
-    """What is known of one owned type.
-
-    Attributes:
-        type: its configuration.
-        topic: full name of its ready topic.
-        window: how many records may wait there.
-        written: records the topic holds in all, all partitions added up.
-        taken: of these, how many the workers have taken.
-        dirty: something may be ready.
-        queued: something may be queued.
-        next_partition: where the next slice goes.
-        looked_s: when `taken` was last read, on the loop's clock.
-        moved_s: when `taken` was last found to have grown, on the loop's clock.
-        patience_s: how long to wait before reading it again.
-        measured_s: when the window was last told what has ended, on the loop's clock.
-        released: tasks brought there by this process.
-        told: what the window's size went by when it was last logged.
-    """
-
-    type: TaskType
-    topic: str
-    window: Window
-    written: int = 0
-    taken: int = 0
-    dirty: bool = True
-    queued: bool = True
-    next_partition: int = 0
-    looked_s: float = float("-inf")
-    moved_s: float = float("-inf")
-    patience_s: float = 0.0
-    measured_s: float = float("-inf")
-    released: int = 0
-    told: Reason = Reason.FLOOR
-
-    @property
-    def room(self) -> int:
-        """How many more records the window has room for; not positive when it is full."""
-        return self.window.size - self.lag
-
-    @property
-    def lag(self) -> int:
-        """Records that no worker has taken."""
-        return max(0, self.written - self.taken)
+# When what was due and could not be made ready is tried again.
+LEFT_S = 0.05
 
 
 class Release:
@@ -116,11 +55,13 @@ class Release:
         self._session = session
         self._producer = producer
         self._types = types
-        self._admin = admin
+        self._looking = Looking(settings, session, admin)
+        self._owning = Owning(settings, session)
         self._offsets = offsets
         self._gates: dict[str, Gate] = {}
         self._wake = asyncio.Event()
         self._types_changed = True
+        self._owners_changed = True
         self._due_unknown = True
         self._confirmed: list[int] = []
         self._confirmed_s = 0.0
@@ -150,6 +91,11 @@ class Release:
         """A notification: a type was registered or changed."""
         self._types.outdated()
         self._types_changed = True
+        self._wake.set()
+
+    def heard_replicas(self, _nothing: str) -> None:
+        """A notification: a replica has come or gone, or has given types up."""
+        self._owners_changed = True
         self._wake.set()
 
     def gates(self) -> list[Gate]:
@@ -201,6 +147,7 @@ class Release:
             SessionLost: the locks are gone; another process may be releasing by now.
             PostgresUnavailable, KafkaUnavailable: what was released and not confirmed is sent by the next owner.
         """
+        await self._owning.join()
         wakers = [asyncio.create_task(self._wake_on(event)) for event in (stopping, self._session.lost)]
         try:
             await self._release_until(stopping)
@@ -211,21 +158,26 @@ class Release:
             await asyncio.gather(*self._confirming)
         if self._confirmed:
             await release.forget(self._session, self._take_confirmed())
+        # Others need not find out by themselves.
+        await release.leave(self._session)
 
     async def _release_until(self, stopping: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         own_at_s = due_at_s = loop.time()
+        sweep_at_s = loop.time() + self._settings.sweep_s
         while not stopping.is_set():
             self._wake.clear()
             self._session.ensure()
             if self._failure is not None:
                 raise self._failure
             now_s = loop.time()
-            if self._types_changed or now_s >= own_at_s:
+            if now_s >= sweep_at_s:
+                self._go_on("looking for what was not heard")
+                await self._sweep()
+                sweep_at_s = now_s + self._settings.sweep_s
+            if self._types_changed or self._owners_changed or now_s >= own_at_s:
                 self._go_on("owning types")
-                everything_owned = await self._own()
-                # With nothing left to own there is no reason to ask again before a type is registered.
-                own_at_s = float("inf") if everything_owned else now_s + self._settings.own_retry_s
+                own_at_s = await self._own()
             if self._due_unknown or now_s >= due_at_s:
                 self._go_on("making ready what is due")
                 due_at_s = await self._promote()
@@ -238,12 +190,21 @@ class Release:
                 forget_at_s = float("inf")
             if any(gate.dirty and gate.room > 0 for gate in self._gates.values()):
                 continue
-            await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s))
+            await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s, sweep_at_s))
+
+    async def _sweep(self) -> None:
+        """Finds what a notification that was lost would have told."""
+        self._types.outdated()
+        self._types_changed = self._due_unknown = True
+        for name in await release.waiting(self._session, list(self._gates)):
+            self._gates[name].dirty = True
 
     async def _answer(self) -> None:
         if self._asked is None:
             return
-        (names, future), self._asked = self._asked, None
+        (asked, future), self._asked = self._asked, None
+        # Of what was given up meanwhile, another process may be releasing just now.
+        names = [name for name in asked if name in self._gates]
         cuts = await release.cuts(self._session, names)
         for name in names:
             gate = self._gates.get(name)
@@ -268,25 +229,52 @@ class Release:
         await event.wait()
         self._wake.set()
 
-    async def _own(self) -> bool:
-        """Tries to own every type that it does not own yet; True when none is left."""
-        self._types_changed = False
-        await self._types.load()
-        missing = False
-        for task_type in self._types:
-            gate = self._gates.get(task_type.name)
-            self._go_on(f"owning {task_type.name}")
-            if gate is not None:
-                gate.type = task_type
-            elif await release.own(self._session, task_type.name):
-                await self._begin(task_type)
-            else:
-                missing = True
-        return not missing
+    async def _own(self) -> float:
+        """Takes types that nobody owns, up to its share, and gives up what is more; when to look again."""
+        if self._types_changed:
+            self._types_changed = False
+            await self._types.load()
+            for gate in self._gates.values():
+                gate.type = self._types.get(gate.type.name) or gate.type
+        self._owners_changed = False
+        plan = await self._owning.plan([task_type.name for task_type in self._types])
+        if plan.give:
+            await self._give_up(plan.give)
+        taken: list[TaskType] = []
+        for name in plan.take:
+            if len(taken) == plan.most:
+                break
+            self._go_on(f"owning {name}")
+            task_type = self._types.get(name)
+            if task_type is not None and await release.own(self._session, name):
+                taken.append(task_type)
+        if taken:
+            await create_topics(self._settings, [ready(one.name, one.partitions) for one in taken])
+        for task_type in taken:
+            self._go_on(f"beginning with {task_type.name}")
+            await self._begin(task_type)
+        if taken and not self._owning.alone:
+            # Whoever gave these up may have more.
+            await release.tell_replicas(self._session)
+        return self._owning.again_s
+
+    async def _give_up(self, names: Sequence[str]) -> None:
+        """Leaves types to other replicas, with nothing under way that they would send again."""
+        self._go_on(f"giving up {', '.join(names)}")
+        if self._confirming:
+            await asyncio.gather(*self._confirming)
+        if self._failure is not None:
+            raise self._failure
+        if self._confirmed:
+            await release.forget(self._session, self._take_confirmed())
+        for name in names:
+            log.info("%s: given up, for another process to own", name)
+            del self._gates[name]
+            await release.disown(self._session, name)
+        await release.tell_replicas(self._session)
 
     async def _begin(self, task_type: TaskType) -> None:
         topic = ready(task_type.name, task_type.partitions)
-        await create_topics(self._settings, [topic])
         settings = self._settings
         policy = WindowPolicy(settings.window_floor, settings.window, settings.window_s)
         gate = Gate(task_type, settings.prefix + topic.name, Window(policy))
@@ -295,7 +283,7 @@ class Release:
                 [TopicPartition(gate.topic, number) for number in range(task_type.partitions)]
             )
         gate.written = sum(ends.values())
-        await self._look(gate)
+        await self._looking.look(gate)
         self._gates[task_type.name] = gate
         self.some_queued.set()
         for batch in await release.unconfirmed(self._session, task_type):
@@ -306,12 +294,22 @@ class Release:
     async def _promote(self) -> float:
         """Makes ready what is due; returns when something will be, on the loop's clock."""
         self._due_unknown = False
-        await release.promote(self._session)
+        limit = self._settings.release_batch
+        promoted = await release.promote(self._session, limit)
+        for name in promoted.keys() & self._gates.keys():
+            # Sooner than the notification is here.
+            self._gates[name].dirty = True
+        now_s = asyncio.get_running_loop().time()
+        if sum(promoted.values()) == limit:
+            # More may be due; other types must not wait until all of it is ready.
+            return now_s
         wait_s = await release.next_due_s(self._session)
         if wait_s is None:
             return float("inf")
+        # What is due and was left is at hand elsewhere, which may come to nothing.
+        least_s = 0.001 if promoted else LEFT_S
         # Not for ever by what the database's clock was when it was asked: it may be put right meanwhile.
-        return asyncio.get_running_loop().time() + min(max(wait_s, 0.001), ASK_AGAIN_S)
+        return now_s + min(max(wait_s, least_s), ASK_AGAIN_S)
 
     async def _pump(self) -> float:
         """Releases one batch of each type that wants it; returns when to look at a full window again."""
@@ -323,7 +321,7 @@ class Release:
             self._go_on(f"releasing {gate.type.name}")
             now_s = asyncio.get_running_loop().time()
             if gate.lag * 2 > gate.window.size and now_s - gate.looked_s >= gate.patience_s:
-                await self._look(gate)
+                await self._looking.look_at_full(gate)
             room = gate.room
             if room <= 0:
                 look_at_s = min(look_at_s, gate.looked_s + gate.patience_s)
@@ -338,49 +336,6 @@ class Release:
                 gate.dirty = gate.dirty or len(batch.tasks) == limit
                 await self._send(gate, batch)
         return look_at_s
-
-    async def _look(self, gate: Gate) -> None:
-        """Reads how much of the topic the workers have taken."""
-        group = workers_group(self._settings.prefix, gate.type.name)
-        try:
-            with translated():
-                committed = await self._admin.list_consumer_group_offsets(group)
-        except KafkaUnavailable as error:
-            if not isinstance(error.__cause__, _NO_COORDINATOR):
-                raise
-            # A broker that has only just started has yet to appoint it: what is known holds until the next look.
-            log.info("%s: what its workers have taken is not known yet: %s", gate.type.name, error)
-            taken = gate.taken
-        else:
-            taken = sum(
-                meta.offset for tp, meta in committed.items() if tp.topic == gate.topic and meta.offset > 0
-            )
-        gate.looked_s = asyncio.get_running_loop().time()
-        if taken != gate.taken:
-            gate.taken, gate.moved_s = taken, gate.looked_s
-        # Where nobody takes anything there is no hurry to look again. Who takes much at once does it now and then.
-        patience_s = (gate.looked_s - gate.moved_s) / PATIENT
-        gate.patience_s = max(self._settings.lag_poll_s, min(patience_s, LONGEST_PATIENCE_S))
-        gate.window.left(gate.lag, gate.looked_s)
-        if gate.looked_s - gate.measured_s >= MEASURE_S:
-            await self._measure(gate)
-
-    async def _measure(self, gate: Gate) -> None:
-        """Tells the window what has ended of what was released."""
-        window = gate.window
-        under_way = await release.under_way(self._session, window.watched())
-        gate.measured_s = asyncio.get_running_loop().time()
-        window.looked(under_way, gate.measured_s)
-        if window.reason is not gate.told:
-            gate.told = window.reason
-            log.debug(
-                "%s: window of %d records by its %s: %.1f tasks/s end, %d records wait for workers",
-                gate.type.name,
-                window.size,
-                window.reason,
-                window.drain_per_s,
-                gate.lag,
-            )
 
     async def _send(self, gate: Gate, batch: release.Batch) -> None:
         """Writes a batch's records, each partition a slice of the order, and confirms in the background."""

@@ -26,6 +26,9 @@ class TaskSyncSettings(Platform, Progressing, Metered):
     lag_poll_s: float = option(
         0.05, "Seconds between looks at the workers' lag while a window is over half full."
     )
+    sweep_s: float = option(
+        30.0, "Seconds between looks for what is ready, due or registered and was not notified, or not heard."
+    )
     recheck_s: float = option(
         60.0, "Seconds between proofs that no queued task has lost its record; what has is released again."
     )
@@ -45,6 +48,6 @@ class TaskSyncSettings(Platform, Progressing, Metered):
             problems.append(
                 f"own_retry_s={self.own_retry_s} and lag_poll_s={self.lag_poll_s} must be above 0"
             )
-        if self.recheck_s <= 0:
-            problems.append(f"recheck_s={self.recheck_s} must be above 0")
+        if self.recheck_s <= 0 or self.sweep_s <= 0:
+            problems.append(f"recheck_s={self.recheck_s} and sweep_s={self.sweep_s} must be above 0")
         return problems

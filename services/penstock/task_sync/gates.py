@@ -1,0 +1,143 @@
+"""What is known of one owned type, and how its window learns what workers take and get done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    NotCoordinatorForGroupError,
+)
+
+from penstock.core.window import Reason, Window
+from penstock.errors import KafkaUnavailable
+from penstock.kafka.connection import translated
+from penstock.kafka.topics import workers_group
+from penstock.postgres import release
+from penstock.postgres.session import Session
+from penstock.postgres.types import TaskType
+from penstock.task_sync.settings import TaskSyncSettings
+
+log = logging.getLogger(__name__)
+
+# Seconds between looks at what has ended of what was released, while a window holds tasks back.
+MEASURE_S = 0.2
+# A full window of which nothing was taken for some seconds is looked at again after a tenth of them, and so on.
+PATIENT = 10
+LONGEST_PATIENCE_S = 1.0
+# Said while a group has no coordinator, or it is on its way to another broker.
+_NO_COORDINATOR = (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    NotCoordinatorForGroupError,
+)
+
+
+@dataclass(slots=True)
+class Gate:
+    """What is known of one owned type.
+
+    Attributes:
+        type: its configuration.
+        topic: full name of its ready topic.
+        window: how many records may wait there.
+        written: records the topic holds in all, all partitions added up.
+        taken: of these, how many the workers have taken.
+        dirty: something may be ready.
+        queued: something may be queued.
+        next_partition: where the next slice goes.
+        looked_s: when `taken` was last read, on the loop's clock.
+        moved_s: when `taken` was last found to have grown, on the loop's clock.
+        patience_s: how long to wait before reading it again.
+        measured_s: when the window was last told what has ended, on the loop's clock.
+        released: tasks brought there by this process.
+        told: what the window's size went by when it was last logged.
+    """
+
+    type: TaskType
+    topic: str
+    window: Window
+    written: int = 0
+    taken: int = 0
+    dirty: bool = True
+    queued: bool = True
+    next_partition: int = 0
+    looked_s: float = float("-inf")
+    moved_s: float = float("-inf")
+    patience_s: float = 0.0
+    measured_s: float = float("-inf")
+    released: int = 0
+    told: Reason = Reason.FLOOR
+
+    @property
+    def room(self) -> int:
+        """How many more records the window has room for; not positive when it is full."""
+        return self.window.size - self.lag
+
+    @property
+    def lag(self) -> int:
+        """Records that no worker has taken."""
+        return max(0, self.written - self.taken)
+
+
+class Looking:
+    """Looks at ready topics and at what became of their tasks.
+
+    Args:
+        settings: of the service.
+        session: the one that owns the types.
+        admin: reads the workers' offsets.
+    """
+
+    def __init__(self, settings: TaskSyncSettings, session: Session, admin: AIOKafkaAdminClient) -> None:
+        self._settings = settings
+        self._session = session
+        self._admin = admin
+
+    async def look(self, gate: Gate) -> None:
+        """Reads how much of the topic the workers have taken."""
+        group = workers_group(self._settings.prefix, gate.type.name)
+        try:
+            with translated():
+                committed = await self._admin.list_consumer_group_offsets(group)
+        except KafkaUnavailable as error:
+            if not isinstance(error.__cause__, _NO_COORDINATOR):
+                raise
+            # A broker that has only just started has yet to appoint it: what is known holds until the next look.
+            log.info("%s: what its workers have taken is not known yet: %s", gate.type.name, error)
+            taken = gate.taken
+        else:
+            taken = sum(
+                meta.offset for tp, meta in committed.items() if tp.topic == gate.topic and meta.offset > 0
+            )
+        gate.looked_s = asyncio.get_running_loop().time()
+        if taken != gate.taken:
+            gate.taken, gate.moved_s = taken, gate.looked_s
+        # Where nobody takes anything there is no hurry to look again. Who takes much at once does it now and then.
+        patience_s = (gate.looked_s - gate.moved_s) / PATIENT
+        gate.patience_s = max(self._settings.lag_poll_s, min(patience_s, LONGEST_PATIENCE_S))
+
+    async def look_at_full(self, gate: Gate) -> None:
+        """As `look`, of a window that is at least half full: tells it what its workers have left and got done."""
+        await self.look(gate)
+        gate.window.left(gate.lag, gate.looked_s)
+        if gate.looked_s - gate.measured_s < MEASURE_S:
+            return
+        window = gate.window
+        under_way = await release.under_way(self._session, window.watched())
+        gate.measured_s = asyncio.get_running_loop().time()
+        window.looked(under_way, gate.measured_s)
+        if window.reason is not gate.told:
+            gate.told = window.reason
+            log.debug(
+                "%s: window of %d records by its %s: %.1f tasks/s end, %d records wait for workers",
+                gate.type.name,
+                window.size,
+                window.reason,
+                window.drain_per_s,
+                gate.lag,
+            )

@@ -1,0 +1,65 @@
+"""Types spread over replicas that come and go, each deciding for itself."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.spread import plan
+
+
+@st.composite
+def histories(draw):
+    """Steps: a member comes, goes or acts; a type is registered."""
+    step = st.tuples(st.sampled_from(["come", "go", "act", "act", "act", "type"]), st.integers(0, 7))
+    return draw(st.lists(step, max_size=60))
+
+
+def act(me, members, owners):
+    """One replica does what it plans; how many types moved."""
+    found = plan(me, members, owners)
+    for name in found.give:
+        assert owners[name] == me
+        owners[name] = None
+    for name in found.take[: found.most]:
+        assert owners[name] is None
+        owners[name] = me
+    assert len(found.give) <= 1, "a type at a time"
+    return len(found.give) + len(found.take[: found.most])
+
+
+@given(histories(), st.integers(0, 12), st.permutations(range(8)))
+def test_every_type_is_owned_and_nobody_has_two_more_than_another(history, foreign, order):
+    """S7: from whatever came before, in whatever order replicas act, all come to rest within a few rounds a type: each type of theirs
+    has an owner, shares differ by one at most, and then nothing moves. What another version owns stays there."""
+    members, owners = {0}, {f"foreign-{n}": 99 for n in range(foreign)}
+    for step, number in history:
+        if step == "come":
+            members.add(number)
+        elif step == "go" and len(members) > 1:
+            members.discard(number)
+            # Its session ends, and its locks with it.
+            owners |= {name: None for name, owner in owners.items() if owner == number}
+        elif step == "act" and number in members:
+            act(number, members, owners)
+        elif step == "type":
+            owners.setdefault(f"t{len(owners)}", None)
+    rounds = 0
+    while sum(act(me, members, owners) for me in order if me in members):
+        rounds += 1
+        assert rounds <= len(owners) + 3
+    shares = [sum(owner == me for owner in owners.values()) for me in members]
+    assert max(shares) - min(shares) <= 1
+    assert sum(shares) == len(owners) - foreign
+    assert None not in owners.values()
+
+
+def test_a_new_replica_gets_its_share_and_no_more_moves_than_that():
+    """S7: of ten types of two replicas a third gets three, and nothing else moves."""
+    owners = {f"t{n}": n % 2 for n in range(10)}
+    before = dict(owners)
+    for _ in range(6):
+        for me in range(3):
+            act(me, {0, 1, 2}, owners)
+    assert sum(owner == 2 for owner in owners.values()) == 3
+    assert sum(owners[name] != before[name] for name in owners) == 3

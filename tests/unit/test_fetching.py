@@ -28,7 +28,7 @@ class Fetcher:
 
 @pytest.mark.parametrize(("linger_s", "busy"), [(0.0, (BUSY_S, 1)), (0.1, (0.1, LINGER_BYTES))])
 def test_fetches_wait_long_only_at_rest(linger_s, busy):
-    """S6: an idle processor asks the broker twice a second; from the first record on, and in a new assignment, fetches are as
+    """S6: an idle processor asks the broker once a second; from the first record on, and in a new assignment, fetches are as
     quick as ever. At rest the first byte ends a fetch, also of who lingers under load."""
     fetcher, now_s = Fetcher(), 0.0
     Fetching(fetcher, lambda: now_s, linger_s)

@@ -15,7 +15,7 @@ BUSY_S = 0.05
 # Seconds without records after which there is rest, and how long a fetch waits then: after a rebalance the fetch
 # of another assignment may still be waiting.
 QUIET_AFTER_S = 2.0
-QUIET_S = 0.5
+QUIET_S = 1.0
 # What a lingering fetch need not wait for any longer.
 LINGER_BYTES = 64 * 1024
 

@@ -66,7 +66,7 @@ async def become(pool, *wanted):
     async def so():
         return await shares(pool) == list(wanted)
 
-    await wait_until(so, what=f"types are spread as {wanted}")
+    await wait_until(so, timeout=120, what=f"types are spread as {wanted}")
 
 
 async def submit_everywhere(pool, count=1):
@@ -149,7 +149,7 @@ async def test_another_takes_over_within_seconds_after_a_kill(settings, pool):
             await become(pool, 6)
     sys.stderr.write(f"\nreleases of all types {took_s:.2f} s after the kill\n")
     assert took_s < 5
-    found = Counter(task for name in TYPES for task in await released(settings, name))
+    found = Counter([task for name in TYPES for task in await released(settings, name)])
     assert set(found) == {row["id"] for row in await pool.fetch("SELECT id FROM task")}
     assert {task for task, records in found.items() if records > 1} <= in_flight
 

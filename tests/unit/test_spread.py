@@ -63,3 +63,10 @@ def test_a_new_replica_gets_its_share_and_no_more_moves_than_that():
             act(me, {0, 1, 2}, owners)
     assert sum(owner == 2 for owner in owners.values()) == 3
     assert sum(owners[name] != before[name] for name in owners) == 3
+
+
+def test_nothing_is_given_up_while_something_is_free():
+    """S7: a handover is one type without an owner, and the next waits until that one is taken."""
+    owners = {"a": 0, "b": 0, "c": 0, "d": 0}
+    assert plan(0, {0, 1}, owners).give == ["d"]
+    assert plan(0, {0, 1}, {**owners, "d": None}).give == []

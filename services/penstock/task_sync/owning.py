@@ -18,8 +18,8 @@ from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
 
-# What nobody takes for so many rounds is taken by whoever sees it, whatever its share: whose turn it is may stand still.
-PATIENT_ROUNDS = 2
+# What nobody takes for so many seconds is taken by whoever sees it, whatever its share: whose turn it is may stand still.
+PATIENCE_S = 10.0
 # What was taken so is kept for a while.
 KEEP_S = 60.0
 
@@ -66,11 +66,7 @@ class Owning:
             log.info("replicas of task-sync: %d, types: %d", len(members), len(names))
         found = spread.plan(me, members, owners)
         self._free = {name: self._free.get(name, now_s) for name in found.take}
-        left = [
-            name
-            for name, since_s in self._free.items()
-            if now_s - since_s >= PATIENT_ROUNDS * self._settings.own_retry_s
-        ]
+        left = [name for name, since_s in self._free.items() if now_s - since_s >= PATIENCE_S]
         if left:
             self._keep_until_s = now_s + KEEP_S
             return Plan(left, len(left), [])

@@ -293,6 +293,7 @@ async def test_a_callback_nobody_owes_is_not_made(platform: Bench, target: Targe
         b"",
         b"[]",
         b'{"id":"x","target":"http://x/","task_id":1,"attempt":-1,"body":""}',
+        b'{"id":"x","target":"http://x/\\u0000","task_id":1,"attempt":0,"body":""}',
         b'{"id":"x","target":"http://x/","task_id":1,"attempt":99999999999,"body":""}',
     ],
 )

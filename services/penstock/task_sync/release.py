@@ -348,10 +348,14 @@ class Release:
             records = ((None, task.encode()) for task in tasks[begin : begin + size])
             pending += await send_in_batches(self._producer, gate.topic, partition, records)
             gate.next_partition += 1
+        now_s = asyncio.get_running_loop().time()
+        if not gate.lag:
+            # Nothing was there to be taken: how long nothing was taken says nothing of these.
+            gate.moved_s, gate.patience_s = now_s, self._settings.lag_poll_s
         gate.written += len(tasks)
         gate.released += len(tasks)
         keys = [(task.fence.id, task.fence.step, task.fence.attempt) for task in tasks]
-        gate.window.released(keys, asyncio.get_running_loop().time())
+        gate.window.released(keys, now_s)
         confirming = asyncio.create_task(self._confirm(batch.release_id, pending))
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)

@@ -133,7 +133,7 @@ async def run(deployment: Deployment, files: list[Path], out: Path, secret: str)
             Draft(
                 type="media",
                 context={"file": str(file), "out": str(out)},
-                key=str(file),
+                idempotency_key=str(file),
                 callbacks=[url],
                 events="all",
                 labels={"file": file.name[:200]},

@@ -216,6 +216,8 @@ CREATE TABLE penstock.task (
     lease_ms integer,
     max_attempts integer,
     pausing boolean DEFAULT false NOT NULL,
+    key text COLLATE pg_catalog."C",
+    tracked boolean DEFAULT false NOT NULL,
     CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
     CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
     CONSTRAINT task_content_type_check CHECK ((content_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
@@ -245,6 +247,10 @@ COMMENT ON COLUMN penstock.task.max_attempts IS 'while running: tries that its s
 
 COMMENT ON COLUMN penstock.task.pausing IS 'while running: to be paused when its stage ends, instead of going on';
 
+COMMENT ON COLUMN penstock.task.key IS 'tenant or resource that it counts for; empty is none, written so in types that are released key by key';
+
+COMMENT ON COLUMN penstock.task.tracked IS 'released under a limit: counted while in flight, and its end wakes the type''s owner';
+
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.task_id_seq
     START WITH 1
@@ -270,15 +276,39 @@ CREATE TABLE penstock.task_type (
     max_losses integer DEFAULT 3 NOT NULL,
     late_results text DEFAULT 'accept'::text NOT NULL,
     callbacks text[],
+    paused boolean DEFAULT false NOT NULL,
+    max_in_flight integer,
+    starts_per_s double precision,
+    max_per_key integer,
+    fair boolean DEFAULT false NOT NULL,
+    keyed boolean DEFAULT false NOT NULL,
     CONSTRAINT task_type_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
     CONSTRAINT task_type_late_results_check CHECK ((late_results = ANY (ARRAY['accept'::text, 'refuse'::text]))),
     CONSTRAINT task_type_lease_ms_check CHECK ((lease_ms > 0)),
     CONSTRAINT task_type_max_attempts_check CHECK ((max_attempts > 0)),
+    CONSTRAINT task_type_max_in_flight_check CHECK ((max_in_flight > 0)),
     CONSTRAINT task_type_max_losses_check CHECK ((max_losses > 0)),
-    CONSTRAINT task_type_partitions_check CHECK ((partitions > 0))
+    CONSTRAINT task_type_max_per_key_check CHECK ((max_per_key > 0)),
+    CONSTRAINT task_type_partitions_check CHECK ((partitions > 0)),
+    CONSTRAINT task_type_starts_per_s_check CHECK ((starts_per_s > (0)::double precision))
 );
 
 COMMENT ON COLUMN penstock.task_type.callbacks IS 'as task.callbacks: of tasks submitted without their own';
+
+COMMENT ON COLUMN penstock.task_type.keyed IS 'released key by key: it is fair, has max_per_key or settings of keys (type_key)';
+
+CREATE TABLE penstock.type_key (
+    type text NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
+    paused boolean DEFAULT false NOT NULL,
+    weight integer DEFAULT 1 NOT NULL,
+    max_in_flight integer,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT type_key_max_in_flight_check CHECK ((max_in_flight > 0)),
+    CONSTRAINT type_key_weight_check CHECK (((weight >= 1) AND (weight <= 1000)))
+);
+
+COMMENT ON TABLE penstock.type_key IS 'what operators have said of keys; a key without a row is not paused, weighs 1 and has max_per_key of its type';
 
 ALTER TABLE ONLY penstock.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (task_id, step, attempt);
@@ -315,6 +345,9 @@ ALTER TABLE ONLY penstock.task_type
 
 CREATE INDEX audit_running ON penstock.audit USING btree (seq) WHERE (state = 'running'::text);
 
+ALTER TABLE ONLY penstock.type_key
+    ADD CONSTRAINT type_key_pkey PRIMARY KEY (type, key);
+
 CREATE INDEX callback_dead ON penstock.callback USING btree (target, seq) WHERE (state = 'dead'::text);
 
 CREATE INDEX callback_due ON penstock.callback USING btree (due_at) WHERE (state = 'pending'::text);
@@ -331,11 +364,15 @@ CREATE INDEX task_failed ON penstock.task USING btree (type, id) WHERE (state = 
 
 CREATE UNIQUE INDEX task_idempotency ON penstock.task USING btree (type, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 
+CREATE INDEX task_in_flight ON penstock.task USING btree (type, key) WHERE ((state = ANY (ARRAY['queued'::text, 'running'::text])) AND tracked);
+
 CREATE INDEX task_labels ON penstock.task USING gin (labels jsonb_path_ops) WHERE (labels IS NOT NULL);
 
 CREATE INDEX task_queued ON penstock.task USING btree (type, updated_at) WHERE (state = 'queued'::text);
 
 CREATE INDEX task_ready ON penstock.task USING btree (type, priority, id) WHERE (state = 'ready'::text);
+
+CREATE INDEX task_ready_key ON penstock.task USING btree (type, priority, key, id) WHERE ((state = 'ready'::text) AND (key IS NOT NULL));
 
 CREATE INDEX task_running ON penstock.task USING btree (lease_partition) WHERE (state = 'running'::text);
 
@@ -343,3 +380,6 @@ CREATE INDEX task_scheduled ON penstock.task USING btree (due_at) WHERE (state =
 
 ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_type_fkey FOREIGN KEY (type) REFERENCES penstock.task_type(name);
+
+ALTER TABLE ONLY penstock.type_key
+    ADD CONSTRAINT type_key_type_fkey FOREIGN KEY (type) REFERENCES penstock.task_type(name);

@@ -18,6 +18,8 @@ from penstock.gateway import openapi
 from penstock.gateway.callbacks import LARGEST_PAGE as LARGEST_CALLBACK_PAGE
 from penstock.gateway.callbacks import REPLAYED, Callbacks
 from penstock.gateway.hold import Hold
+from penstock.gateway.keys import LARGEST_PAGE as LARGEST_KEY_PAGE
+from penstock.gateway.keys import Keys
 from penstock.gateway.operations import LARGEST_PAGE as LARGEST_OPERATION_PAGE
 from penstock.gateway.operations import LOOKED_AT, Operations
 from penstock.gateway.operations import STATES as OPERATION_STATES
@@ -54,6 +56,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     routes = [
         *Tasks(settings, nothing, nothing, nothing, nothing).routes(),
         *Types(settings, nothing, nothing).routes(),
+        *Keys(settings, nothing).routes(),
         *Targets(settings, nothing).routes(),
         *Callbacks(settings, nothing).routes(),
         *Operations(settings, nothing, nothing).routes(),
@@ -149,6 +152,7 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         "/targets": LARGEST_TARGET_PAGE,
         "/callbacks": LARGEST_CALLBACK_PAGE,
         "/operations": LARGEST_OPERATION_PAGE,
+        "/types/{name}/keys": LARGEST_KEY_PAGE,
     }
     asked = schemas["OperationRequest"]["properties"]
     assert asked["verb"]["enum"] == schemas["Operation"]["properties"]["verb"]["enum"] == [*Verb]

@@ -64,7 +64,7 @@ async def test_a_task_goes_in_and_comes_out(url: str, database: str) -> None:
             b"\x00\xff",
             stage="cut",
             priority="HIGH",
-            key="k",
+            idempotency_key="k",
             run_at=datetime(2090, 1, 1, tzinfo=UTC),
             callbacks=["https://shop.example/hook"],
             events="all",
@@ -82,7 +82,7 @@ async def test_a_task_goes_in_and_comes_out(url: str, database: str) -> None:
         assert task.labels == {"customer": "acme"}
         assert task.raw["events"] == "all"
         assert not task.ended
-        assert not (await client.submit("media", key="k")).created
+        assert not (await client.submit("media", idempotency_key="k")).created
         await finish(database, submitted.id)
         done = await client.get(submitted.id)
         assert done.ended

@@ -88,7 +88,7 @@ async def test_one_task(penstock: Invoke, tmp_path: Path) -> None:
         "media",
         "--context",
         "@context.json",
-        "--key",
+        "--idempotency-key",
         "k",
         "--priority",
         "high",

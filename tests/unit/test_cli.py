@@ -127,7 +127,7 @@ def test_an_address_that_is_none_ends_with_6(monkeypatch: pytest.MonkeyPatch, ur
     "arguments",
     [
         ["submit"],
-        ["submit", "--file", "x", "--key", "k"],
+        ["submit", "--file", "x", "--idempotency-key", "k"],
         ["submit", "media", "--priority", "URGENT"],
         ["watch"],
         ["watch", "1", "--type", "media"],

@@ -24,8 +24,11 @@ SELECT id, type, step, attempt FROM task WHERE state = 'queued' AND updated_at <
 
 -- name: ready
 -- Types with tasks that have been ready for longer than `grace` seconds, the first of each, and whether a task-sync
--- holds the lock of the type (see `release.own`).
-SELECT r.*, EXISTS (
+-- holds the lock of the type (see `release.own`); whether the type is paused or has limits for which they may wait.
+SELECT r.*,
+       (SELECT y.paused OR y.keyed OR y.max_in_flight IS NOT NULL OR y.starts_per_s IS NOT NULL
+        FROM task_type y WHERE y.name = r.type) AS limited,
+       EXISTS (
     SELECT FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

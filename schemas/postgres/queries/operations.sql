@@ -93,14 +93,20 @@ SELECT id FROM task WHERE id = $1 FOR UPDATE;
 
 -- name: pause
 -- What waits in PostgreSQL is paused at once. So is what is queued: its record is on Kafka, so the fence moves on and leaves
--- it an attempt that is over. What runs ends its stage first (see `advance.advance`).
-UPDATE task
-SET state = CASE state WHEN 'running' THEN 'running' ELSE 'paused' END,
-    pausing = state = 'running',
-    attempt = attempt + CASE state WHEN 'queued' THEN 1 ELSE 0 END,
-    updated_at = now()
-WHERE id = ANY ($1::bigint[]) AND state IN ('scheduled', 'ready', 'queued', 'running')
-RETURNING id, step, attempt;
+-- it an attempt that is over; where its type has limits, that makes room. What runs ends its stage first (see `advance.advance`).
+WITH paused AS (
+    UPDATE task
+    SET state = CASE state WHEN 'running' THEN 'running' ELSE 'paused' END,
+        pausing = state = 'running',
+        attempt = attempt + CASE state WHEN 'queued' THEN 1 ELSE 0 END,
+        updated_at = now()
+    WHERE id = ANY ($1::bigint[]) AND state IN ('scheduled', 'ready', 'queued', 'running')
+    RETURNING id, step, attempt, type, state, tracked
+), woken AS (
+    SELECT pg_notify('penstock_ready', type)
+    FROM (SELECT DISTINCT type FROM paused WHERE tracked AND state = 'paused') AS types
+)
+SELECT id, step, attempt FROM paused, (SELECT count(*) FROM woken) AS w;
 
 -- name: resume
 -- Back to where it was: to its delay, if that is not over yet. What still runs goes on as if nothing had been said.

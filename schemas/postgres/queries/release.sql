@@ -33,7 +33,7 @@ SELECT (SELECT array_agg(pid ORDER BY pid) FROM held WHERE key = hashtextextende
 
 -- name: release
 -- Opens the gate for the first `limit` ready tasks of a type and notes them as on their way to Kafka;
--- forgets the notes of earlier batches that have arrived.
+-- forgets the notes of earlier batches that have arrived. With `tracked` ($4) they count for the type's limits.
 WITH forgotten AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
 ), chosen AS (
@@ -42,7 +42,7 @@ WITH forgotten AS (
     -- Found by key, whatever the statistics say. The state is asked again, since a task may be cancelled meanwhile;
     -- as an expression, so that no index on it is taken for a better way to find a few keys.
     -- `updated_at` says since when it has been queued: the proof that its record is lost goes by that.
-    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now()
+    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
               t.content_type, t.context, t.context_ref

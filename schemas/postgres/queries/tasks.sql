@@ -14,12 +14,12 @@ WITH moved AS (
 ), input AS (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::bytea[], $6::text[], $7::text[],
-                $8::timestamptz[], $9::text[], $10::text[], $11::text[])
+                $8::timestamptz[], $9::text[], $10::text[], $11::text[], $16::text[])
          WITH ORDINALITY AS i (type, stage, priority, content_type, context, context_ref, idempotency_key,
-                               due_at, callbacks, events, labels, ordinal)
+                               due_at, callbacks, events, labels, key, ordinal)
 ), inserted AS (
     INSERT INTO task (type, state, stage, priority, content_type, context, context_ref, idempotency_key,
-                      due_at, callbacks, events, labels)
+                      due_at, callbacks, events, labels, key)
     SELECT i.type, CASE WHEN i.due_at > now() THEN 'scheduled' ELSE 'ready' END,
            coalesce(i.stage, t.first_stage), i.priority, i.content_type, i.context, i.context_ref,
            i.idempotency_key, i.due_at,
@@ -27,7 +27,8 @@ WITH moved AS (
            -- they are and objects their JSON. NULL is "nothing said", which the type answers, here and for good.
            CASE WHEN i.callbacks IS NULL THEN t.callbacks
                 ELSE ARRAY(SELECT jsonb_array_elements_text(i.callbacks::jsonb)) END,
-           coalesce(i.events, t.events), i.labels::jsonb
+           coalesce(i.events, t.events), i.labels::jsonb,
+           CASE WHEN i.key IS NULL AND t.keyed THEN '' ELSE i.key END
     FROM input i JOIN task_type t ON t.name = i.type
     WHERE EXISTS (SELECT FROM allowed)
     ORDER BY i.ordinal
@@ -81,12 +82,19 @@ SELECT state, count(*) AS tasks FROM task WHERE id = ANY ($1::bigint[]) GROUP BY
 SELECT id FROM task WHERE id = ANY ($1::bigint[]);
 
 -- name: cancel
--- Returns the tasks that were cancelled by this call; those already final are not.
-UPDATE task
-SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,
-    lease_ms = NULL,
-    max_attempts = NULL,
-    pausing = false
-WHERE id = ANY ($1::bigint[])
-  AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at;
+-- Returns the tasks that were cancelled by this call; those already final are not. Where their types have limits, that
+-- makes room.
+WITH cancelled AS (
+    UPDATE task
+    SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,
+        lease_ms = NULL,
+        max_attempts = NULL,
+        pausing = false
+    WHERE id = ANY ($1::bigint[])
+      AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+    RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at, tracked
+), woken AS (
+    SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM cancelled WHERE tracked) AS types
+)
+SELECT id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at
+FROM cancelled, (SELECT count(*) FROM woken) AS w;

@@ -1,18 +1,24 @@
 -- Task types.
 
 -- name: register
--- Inserts the row, or changes all but the partitions of the one there is; wakes every service's copy.
+-- Inserts the row, or changes all but the partitions of the one there is; wakes every service's copy. Whether it is
+-- paused stays as it is when nothing is said of it: who registers it again, as deployments do, must not resume it.
 WITH registered AS (
     INSERT INTO task_type AS t (name, first_stage, partitions, lease_ms, max_attempts,
                                 retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events,
-                                max_losses, late_results, callbacks)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+                                max_losses, late_results, callbacks,
+                                paused, max_in_flight, starts_per_s, max_per_key, fair, keyed)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
+            coalesce($14::boolean, false), $15, $16, $17::integer, $18::boolean, $17::integer IS NOT NULL OR $18::boolean)
     ON CONFLICT (name) DO UPDATE
     SET first_stage = excluded.first_stage, lease_ms = excluded.lease_ms, max_attempts = excluded.max_attempts,
         retry_base_ms = excluded.retry_base_ms, retry_factor = excluded.retry_factor,
         retry_max_ms = excluded.retry_max_ms, retry_jitter = excluded.retry_jitter, events = excluded.events,
         max_losses = excluded.max_losses, late_results = excluded.late_results,
         callbacks = excluded.callbacks,
+        paused = coalesce($14::boolean, t.paused), max_in_flight = excluded.max_in_flight,
+        starts_per_s = excluded.starts_per_s, max_per_key = excluded.max_per_key, fair = excluded.fair,
+        keyed = excluded.keyed OR EXISTS (SELECT FROM type_key k WHERE k.type = t.name),
         updated_at = now()
     RETURNING t.*, (xmax = 0) AS created
 )
@@ -31,3 +37,7 @@ LEFT JOIN pg_locks l
    AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('penstock.release.' || t.name, 0)
 LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 ORDER BY t.name;
+
+-- name: lock
+-- One type, for a change of some of its settings in the same transaction.
+SELECT * FROM task_type WHERE name = $1 FOR UPDATE;

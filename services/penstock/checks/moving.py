@@ -95,8 +95,8 @@ class Moving:
             topic = ready(row["type"], 1).name
             committed = await self._topics.committed(workers_group(self._settings.prefix, row["type"]))
             unread = await self._topics.unread(topic, committed)
-            if row["owned"] and unread:
-                continue  # the window is full: they wait for workers
+            if row["owned"] and (unread or row["limited"]):
+                continue  # they wait for workers, since the window is full, or for what the type's limits say
             why = f"{topic} has no record left to read" if row["owned"] else "no task-sync releases that type"
             more = f"and {row['tasks'] - 1:,} more of" if row["tasks"] > 1 else "of"
             lacks = f"{more} {row['type']} have been ready for up to {row['age_s']:.0f} s, and {why}"

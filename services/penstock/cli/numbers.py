@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.types import FloatParamType, IntParamType
 
 _BEYOND = 2**63
+
+# Given as `none`, where nothing given is something else.
+NO_LIMIT: Final = "none"
 
 
 class Whole(IntParamType):
@@ -53,3 +56,19 @@ class Pace(Finite):
         if not found > 0:
             self.fail(f"{value} is not above 0.", param, ctx)
         return found
+
+
+class OrNone(click.ParamType):
+    """A number, or `none`, which takes a limit away.
+
+    Args:
+        number: what it is when it is not `none`.
+    """
+
+    def __init__(self, number: click.ParamType) -> None:
+        self._number = number
+        self.name = f"{number.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or `NO_LIMIT`."""
+        return NO_LIMIT if value in ("none", NO_LIMIT) else self._number.convert(value, param, ctx)

@@ -50,7 +50,8 @@ _STATE = click.Choice([state.value for state in State])
 )
 @click.option("--stage", help="Where to begin; default: the type's first stage.")
 @click.option("--priority", type=_PRIORITY, help="Default: MEDIUM.")
-@click.option("--key", help="Idempotency key: submitting it again returns the first task.")
+@click.option("--key", help="Tenant or resource that it counts for in limits and turns of its type.")
+@click.option("--idempotency-key", help="Submitting it again returns the first task.")
 @click.option("--run-at", metavar="MOMENT", help="Not before this moment, such as 2026-12-01T06:00:00Z.")
 @click.option(
     "--callback",
@@ -87,15 +88,18 @@ def submit(
     """
     if not type_ and file is None:
         raise click.UsageError("give a TYPE, or --file with many tasks")
-    if file is not None and (given["key"] or context):
-        raise click.UsageError("--key and --context are for one task; put them into the lines of --file")
+    if file is not None and (given["idempotency_key"] or context):
+        raise click.UsageError(
+            "--idempotency-key and --context are for one task; put them into the lines of --file"
+        )
     if given["callbacks"] and given["no_callbacks"]:
         raise click.UsageError("give --callback or --no-callbacks, but not both")
     wire = without_nothing(
         type=type_,
         stage=given["stage"],
         priority=given["priority"],
-        idempotency_key=given["key"],
+        key=given["key"],
+        idempotency_key=given["idempotency_key"],
         run_at=given["run_at"],
         callbacks=callbacks_of(given["callbacks"], none=given["no_callbacks"]),
         events=given["events"],
@@ -167,8 +171,8 @@ def _show(task: Task) -> None:
     ]
     pairs += [("result", _short(task.result))] if task.result is not None else []
     pairs += [("labels", ", ".join(f"{k}={v}" for k, v in task.labels.items()))] if task.labels else []
-    for name in ("idempotency_key", "worker"):
-        pairs += [(name.replace("_", " "), raw[name])] if raw[name] else []
+    for name in ("key", "idempotency_key", "worker"):
+        pairs += [(name.replace("_", " "), raw[name])] if raw.get(name) else []
     for name in ("created_at", "due_at", "finished_at"):
         pairs += [(name.removesuffix("_at"), moment(raw[name]))] if raw[name] else []
     fields(pairs)
@@ -212,7 +216,7 @@ def _why(error: Mapping[str, str] | None) -> str:
 @click.option("--state", "states", multiple=True, type=_STATE, help="Repeatable.")
 @click.option("--stage", help="Stage.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Repeatable; all must match.")
-@click.option("--key", help="Idempotency key.")
+@click.option("--idempotency-key", help="Idempotency key.")
 @click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most tasks.")
 @click.option("--all", "all_", is_flag=True, help="No limit.")
 @gateway_option
@@ -251,7 +255,7 @@ def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
         "state": given.get("states") or (),
         "stage": given.get("stage"),
         "labels": labels_of(given.get("labels") or ()),
-        "key": given.get("key"),
+        "idempotency_key": given.get("idempotency_key"),
     }
 
 

@@ -91,6 +91,7 @@ class Client(Operating):
         stage: str | None = None,
         priority: Priority | str = Priority.MEDIUM,
         key: str | None = None,
+        idempotency_key: str | None = None,
         run_at: datetime | None = None,
         callbacks: Sequence[str | Mapping[str, Any]] | None = None,
         events: str | None = None,
@@ -107,6 +108,7 @@ class Client(Operating):
             stage=stage,
             priority=priority,
             key=key,
+            idempotency_key=idempotency_key,
             run_at=run_at,
             callbacks=callbacks,
             events=events,
@@ -166,15 +168,15 @@ class Client(Operating):
         state: str | Sequence[str] = (),
         stage: str | None = None,
         labels: Mapping[str, str] | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Task]:
         """Tasks, newest first, that match all filters; at most `limit`, by default all of them."""
         query = [(name, value) for name, value in (("type", type), ("stage", stage)) if value is not None]
         query += [("state", one) for one in ([state] if isinstance(state, str) else state)]
         query += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
-        if key is not None:
-            query.append(("idempotency_key", key))
+        if idempotency_key is not None:
+            query.append(("idempotency_key", idempotency_key))
         left = limit
         cursor: list[tuple[str, str]] = []
         while left is None or left > 0:

@@ -20,7 +20,8 @@ class Draft:
         context: what the first stage is given: any JSON value, bytes, or a `Context` for text and URLs.
         stage: where to begin; None is the type's first stage.
         priority: which goes first within the type.
-        key: idempotency key; submitting the same type and key again returns the first task.
+        key: tenant or resource that it counts for in limits and turns of its type.
+        idempotency_key: submitting the same type and idempotency key again returns the first task.
         run_at: not to be released before; a naive moment is the local time.
         callbacks: targets to be called at each subscribed transition: URLs, or objects with `url` and perhaps `events`,
             `headers`, `format` and `ordered` as in `submitted.schema.json`; None is the type's choice, an empty one none.
@@ -33,6 +34,7 @@ class Draft:
     stage: str | None = None
     priority: Priority | str = Priority.MEDIUM
     key: str | None = None
+    idempotency_key: str | None = None
     run_at: datetime | None = None
     # Never in a repr: headers are secrets.
     callbacks: Sequence[str | Mapping[str, Any]] | None = field(default=None, repr=False)
@@ -54,7 +56,12 @@ class Draft:
             wire["callbacks"] = list(self.callbacks)
         if self.labels:
             wire["labels"] = dict(self.labels)
-        rest = {"stage": self.stage, "idempotency_key": self.key, "events": self.events}
+        rest = {
+            "stage": self.stage,
+            "key": self.key,
+            "idempotency_key": self.idempotency_key,
+            "events": self.events,
+        }
         return wire | {name: value for name, value in rest.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""What operators ask and say of callbacks and their targets, and of many tasks at once."""
+"""What operators ask and say of types, keys, callbacks and their targets, and of many tasks at once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from penstock.errors import InvalidRecord
 LARGEST_TARGET_PAGE = 100
 LARGEST_CALLBACK_PAGE = 500
 LARGEST_OPERATION_PAGE = 500
+LARGEST_KEY_PAGE = 500
 
 # Between two questions how far an operation has come, in seconds; the first come faster.
 ASK_EVERY_S = 1.0
@@ -144,6 +145,60 @@ class Operating:
         """
         body = orjson.dumps({"by": by or _myself()})
         return await self._ask("POST", f"/operations/{quote(id, safe='')}/stop", body)
+
+    async def change_type(self: _Asking, name: str, **settings: Any) -> Document:
+        """Changes a task type; what is left out stays as it is. Returns it as it is now.
+
+        Args:
+            name: of the type.
+            settings: fields of `task-type.schema.json` but `name` and `partitions`; None takes a limit away.
+
+        Raises:
+            NotFound: there is no such type.
+            Invalid: refused; `pointer` tells which field.
+        """
+        return await self._ask("PATCH", f"/types/{quote(name, safe='')}", orjson.dumps(settings))
+
+    async def keys(
+        self: _Asking,
+        type: str,  # noqa: A002 (the platform's word for it)
+        *,
+        key: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Document]:
+        """Keys of a type of which something was said, by key, each as of `Key`; at most `limit`, by default all of them.
+
+        Raises:
+            NotFound: there is no such type.
+        """
+        path = f"/types/{quote(type, safe='')}/keys"
+        async for found in _pages(self, path, "keys", _given(key=key), limit, LARGEST_KEY_PAGE):
+            yield found
+
+    async def change_key(self: _Asking, type: str, key: str, **settings: Any) -> Document:  # noqa: A002 (the platform's word)
+        """Pauses, weighs or limits a key; what is left out stays as it is. Returns the `Key` as it is now.
+
+        Args:
+            type: name of the task type.
+            key: as tasks are submitted with.
+            settings: `paused`, `weight` (1 to 1,000), `max_in_flight` (None: what its type says).
+
+        Raises:
+            NotFound: there is no such type.
+            Invalid: refused; `pointer` tells which field.
+        """
+        body = orjson.dumps({"key": key, **settings})
+        return await self._ask("POST", f"/types/{quote(type, safe='')}/keys", body)
+
+    async def reset_key(self: _Asking, type: str, key: str) -> bool:  # noqa: A002 (the platform's word for it)
+        """Forgets what was said of a key; False when nothing was.
+
+        Raises:
+            NotFound: there is no such type.
+        """
+        body = orjson.dumps({"key": key})
+        found = await self._ask("POST", f"/types/{quote(type, safe='')}/keys/reset", body)
+        return bool(found["changed"])
 
     async def targets(
         self: _Asking, *, state: str | None = None, prefix: str | None = None, limit: int | None = None

@@ -64,6 +64,7 @@ class SyncClient:
         stage: str | None = None,
         priority: Priority | str = Priority.MEDIUM,
         key: str | None = None,
+        idempotency_key: str | None = None,
         run_at: datetime | None = None,
         callbacks: Sequence[str | Mapping[str, Any]] | None = None,
         events: str | None = None,
@@ -77,6 +78,7 @@ class SyncClient:
                 stage=stage,
                 priority=priority,
                 key=key,
+                idempotency_key=idempotency_key,
                 run_at=run_at,
                 callbacks=callbacks,
                 events=events,
@@ -104,12 +106,19 @@ class SyncClient:
         state: str | Sequence[str] = (),
         stage: str | None = None,
         labels: Mapping[str, str] | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
         limit: int | None = None,
     ) -> Iterator[Task]:
         """See `Client.list`."""
         return self._each(
-            self._client.list(type=type, state=state, stage=stage, labels=labels, key=key, limit=limit)
+            self._client.list(
+                type=type,
+                state=state,
+                stage=stage,
+                labels=labels,
+                idempotency_key=idempotency_key,
+                limit=limit,
+            )
         )
 
     def cancel(self, ids: Iterable[int]) -> Cancelled:
@@ -183,6 +192,28 @@ class SyncClient:
     def stop_operation(self, id: str, by: str | None = None) -> Mapping[str, Any]:  # noqa: A002 (as above)
         """See `Client.stop_operation`."""
         return self._run(self._client.stop_operation(id, by))
+
+    def change_type(self, name: str, **settings: Any) -> Mapping[str, Any]:
+        """See `Client.change_type`."""
+        return self._run(self._client.change_type(name, **settings))
+
+    def keys(
+        self,
+        type: str,  # noqa: A002 (the platform's word for it)
+        *,
+        key: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Mapping[str, Any]]:
+        """See `Client.keys`."""
+        return self._each(self._client.keys(type, key=key, limit=limit))
+
+    def change_key(self, type: str, key: str, **settings: Any) -> Mapping[str, Any]:  # noqa: A002 (the platform's word)
+        """See `Client.change_key`."""
+        return self._run(self._client.change_key(type, key, **settings))
+
+    def reset_key(self, type: str, key: str) -> bool:  # noqa: A002 (the platform's word for it)
+        """See `Client.reset_key`."""
+        return self._run(self._client.reset_key(type, key))
 
     def targets(
         self, *, state: str | None = None, prefix: str | None = None, limit: int | None = None

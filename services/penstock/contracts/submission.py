@@ -27,6 +27,7 @@ class Submission:
         stage: where to begin; None is the type's first stage.
         priority: which goes first within the type.
         context: what the first stage is given.
+        key: tenant or resource that it counts for in limits and turns of its type; None is none.
         idempotency_key: a second submission with the same type and key returns the first task.
         run_at: not to be released before.
         callbacks: targets to be called at each subscribed transition; None is the type's choice, which an empty one
@@ -39,6 +40,7 @@ class Submission:
     context: Context
     stage: str | None = None
     priority: Priority = Priority.MEDIUM
+    key: str | None = None
     idempotency_key: str | None = None
     run_at: datetime | None = None
     callbacks: tuple[Entry, ...] | None = None
@@ -67,6 +69,7 @@ class Submission:
             stage=raw.get("stage"),
             priority=Priority[raw["priority"]] if raw.get("priority") else Priority.MEDIUM,
             context=context,
+            key=raw.get("key"),
             idempotency_key=raw.get("idempotency_key"),
             run_at=_moment(raw["run_at"]) if raw.get("run_at") else None,
             callbacks=subscription.read(raw["callbacks"]) if "callbacks" in raw else None,
@@ -81,6 +84,8 @@ class Submission:
             wire["stage"] = self.stage
         if self.priority is not Priority.MEDIUM:
             wire["priority"] = self.priority.name
+        if self.key is not None:
+            wire["key"] = self.key
         if self.idempotency_key is not None:
             wire["idempotency_key"] = self.idempotency_key
         if self.run_at is not None:

@@ -13,6 +13,7 @@ from penstock.errors import CannotStart
 from penstock.gateway.broker import Broker
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.hold import Hold
+from penstock.gateway.keys import Keys
 from penstock.gateway.operations import Operations
 from penstock.gateway.pages import Pages
 from penstock.gateway.settings import GatewaySettings
@@ -61,6 +62,7 @@ def create_app(
             )
             app.add_routes(Tasks(settings, pool, known, objects, broker).routes())
             app.add_routes(Types(settings, pool, known).routes())
+            app.add_routes(Keys(settings, pool).routes())
             app.add_routes(Targets(settings, pool).routes())
             app.add_routes(Callbacks(settings, pool).routes())
             app.add_routes(operations.routes())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import asyncpg
 from aiohttp import web
 
 from penstock.contracts.validation import conform
-from penstock.errors import NotFound, PostgresUnavailable
+from penstock.errors import InvalidRecord, NotFound, PostgresUnavailable
+from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import json_of
 from penstock.http.server import respond
@@ -21,7 +23,18 @@ log = logging.getLogger(__name__)
 
 LISTEN_AGAIN_S = 1.0
 
-_WHOLE = ("partitions", "lease_ms", "max_attempts", "retry_base_ms", "retry_max_ms", "max_losses")
+_WHOLE = (
+    "partitions",
+    "lease_ms",
+    "max_attempts",
+    "retry_base_ms",
+    "retry_max_ms",
+    "max_losses",
+    "max_in_flight",
+    "max_per_key",
+)
+# What makes it another type.
+_FIXED = ("name", "partitions")
 
 
 class Types:
@@ -47,18 +60,29 @@ class Types:
             web.get("/types", self.find, allow_head=False),
             web.get("/types/{name}", self.get, allow_head=False),
             web.get("/owners", self.owners, allow_head=False),
+            web.patch("/types/{name}", self.change),
         ]
 
     async def register(self, request: web.Request) -> web.Response:
         """POST /types: a new type, or new settings for an old one."""
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, "task-type")
-        # JSON Schema counts 8.0 among the integers.
-        raw.update({name: int(raw[name]) for name in _WHOLE if name in raw})
-        found, created = await types.register(self._pool, TaskType.from_wire(raw))
+        found, created = await types.register(self._pool, _read(raw))
         # The notification comes too, but perhaps after this client's next request.
         self._known.outdated()
         return respond(found.shown(), 201 if created else 200, {"Location": f"/types/{found.name}"})
+
+    async def change(self, request: web.Request) -> web.Response:
+        """PATCH /types/{name}: what is left out stays as it is."""
+        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        conform_change(raw, "TaskTypeChange")
+        fixed = next((name for name in _FIXED if name in raw), None)
+        if fixed is not None:
+            raise InvalidRecord(f"the {fixed} of a type cannot be changed", pointer=f"/{fixed}")
+        found = await types.change(
+            self._pool, request.match_info["name"], lambda known: _read({**known.to_wire(), **raw})
+        )
+        self._known.outdated()
+        return respond(found.shown())
 
     async def find(self, _request: web.Request) -> web.Response:
         """GET /types."""
@@ -77,6 +101,14 @@ class Types:
         if found is None:
             raise NotFound(f"there is no task type {name!r}")
         return respond(found.shown())
+
+
+def _read(raw: Any) -> TaskType:
+    conform(raw, "task-type")
+    # JSON Schema counts 8.0 among the integers.
+    return TaskType.from_wire(
+        {**raw, **{name: int(raw[name]) for name in _WHOLE if raw.get(name) is not None}}
+    )
 
 
 async def keep_fresh(settings: GatewaySettings, known: KnownTypes) -> None:

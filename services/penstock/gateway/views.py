@@ -38,6 +38,8 @@ def summary(row: Mapping[str, Any]) -> dict[str, Any]:
     """A task as lists show it: without context, result, history and tracebacks."""
     document = {name: row[name] for name in _SAME}
     document["priority"] = Priority(row["priority"]).name
+    # In types that are released key by key the empty one is written for none.
+    document["key"] = row["key"] or None
     document["labels"] = orjson.loads(row["labels"]) if row["labels"] else {}
     document["callbacks"] = subscription.shown(subscription.from_columns(row["callbacks"]))
     error = _error(row)

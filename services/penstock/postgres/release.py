@@ -75,7 +75,7 @@ async def disown(session: Session, type_name: str) -> None:
 
 
 async def release(
-    session: Session, task_type: TaskType, limit: int, confirmed: Sequence[int]
+    session: Session, task_type: TaskType, limit: int, confirmed: Sequence[int], *, tracked: bool = False
 ) -> Batch | None:
     """Opens the gate for the first `limit` ready tasks; None when there are none.
 
@@ -84,9 +84,10 @@ async def release(
         task_type: whose tasks.
         limit: most tasks to release.
         confirmed: earlier batches that Kafka has, to be forgotten in the same statement.
+        tracked: they are counted while they are in flight, and their ends are told to the type's owner.
     """
-    rows = await session.fetch("release.release", task_type.name, limit, list(confirmed))
-    return Batch(rows[0]["release_id"], [_ready(task_type, row) for row in rows]) if rows else None
+    rows = await session.fetch("release.release", task_type.name, limit, list(confirmed), tracked)
+    return Batch(rows[0]["release_id"], [ready_of(task_type, row) for row in rows]) if rows else None
 
 
 async def forget(session: Session, confirmed: Sequence[int]) -> None:
@@ -100,7 +101,7 @@ async def unconfirmed(session: Session, task_type: TaskType) -> list[Batch]:
     for row in await session.fetch("release.unconfirmed", task_type.name):
         batch = batches.setdefault(row["release_id"], Batch(row["release_id"], []))
         if row["id"] is not None:
-            batch.tasks.append(_ready(task_type, row))
+            batch.tasks.append(ready_of(task_type, row))
     return list(batches.values())
 
 
@@ -150,7 +151,8 @@ async def next_due_s(session: Session) -> float | None:
     return wait_s
 
 
-def _ready(task_type: TaskType, row: asyncpg.Record) -> ReadyTask:
+def ready_of(task_type: TaskType, row: asyncpg.Record) -> ReadyTask:
+    """The record of a row that was released."""
     context = context_of(row)
     if context is None:
         raise InvalidRecord(f"task {row['id']} has no context")  # the schema's CHECK does not allow it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import asyncpg
 from penstock.contracts import subscription
 from penstock.contracts.subscription import Entry
 from penstock.core.retry import RetryPolicy
-from penstock.errors import Conflict, InvalidRecord
+from penstock.errors import Conflict, InvalidRecord, NotFound
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -37,6 +37,12 @@ class TaskType:
     max_losses: int = 3
     late_results: str = "accept"
     callbacks: tuple[Entry, ...] = ()
+    # None leaves it as it is; of a row that was read it never is.
+    paused: bool | None = None
+    max_in_flight: int | None = None
+    starts_per_s: float | None = None
+    max_per_key: int | None = None
+    fair: bool = False
 
     @property
     def policy(self) -> RetryPolicy:
@@ -110,6 +116,30 @@ async def register(pool: asyncpg.Pool[asyncpg.Record], wanted: TaskType) -> tupl
                     f"(asked for {wanted.partitions}): register a new type instead"
                 )
             return found, row["created"]
+
+
+async def change(
+    pool: asyncpg.Pool[asyncpg.Record], name: str, merge: Callable[[TaskType], TaskType]
+) -> TaskType:
+    """Changes a type by what it is; returns it as it is now.
+
+    Args:
+        pool: of the database.
+        name: of the type.
+        merge: from the type as it is, to the type as it shall be; what it raises changes nothing.
+
+    Raises:
+        NotFound: there is none of this name.
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        async with pool.acquire() as connection, connection.transaction():
+            row = await connection.fetchrow(query("types.lock"), name)
+            if row is None:
+                raise NotFound(f"there is no task type {name!r}")
+            changed = await connection.fetchrow(query("types.register"), *merge(_from_row(row)).columns())
+            assert changed is not None
+            return _from_row(changed)
 
 
 async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:

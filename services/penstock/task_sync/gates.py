@@ -74,11 +74,6 @@ class Gate:
     told: Reason = Reason.FLOOR
 
     @property
-    def room(self) -> int:
-        """How many more records the window has room for; not positive when it is full."""
-        return self.window.size - self.lag
-
-    @property
     def lag(self) -> int:
         """Records that no worker has taken."""
         return max(0, self.written - self.taken)

@@ -17,6 +17,7 @@ from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.postgres.types import KnownTypes, TaskType
 from penstock.task_sync.gates import Gate, Looking
+from penstock.task_sync.limits import Limits
 from penstock.task_sync.owning import Owning
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -60,8 +61,11 @@ class Release:
         self._offsets = offsets
         self._gates: dict[str, Gate] = {}
         self._wake = asyncio.Event()
+        self._limits = Limits(session, self.heard_ready)
         self._types_changed = True
         self._owners_changed = True
+        # Names of types that were told of, until their gates know.
+        self._changed: set[str] = set()
         self._due_unknown = True
         self._confirmed: list[int] = []
         self._confirmed_s = 0.0
@@ -87,9 +91,10 @@ class Release:
         self._due_unknown = True
         self._wake.set()
 
-    def heard_types(self, _name: str) -> None:
-        """A notification: a type was registered or changed."""
+    def heard_types(self, name: str) -> None:
+        """A notification: a type, or what is said of its keys, was registered or changed."""
         self._types.outdated()
+        self._changed.add(name)
         self._types_changed = True
         self._wake.set()
 
@@ -154,6 +159,7 @@ class Release:
         finally:
             for waker in wakers:
                 waker.cancel()
+            self._limits.close()
         if self._confirming:
             await asyncio.gather(*self._confirming)
         if self._confirmed:
@@ -188,7 +194,7 @@ class Release:
             if loop.time() >= forget_at_s:
                 await release.forget(self._session, self._take_confirmed())
                 forget_at_s = float("inf")
-            if any(gate.dirty and gate.room > 0 for gate in self._gates.values()):
+            if any(gate.dirty and self._room(gate) > 0 for gate in self._gates.values()):
                 continue
             await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s, sweep_at_s))
 
@@ -233,9 +239,13 @@ class Release:
         """Takes types that nobody owns, up to its share, and gives up what is more; when to look again."""
         if self._types_changed:
             self._types_changed = False
+            changed, self._changed = self._changed, set()
             await self._types.load()
+            await self._limits.load()
             for gate in self._gates.values():
                 gate.type = self._types.get(gate.type.name) or gate.type
+                # What its limits held back may go.
+                gate.dirty = gate.dirty or gate.type.name in changed
         self._owners_changed = False
         plan = await self._owning.plan([task_type.name for task_type in self._types])
         if plan.give:
@@ -270,6 +280,7 @@ class Release:
         for name in names:
             log.info("%s: given up, for another process to own", name)
             del self._gates[name]
+            self._limits.forget(name)
             await release.disown(self._session, name)
         await release.tell_replicas(self._session)
 
@@ -314,28 +325,32 @@ class Release:
     async def _pump(self) -> float:
         """Releases one batch of each type that wants it; returns when to look at a full window again."""
         look_at_s = float("inf")
-        settings = self._settings
         for gate in self._gates.values():
             if not gate.dirty:
                 continue
             self._go_on(f"releasing {gate.type.name}")
             now_s = asyncio.get_running_loop().time()
-            if gate.lag * 2 > gate.window.size and now_s - gate.looked_s >= gate.patience_s:
+            window = self._limits.window(gate.type, gate.window.size)
+            if gate.lag * 2 > window and now_s - gate.looked_s >= gate.patience_s:
                 await self._looking.look_at_full(gate)
-            room = gate.room
+            room = self._room(gate)
             if room <= 0:
                 look_at_s = min(look_at_s, gate.looked_s + gate.patience_s)
                 continue
-            limit = min(room, settings.release_batch)
+            limit = min(room, self._settings.release_batch)
             # Before the statement: what becomes ready while it runs must be seen by the next one.
             gate.dirty = False
-            batch = await release.release(self._session, gate.type, limit, self._take_confirmed())
-            if batch is not None:
+            released = await self._limits.release(gate.type, limit, self._take_confirmed)
+            gate.dirty = gate.dirty or released.more
+            if released.batch is not None:
                 gate.queued = True
                 self.some_queued.set()
-                gate.dirty = gate.dirty or len(batch.tasks) == limit
-                await self._send(gate, batch)
+                await self._send(gate, released.batch)
         return look_at_s
+
+    def _room(self, gate: Gate) -> int:
+        """How many more records may wait on the ready topic; not positive when none may."""
+        return self._limits.window(gate.type, gate.window.size) - gate.lag
 
     async def _send(self, gate: Gate, batch: release.Batch) -> None:
         """Writes a batch's records, each partition a slice of the order, and confirms in the background."""

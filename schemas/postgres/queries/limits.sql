@@ -1,0 +1,88 @@
+-- Task-sync: which tasks of a type with limits, keys or an order of its own are released. Asked by the type's owner only,
+-- in the session that holds its lock: nobody else can raise what is counted here.
+
+-- name: keyed
+-- Types that are released key by key.
+SELECT name FROM task_type WHERE keyed ORDER BY name;
+
+-- name: track
+-- What was released before the type had limits, and is still in flight, counts like what comes.
+UPDATE task SET tracked = true
+WHERE NOT tracked
+  AND id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued'
+                      UNION ALL SELECT id FROM task WHERE type = $1 AND state = 'running'));
+
+-- name: in_flight
+SELECT count(*) AS tasks FROM task WHERE type = $1 AND state IN ('queued', 'running') AND tracked;
+
+-- name: adopt
+-- Tasks without a key that were submitted before their type was released key by key: '' is the key of those.
+UPDATE task SET key = ''
+WHERE id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'ready' AND key IS NULL
+                      ORDER BY priority, id LIMIT $2))
+  AND key IS NULL
+RETURNING id;
+
+-- name: lines
+-- The next `page` ($5) keys, from `first` ($3) on and before `end` ($4; null is none), that have ready tasks at a level, each with
+-- what it weighs, how many of it may start (null: any number) and its first tasks: about twice `limit` ($7) in all, by weight. One probe
+-- of the index for each key, however many tasks wait behind it.
+WITH RECURSIVE walk AS (
+    (SELECT t.key, 1 AS n FROM task t
+     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key >= $3
+     ORDER BY t.type, t.priority, t.key LIMIT 1)
+    UNION ALL
+    SELECT f.key, w.n + 1
+    FROM walk w
+    CROSS JOIN LATERAL (
+        SELECT t.key FROM task t
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key > w.key
+        ORDER BY t.type, t.priority, t.key LIMIT 1
+    ) f
+    WHERE w.n < $5::integer
+), waiting AS (
+    SELECT key FROM walk WHERE $4::text IS NULL OR key < $4
+), counted AS (
+    SELECT w.key, coalesce(k.weight, 1) AS weight,
+           CASE WHEN k.paused THEN 0
+                WHEN coalesce(k.max_in_flight, $6::integer) IS NOT NULL AND w.key <> ''
+                THEN coalesce(k.max_in_flight, $6::integer) - (
+                    SELECT count(*) FROM task t
+                    WHERE t.type = $1 AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key)
+           END AS room
+    FROM waiting w
+    CROSS JOIN LATERAL (
+        SELECT max(s.weight) AS weight, coalesce(bool_or(s.paused), false) AS paused, max(s.max_in_flight) AS max_in_flight
+        FROM type_key s WHERE s.type = $1 AND s.key = w.key
+    ) k
+), open AS (
+    SELECT key, weight, room,
+           greatest(0, least(room, $7::integer, 8 + 2 * $7::integer * weight
+                             / sum(weight) FILTER (WHERE room IS NULL OR room > 0) OVER ()))::integer AS depth
+    FROM counted
+)
+SELECT o.key, o.weight, o.room::integer AS room, o.depth, h.ids
+FROM open o
+CROSS JOIN LATERAL (
+    SELECT array_agg(f.id) AS ids
+    FROM (SELECT t.id FROM task t
+          WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = o.key
+          ORDER BY t.type, t.priority, t.key, t.id LIMIT o.depth) f
+) h
+ORDER BY o.key;
+
+-- name: open
+-- As `release.release`, for tasks that were chosen; those that are no longer ready are left out.
+WITH forgotten AS (
+    DELETE FROM release WHERE id = ANY ($3::bigint[])
+), opened AS (
+    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
+    WHERE t.id = ANY ($2::bigint[]) AND t.state || '' = 'ready'
+    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
+              t.content_type, t.context, t.context_ref
+), noted AS (
+    INSERT INTO release (type, task_ids)
+    SELECT $1, array_agg(id) FROM opened HAVING count(*) > 0
+    RETURNING id
+)
+SELECT o.*, (SELECT id FROM noted) AS release_id FROM opened o;

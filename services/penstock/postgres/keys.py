@@ -1,0 +1,74 @@
+"""What operators have said of keys: paused, weight, and a limit of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from penstock.errors import NotFound
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyChange:
+    """What is to become of a key; None stays as it is.
+
+    Attributes:
+        paused: whether nothing of it is released.
+        weight: tasks it gives in its turn.
+        max_in_flight: most of its tasks that are queued or running at once; None, when `limits` is set, is its type's.
+        limits: `max_in_flight` is given.
+    """
+
+    paused: bool | None = None
+    weight: int | None = None
+    max_in_flight: int | None = None
+    limits: bool = False
+
+
+async def change(executor: Any, type_name: str, key: str, wanted: KeyChange) -> asyncpg.Record:
+    """Changes what is said of a key; returns its row.
+
+    Raises:
+        NotFound: there is no such type.
+        PostgresUnavailable: perhaps nothing was written.
+    """
+    with translated():
+        row: asyncpg.Record | None = await executor.fetchrow(
+            query("keys.set"),
+            type_name,
+            key,
+            wanted.paused,
+            wanted.weight,
+            wanted.max_in_flight,
+            wanted.limits,
+        )
+    if row is None:
+        raise NotFound(f"there is no task type {type_name!r}")
+    return row
+
+
+async def reset(executor: Any, type_name: str, key: str) -> bool:
+    """Forgets what was said of a key; False when nothing was.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written.
+    """
+    with translated():
+        return bool(await executor.fetch(query("keys.reset"), type_name, key))
+
+
+async def find(
+    executor: Any, type_name: str, *, key: str | None = None, after: str = "", limit: int
+) -> list[asyncpg.Record]:
+    """Rows of a type by key; give the last key of a page as `after` to get the next one.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows: list[asyncpg.Record] = await executor.fetch(query("keys.find"), type_name, after, limit, key)
+    return rows

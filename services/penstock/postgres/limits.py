@@ -1,0 +1,95 @@
+"""Choosing what is released of types with limits or keys, through the session that owns the type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.core.choosing import Line
+from penstock.postgres.release import Batch, ready_of
+from penstock.postgres.session import Session
+from penstock.postgres.types import TaskType
+
+# Of a key without a limit.
+UNLIMITED = 2**31
+
+
+async def keyed(session: Session) -> frozenset[str]:
+    """Names of the types that are released key by key."""
+    return frozenset([row["name"] for row in await session.fetch("limits.keyed")])
+
+
+async def track(session: Session, type_name: str) -> None:
+    """Sees to it that all that is in flight counts, also what was released while the type had no limits."""
+    await session.fetch("limits.track", type_name)
+
+
+async def in_flight(session: Session, type_name: str) -> int:
+    """How many tasks are queued or running, of a type whose tasks are tracked."""
+    return int(await session.fetchval("limits.in_flight", type_name))
+
+
+async def adopt(session: Session, type_name: str, limit: int) -> int:
+    """Gives ready tasks without a key, which no line would have, the empty one; returns how many, at most `limit`."""
+    return len(await session.fetch("limits.adopt", type_name, limit))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for of one level.
+
+    Attributes:
+        level: priority.
+        limit: most tasks that will be chosen.
+        keys: most keys to answer with.
+    """
+
+    level: int
+    limit: int
+    keys: int
+
+
+async def lines(
+    session: Session, task_type: TaskType, asked: Asked, first: str, end: str | None = None
+) -> list[Line]:
+    """What waits at a level under keys from `first` on and before `end`, by key; also of keys without room.
+
+    Args:
+        session: the one that owns the type.
+        task_type: with its tasks tracked.
+        asked: how much.
+        first: key to begin at.
+        end: key to end before; None is none.
+    """
+    rows = await session.fetch(
+        "limits.lines",
+        task_type.name,
+        asked.level,
+        first,
+        end,
+        asked.keys,
+        task_type.max_per_key,
+        asked.limit,
+    )
+    return [
+        Line(
+            key=row["key"],
+            ids=row["ids"] or (),
+            room=UNLIMITED if row["room"] is None else row["room"],
+            weight=row["weight"],
+            more=len(row["ids"] or ()) == row["depth"],
+        )
+        for row in rows
+    ]
+
+
+async def release(
+    session: Session, task_type: TaskType, ids: Sequence[int], take_confirmed: Callable[[], list[int]]
+) -> Batch | None:
+    """Opens the gate for tasks that were chosen, in this order; None when none of them is ready any more."""
+    rows = await session.fetch("limits.open", task_type.name, list(ids), take_confirmed())
+    if not rows:
+        return None
+    place = {task_id: number for number, task_id in enumerate(ids)}
+    rows.sort(key=lambda row: place[row["id"]])
+    return Batch(rows[0]["release_id"], [ready_of(task_type, row) for row in rows])

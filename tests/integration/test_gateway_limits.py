@@ -1,0 +1,128 @@
+"""Limits and keys over HTTP, by the Python client and on the command line."""
+
+from __future__ import annotations
+
+import pytest
+from tests.gateways import running_gateway
+from tests.integration.test_client_cli import documents, penstock
+
+from penstock.client import Client
+from penstock.errors import InvalidRecord, NotFound
+
+__all__ = ["penstock"]  # fixture
+
+
+@pytest.fixture
+async def caller(kafka_servers, prefix, database, tmp_path):
+    async with running_gateway(
+        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
+    ) as caller:
+        assert (await caller.post("/types", {"name": "media", "lease_ms": 5000})).status == 201
+        yield caller
+
+
+BAD_TYPES = {
+    "max_in_flight": (0, 2**31, 1.5, "many", True),
+    "starts_per_s": (0, -1, 1_000_001, "fast"),
+    "max_per_key": (0, "few"),
+    "fair": (None, 1),
+    "paused": (None, "yes"),
+    "name": ("other",),
+    "partitions": (9,),
+    "nonsense": (1,),
+}
+
+
+async def test_types_are_changed_in_part_and_mistakes_named(caller):
+    """S5: PATCH leaves the rest as it is and null takes a limit away; what is wrong is told by its field and changes
+    nothing; registering anew keeps a pause."""
+    changed = await caller.session.patch(
+        f"{caller.url}/types/media", json={"paused": True, "max_in_flight": 5.0}
+    )
+    assert changed.status == 200
+    body = await changed.json()
+    assert (body["paused"], body["max_in_flight"], body["lease_ms"]) == (True, 5, 5000)
+    for field, values in BAD_TYPES.items():
+        for value in values:
+            async with caller.session.patch(f"{caller.url}/types/media", json={field: value}) as answer:
+                told = await answer.json()
+                assert answer.status == 422, (field, value)
+                found = [error["pointer"] for error in told.get("errors", [])] or [told.get("pointer")]
+                assert f"/{field}" in found or field == "nonsense", (field, value, told)
+    for wrong in ({}, [], "paused"):
+        async with caller.session.patch(f"{caller.url}/types/media", json=wrong) as answer:
+            assert answer.status == 422
+    async with caller.session.patch(f"{caller.url}/types/nobody", json={"paused": True}) as answer:
+        assert answer.status == 404
+    assert (await caller.get("/types/media")).body == body
+    again = await caller.post("/types", {"name": "media"})
+    assert (again.body["paused"], again.body["max_in_flight"]) == (True, None)
+
+
+async def test_keys_are_text_of_any_kind_and_shown_with_their_tasks(caller):
+    """S5: a key is what a task was submitted with, to the character; pages go by key; tasks without a key show none."""
+    assert (await caller.post("/types", {"name": "media", "fair": True})).status == 200
+    strange = "a/ü %2F\n?"
+    for key in (strange, "b", "c"):
+        assert (await caller.post("/types/media/keys", {"key": key, "weight": 2})).body["paused"] is False
+    async with Client(caller.url) as client:
+        found = [key["key"] async for key in client.keys("media")]
+        assert found == sorted([strange, "b", "c"])
+        one = await client.change_key("media", strange, max_in_flight=3)
+        assert (one["weight"], one["max_in_flight"], one["in_flight"]) == (2, 3, 0)
+        assert (await client.change_key("media", strange, max_in_flight=None))["max_in_flight"] is None
+        assert await client.reset_key("media", "b")
+        assert not await client.reset_key("media", "b")
+        keyed = await client.submit("media", key=strange)
+        bare = await client.submit("media")
+        assert (await client.get(keyed.id)).raw["key"] == strange
+        assert (await client.get(bare.id)).raw["key"] is None
+        for key, settings in (
+            ("", {"weight": 1}),
+            ("k" * 201, {"weight": 1}),
+            ("k", {"weight": 0}),
+            ("k", {}),
+        ):
+            with pytest.raises(InvalidRecord):
+                await client.change_key("media", key, **settings)
+        with pytest.raises(NotFound):
+            await client.change_key("nobody", "k", weight=1)
+        with pytest.raises(NotFound):
+            await client.reset_key("nobody", "k")
+        with pytest.raises(InvalidRecord) as refused:
+            await client.submit("media", key="k" * 201)
+        assert refused.value.pointer == "/key"
+    page = (await caller.get("/types/media/keys?limit=1")).body
+    assert (
+        await caller.get(
+            f"/types/media/keys?limit=1&cursor={page['next'].replace('%', '%25').replace(' ', '%20').replace(chr(10), '%0A').replace('?', '%3F')}"
+        )
+    ).body["keys"][0]["key"] == "c"
+
+
+async def test_verbs_for_limits_and_keys(penstock):
+    """S5: the command line sets, pauses and resumes types and keys; `none` takes a limit away."""
+    for arguments, (field, value) in {
+        ("types", "set", "media", "--max-in-flight", "5", "--fair"): ("max_in_flight", 5),
+        ("types", "set", "media", "--starts-per-s", "2.5"): ("starts_per_s", 2.5),
+        ("types", "set", "media", "--max-in-flight", "none"): ("max_in_flight", None),
+        ("types", "pause", "media"): ("paused", True),
+        ("types", "resume", "media"): ("paused", False),
+        ("keys", "set", "media", "acme", "--weight", "3", "--max-in-flight", "9"): ("weight", 3),
+        ("keys", "set", "media", "acme", "--max-in-flight", "none"): ("max_in_flight", None),
+        ("keys", "pause", "media", "acme"): ("paused", True),
+        ("keys", "resume", "media", "acme"): ("paused", False),
+    }.items():
+        [told] = documents(await penstock(*arguments, "--json"))
+        assert told[field] == value, arguments
+    [kept] = documents(await penstock("types", "show", "media", "--json"))
+    assert (kept["first_stage"], kept["fair"], kept["starts_per_s"]) == ("probe", True, 2.5)
+    listed = await penstock("keys", "list", "media")
+    assert "acme" in listed.stdout
+    assert documents(await penstock("keys", "reset", "media", "acme", "--json")) == [{"changed": True}]
+    assert "nothing was said" in (await penstock("keys", "list", "media")).stdout
+    [task] = documents(await penstock("submit", "media", "--key", "acme", "--json"))
+    [shown] = documents(await penstock("get", str(task["id"]), "--json"))
+    assert shown["key"] == "acme"
+    assert (await penstock("types", "set", "media")).exit_code == 2
+    assert (await penstock("keys", "set", "media", "acme")).exit_code == 2

@@ -282,6 +282,9 @@ CREATE TABLE penstock.task_type (
     max_per_key integer,
     fair boolean DEFAULT false NOT NULL,
     keyed boolean DEFAULT false NOT NULL,
+    ageing_s double precision,
+    finish_first boolean DEFAULT false NOT NULL,
+    CONSTRAINT task_type_ageing_s_check CHECK ((ageing_s > (0)::double precision)),
     CONSTRAINT task_type_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
     CONSTRAINT task_type_late_results_check CHECK ((late_results = ANY (ARRAY['accept'::text, 'refuse'::text]))),
     CONSTRAINT task_type_lease_ms_check CHECK ((lease_ms > 0)),
@@ -289,6 +292,7 @@ CREATE TABLE penstock.task_type (
     CONSTRAINT task_type_max_in_flight_check CHECK ((max_in_flight > 0)),
     CONSTRAINT task_type_max_losses_check CHECK ((max_losses > 0)),
     CONSTRAINT task_type_max_per_key_check CHECK ((max_per_key > 0)),
+    CONSTRAINT task_type_order_check CHECK ((NOT (keyed AND ((ageing_s IS NOT NULL) OR finish_first)))),
     CONSTRAINT task_type_partitions_check CHECK ((partitions > 0)),
     CONSTRAINT task_type_starts_per_s_check CHECK ((starts_per_s > (0)::double precision))
 );
@@ -296,6 +300,10 @@ CREATE TABLE penstock.task_type (
 COMMENT ON COLUMN penstock.task_type.callbacks IS 'as task.callbacks: of tasks submitted without their own';
 
 COMMENT ON COLUMN penstock.task_type.keyed IS 'released key by key: it is fair, has max_per_key or settings of keys (type_key)';
+
+COMMENT ON COLUMN penstock.task_type.ageing_s IS 'a task gains a level of priority with so many seconds since its submission; null is never';
+
+COMMENT ON COLUMN penstock.task_type.finish_first IS 'tasks in a later stage go before those in their first';
 
 CREATE TABLE penstock.type_key (
     type text NOT NULL,
@@ -371,6 +379,8 @@ CREATE INDEX task_labels ON penstock.task USING gin (labels jsonb_path_ops) WHER
 CREATE INDEX task_queued ON penstock.task USING btree (type, updated_at) WHERE (state = 'queued'::text);
 
 CREATE INDEX task_ready ON penstock.task USING btree (type, priority, id) WHERE (state = 'ready'::text);
+
+CREATE INDEX task_ready_begun ON penstock.task USING btree (type, priority, id) WHERE ((state = 'ready'::text) AND (step > 0) AND tracked);
 
 CREATE INDEX task_ready_key ON penstock.task USING btree (type, priority, key, id) WHERE ((state = 'ready'::text) AND (key IS NOT NULL));
 

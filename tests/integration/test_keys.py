@@ -243,3 +243,11 @@ async def test_a_plain_type_is_chosen_by_its_index_alone(crowded):
     read = of_tasks(await plan(crowded, "release.release", "plain", 10, [], tracked))
     assert read == {("Index Only Scan", "task_ready"): 10, ("Index Scan", "task_pkey"): 10}
     assert await crowded.fetchval("SELECT count(*) FROM task WHERE type = 'plain' AND tracked") == 0
+
+
+async def test_ageing_and_finishing_first_read_the_heads_of_the_levels(crowded):
+    """S3: an order of its own costs the first few of each level, whatever waits behind them."""
+    for finish_first in (False, True):
+        read = of_tasks(await plan(crowded, "limits.heads", "plain", 10, finish_first))
+        assert set(read) <= {("Index Scan", "task_ready"), ("Index Scan", "task_ready_begun")}
+        assert sum(read.values()) <= 50, read

@@ -10,13 +10,17 @@ from tests.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Fence, Outcome, Tally, Verdict
-from penstock.core.task import State
+from penstock.core.task import Priority, State
+from penstock.errors import Conflict, InvalidRecord
 from penstock.kafka.connection import make_consumer, running
 from penstock.kafka.topics import workers_group
-from penstock.postgres import advance, tasks, types
+from penstock.postgres import advance, keys, tasks, types
 from penstock.postgres.connection import open_pool
+from penstock.postgres.keys import KeyChange
+from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType
 from penstock.task_sync.app import create_app
+from penstock.task_sync.limits import Limits
 from penstock.task_sync.settings import TaskSyncSettings
 
 PLAIN = TaskType(name="t", partitions=1)
@@ -177,3 +181,83 @@ async def test_of_a_rated_type_a_second_of_starts_waits_on_kafka_at_most(setting
         await tasks.submit(pool, [Submission(type="u", context=Context.encode(None)) for _ in range(50)])
         await become(pool, "queued", 50, "type = 'u'")
         assert len(await in_state(pool, "queued", "type = 't'")) == 50
+
+
+async def test_priorities_age_so_that_the_lowest_do_not_starve(database, pool):
+    """S3: under a load of HIGHEST tasks that never ends, a LOWEST one goes once it has waited for four times `ageing_s`
+    and for what was submitted before it; without ageing it never does."""
+    ageing_s, step_s = 1_000, 100
+    await register(pool)
+    lowest = await submit(pool, 3, priority=Priority.LOWEST)
+    async with open_session(database, "owner") as session:
+        gate = Limits(session, lambda _name: None)
+
+        async def step():
+            """Some time passes, five HIGHEST tasks come, and five may go; whether the LOWEST are among them."""
+            await pool.execute(
+                f"UPDATE task SET created_at = created_at - interval '{step_s} s' WHERE state = 'ready'"
+            )
+            await submit(pool, 5, priority=Priority.HIGHEST)
+            found = await gate.release((await types.all_types(pool))["t"], 5, list)
+            assert len(found.batch.tasks) == 5
+            return set(lowest) <= {task.fence.id for task in found.batch.tasks}
+
+        for _ in range(4 * ageing_s // step_s + 2):
+            assert not await step(), "nobody ages unless told to"
+        await pool.execute("UPDATE task SET created_at = now() WHERE state = 'ready'")
+        await register(pool, ageing_s=ageing_s)
+        steps = 1
+        while not await step():
+            steps += 1
+            assert steps < 100
+        gate.close()
+    assert steps * step_s == 4 * ageing_s
+
+
+async def test_what_has_begun_is_finished_first(database, pool):
+    """S3: tasks in a later stage go before those in their first, also those that were in it when the option came, and
+    whatever their priority; in order among themselves."""
+    await register(pool)
+    await submit(pool, 6, priority=Priority.LOW)
+    async with open_session(database, "owner") as session:
+        gate = Limits(session, lambda _name: None)
+
+        async def go(limit):
+            found = await gate.release((await types.all_types(pool))["t"], limit, list)
+            return [task.fence.id for task in found.batch.tasks]
+
+        begun = await go(4)
+        await advance_to(pool, begun[:1])
+        await register(pool, finish_first=True)
+        high = await submit(pool, 2, priority=Priority.HIGH)
+        await advance_to(pool, begun[3:])
+        assert await go(1) == begun[:1]
+        await advance_to(pool, begun[2:3])
+        assert await go(3) == [begun[2], begun[3], high[0]]
+        assert len(await go(10)) == 3
+        gate.close()
+
+
+async def advance_to(pool, ids):
+    """To the second stage, as the stage processor does it."""
+    verdict = Verdict(State.READY, "second", 1, 0, 0.0, Tally())
+    endings = [
+        advance.Ending(fence=Fence(one, 0, "start", 0), outcome=Outcome.NEXT, verdict=verdict, worker="w")
+        for one in ids
+    ]
+    assert len((await advance.advance(pool, endings)).applied) == len(ids)
+
+
+async def test_an_order_of_its_own_and_keys_do_not_go_together(pool):
+    """S5: what would be ignored is refused, whichever comes first."""
+    await register(pool, ageing_s=1.0)
+    with pytest.raises(Conflict, match="ageing_s"):
+        await keys.change(pool, "t", "a", KeyChange(paused=True))
+    await register(pool)
+    await keys.change(pool, "t", "a", KeyChange(paused=True))
+    with pytest.raises(Conflict, match="settings of keys"):
+        await register(pool, finish_first=True)
+    for field in ("fair", "max_per_key"):
+        with pytest.raises(InvalidRecord) as refused:
+            TaskType.from_wire({"name": "t", "ageing_s": 1.0, field: True})
+        assert refused.value.pointer == "/ageing_s"

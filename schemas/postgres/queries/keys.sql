@@ -1,21 +1,26 @@
 -- What operators say of keys. Whoever changes it tells the type's owner.
 
 -- name: set
--- What is not given (null; for the limit: $6 is false) stays as it is. No row: there is no such type.
+-- What is not given (null; for the limit: $6 is false) stays as it is. No row: there is no such type, or it has an order that
+-- does not go together with keys.
 WITH kept AS (
     INSERT INTO type_key AS k (type, key, paused, weight, max_in_flight)
-    SELECT y.name, $2, coalesce($3::boolean, false), coalesce($4::integer, 1), $5::integer FROM task_type y WHERE y.name = $1
+    SELECT y.name, $2, coalesce($3::boolean, false), coalesce($4::integer, 1), $5::integer FROM task_type y
+    WHERE y.name = $1 AND y.ageing_s IS NULL AND NOT y.finish_first
     ON CONFLICT (type, key) DO UPDATE
     SET paused = coalesce($3::boolean, k.paused), weight = coalesce($4::integer, k.weight),
         max_in_flight = CASE WHEN $6::boolean THEN $5::integer ELSE k.max_in_flight END, updated_at = now()
     RETURNING k.*
 ), keyed AS (
-    UPDATE task_type SET keyed = true WHERE name = $1 AND NOT keyed RETURNING name
+    UPDATE task_type SET keyed = true WHERE name = $1 AND NOT keyed AND EXISTS (SELECT FROM kept) RETURNING name
 )
 SELECT k.*, pg_notify('penstock_types', k.type), (SELECT count(*) FROM keyed),
        (SELECT count(*) FROM task t
         WHERE t.type = k.type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = k.key) AS in_flight
 FROM kept k;
+
+-- name: known
+SELECT name FROM task_type WHERE name = $1;
 
 -- name: reset
 -- One row when there was something to forget.

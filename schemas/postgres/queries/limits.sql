@@ -6,11 +6,12 @@
 SELECT name FROM task_type WHERE keyed ORDER BY name;
 
 -- name: track
--- What was released before the type had limits, and is still in flight, counts like what comes.
+-- What was released before the type had limits, and is still in flight, counts like what comes; so does what has begun.
 UPDATE task SET tracked = true
 WHERE NOT tracked
   AND id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued'
-                      UNION ALL SELECT id FROM task WHERE type = $1 AND state = 'running'));
+                      UNION ALL SELECT id FROM task WHERE type = $1 AND state = 'running'
+                      UNION ALL SELECT id FROM task WHERE type = $1 AND state = 'ready' AND step > 0 AND $2::boolean));
 
 -- name: in_flight
 SELECT count(*) AS tasks FROM task WHERE type = $1 AND state IN ('queued', 'running') AND tracked;
@@ -70,6 +71,25 @@ CROSS JOIN LATERAL (
           ORDER BY t.type, t.priority, t.key, t.id LIMIT o.depth) f
 ) h
 ORDER BY o.key;
+
+-- name: heads
+-- The first `limit` ($2) tasks of each level; with `finish_first` ($3) also of those that have begun.
+SELECT false AS begun, l.level, h.id, extract(epoch FROM now() - h.created_at)::double precision AS waited_s
+FROM generate_series(0, 4) AS l (level)
+CROSS JOIN LATERAL (
+    SELECT t.id, t.created_at FROM task t
+    WHERE t.type = $1 AND t.state = 'ready' AND t.priority = l.level::smallint
+    ORDER BY t.type, t.priority, t.id LIMIT $2
+) h
+UNION ALL
+SELECT true, l.level, h.id, extract(epoch FROM now() - h.created_at)::double precision
+FROM generate_series(0, 4) AS l (level)
+CROSS JOIN LATERAL (
+    SELECT t.id, t.created_at FROM task t
+    WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked AND t.priority = l.level::smallint
+    ORDER BY t.type, t.priority, t.id LIMIT $2
+) h
+WHERE $3::boolean;
 
 -- name: open
 -- As `release.release`, for tasks that were chosen; those that are no longer ready are left out.

@@ -121,6 +121,16 @@ def _settings(command: _Command) -> _Command:
                 help="Keys of the same priority take turns. Default: no.",
             ),
             click.option(
+                "--ageing-s",
+                type=OrNone(Finite()),
+                help="A task gains a level of priority with so many seconds. Default: none.",
+            ),
+            click.option(
+                "--finish-first/--no-finish-first",
+                default=None,
+                help="Tasks in a later stage go before those in their first. Default: no.",
+            ),
+            click.option(
                 "--callback",
                 "callbacks",
                 multiple=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.errors import NotFound
+from penstock.errors import Conflict, NotFound
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -34,20 +34,28 @@ async def change(executor: Any, type_name: str, key: str, wanted: KeyChange) -> 
 
     Raises:
         NotFound: there is no such type.
+        Conflict: the order of the type does not go together with keys.
         PostgresUnavailable: perhaps nothing was written.
     """
-    with translated():
-        row: asyncpg.Record | None = await executor.fetchrow(
-            query("keys.set"),
-            type_name,
-            key,
-            wanted.paused,
-            wanted.weight,
-            wanted.max_in_flight,
-            wanted.limits,
-        )
-    if row is None:
+    try:
+        with translated():
+            row: asyncpg.Record | None = await executor.fetchrow(
+                query("keys.set"),
+                type_name,
+                key,
+                wanted.paused,
+                wanted.weight,
+                wanted.max_in_flight,
+                wanted.limits,
+            )
+            known = row is not None or await executor.fetchval(query("keys.known"), type_name)
+    except asyncpg.CheckViolationError:
+        # The type got its order at this very moment.
+        row, known = None, True
+    if not known:
         raise NotFound(f"there is no task type {type_name!r}")
+    if row is None:
+        raise Conflict(f"type {type_name} has ageing_s or finish_first, which do not go together with keys")
     return row
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.choosing import Line
+from penstock.core.order import Head
 from penstock.postgres.release import Batch, ready_of
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
@@ -19,9 +20,15 @@ async def keyed(session: Session) -> frozenset[str]:
     return frozenset([row["name"] for row in await session.fetch("limits.keyed")])
 
 
-async def track(session: Session, type_name: str) -> None:
-    """Sees to it that all that is in flight counts, also what was released while the type had no limits."""
-    await session.fetch("limits.track", type_name)
+async def track(session: Session, type_name: str, *, begun: bool) -> None:
+    """Sees to it that all that is in flight counts, also what was released while the type had no limits.
+
+    Args:
+        session: the one that owns the type.
+        type_name: which.
+        begun: so does what is ready and in a later stage.
+    """
+    await session.fetch("limits.track", type_name, begun)
 
 
 async def in_flight(session: Session, type_name: str) -> int:
@@ -32,6 +39,12 @@ async def in_flight(session: Session, type_name: str) -> int:
 async def adopt(session: Session, type_name: str, limit: int) -> int:
     """Gives ready tasks without a key, which no line would have, the empty one; returns how many, at most `limit`."""
     return len(await session.fetch("limits.adopt", type_name, limit))
+
+
+async def heads(session: Session, task_type: TaskType, limit: int) -> list[Head]:
+    """The first tasks of each level, and of those that have begun where these go first; at most `limit` each."""
+    rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first)
+    return [Head(row["id"], row["level"], row["waited_s"], begun=row["begun"]) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,13 @@ class TaskType:
     starts_per_s: float | None = None
     max_per_key: int | None = None
     fair: bool = False
+    ageing_s: float | None = None
+    finish_first: bool = False
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it has an order of its own."""
+        return self.ageing_s is not None or self.finish_first
 
     @property
     def policy(self) -> RetryPolicy:
@@ -68,6 +75,9 @@ class TaskType:
         problems = found.policy.problems()
         if problems:
             raise InvalidRecord("; ".join(problems), pointer="/retry_max_ms")
+        if found.ordered and (found.fair or found.max_per_key is not None):
+            wrong = "ageing_s" if found.ageing_s is not None else "finish_first"
+            raise InvalidRecord("does not go together with fair and max_per_key", pointer=f"/{wrong}")
         return found
 
     def to_wire(self) -> dict[str, Any]:
@@ -102,13 +112,12 @@ async def register(pool: asyncpg.Pool[asyncpg.Record], wanted: TaskType) -> tupl
     """Inserts or changes a type; returns it as it is now and whether it is new.
 
     Raises:
-        Conflict: the number of partitions cannot be changed.
+        Conflict: the number of partitions cannot be changed, or its order does not go together with what was said of keys.
         PostgresUnavailable: no server.
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            row = await connection.fetchrow(query("types.register"), *wanted.columns())
-            assert row is not None
+            row = await _kept(connection, wanted)
             found = _from_row(row)
             if found.partitions != wanted.partitions:
                 raise Conflict(
@@ -130,6 +139,7 @@ async def change(
 
     Raises:
         NotFound: there is none of this name.
+        Conflict: its order does not go together with what was said of keys.
         PostgresUnavailable: no server.
     """
     with translated():
@@ -137,9 +147,19 @@ async def change(
             row = await connection.fetchrow(query("types.lock"), name)
             if row is None:
                 raise NotFound(f"there is no task type {name!r}")
-            changed = await connection.fetchrow(query("types.register"), *merge(_from_row(row)).columns())
-            assert changed is not None
-            return _from_row(changed)
+            return _from_row(await _kept(connection, merge(_from_row(row))))
+
+
+async def _kept(connection: Any, wanted: TaskType) -> asyncpg.Record:
+    try:
+        row: asyncpg.Record = await connection.fetchrow(query("types.register"), *wanted.columns())
+    except asyncpg.CheckViolationError as error:
+        # Whatever else could break a check, the schema has refused.
+        raise Conflict(
+            f"type {wanted.name} has settings of keys, which do not go together with ageing_s and finish_first: "
+            "reset them first"
+        ) from error
+    return row
 
 
 async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:

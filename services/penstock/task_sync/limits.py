@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from penstock.core.choosing import Line, Turn, after, by_id, in_turns
+from penstock.core.order import first
 from penstock.core.rate import Bucket
 from penstock.core.task import Priority
 from penstock.postgres import limits, release
@@ -49,6 +50,7 @@ class _Memory:
     """What is kept of a type between two releases."""
 
     tracked: bool = False
+    begun: bool = False
     bucket: Bucket | None = None
     adopt_at_s: float = float("-inf")
     turns: dict[Priority, Turn] = field(default_factory=dict)
@@ -111,7 +113,12 @@ class Limits:
         if task_type.paused:
             return Released()
         keyed = name in self._keyed
-        if not keyed and task_type.max_in_flight is None and task_type.starts_per_s is None:
+        if not (
+            keyed
+            or task_type.ordered
+            or task_type.max_in_flight is not None
+            or task_type.starts_per_s is not None
+        ):
             self._memories.pop(name, None)
             batch = await release.release(self._session, task_type, limit, take_confirmed())
             return Released(batch, batch is not None and len(batch.tasks) == limit)
@@ -123,6 +130,11 @@ class Limits:
             return Released()
         if keyed:
             found = await self._by_key(task_type, memory, allowed, take_confirmed)
+        elif task_type.ordered:
+            heads = await limits.heads(self._session, task_type, allowed)
+            ids = first(heads, allowed, task_type.ageing_s)
+            batch = await limits.release(self._session, task_type, ids, take_confirmed) if ids else None
+            found = Released(batch, len(ids) == allowed)
         else:
             batch = await release.release(
                 self._session, task_type, allowed, take_confirmed(), tracked=memory.tracked
@@ -135,9 +147,10 @@ class Limits:
     async def _room(self, task_type: TaskType, memory: _Memory) -> int | None:
         """How many the limit of its type leaves, None is any number; sees to it that all that is in flight counts."""
         counted = task_type.max_in_flight is not None or task_type.name in self._keyed
-        if counted and not memory.tracked:
-            await limits.track(self._session, task_type.name)
-        memory.tracked = counted
+        begun = task_type.finish_first
+        if (counted and not memory.tracked) or (begun and not memory.begun):
+            await limits.track(self._session, task_type.name, begun=begun)
+        memory.tracked, memory.begun = counted or begun, begun
         if task_type.max_in_flight is None:
             return None
         room = task_type.max_in_flight - await limits.in_flight(self._session, task_type.name)

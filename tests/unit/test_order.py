@@ -1,0 +1,55 @@
+"""Ageing and finishing first, from the heads of the levels, against a model that sees everything."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.order import Head, first, level_of
+
+TASKS = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10), st.booleans()), max_size=60)
+
+
+def aged(tasks):
+    """Heads with ids in the order of their submission: each waits some seconds less than the one before."""
+    waited_s, found = sum(gap for _, gap, _ in tasks), []
+    for number, (level, gap, begun) in enumerate(tasks):
+        waited_s -= gap
+        found.append(Head(number, level, max(0.0, waited_s), begun))
+    return found
+
+
+def read(heads, limit, *, finish_first):
+    """As the statement reads them: the first of each level, and of what has begun of each."""
+    found = []
+    for level in range(5):
+        here = [head for head in heads if head.level == level]
+        found += [Head(h.id, h.level, h.waited_s) for h in here[:limit]]
+        if finish_first:
+            found += [h for h in here if h.begun][:limit]
+    return found
+
+
+@given(TASKS, st.integers(1, 10), st.one_of(st.none(), st.floats(0.5, 50)), st.booleans())
+def test_the_heads_of_the_levels_are_enough(tasks, limit, ageing_s, finish_first):
+    """S3: what goes first of all that waits is found among the first of each level."""
+    heads = aged(tasks)
+    naive = sorted(heads, key=lambda h: (not h.begun if finish_first else False, level_of(h, ageing_s), h.id))
+    chosen = first(read(heads, limit, finish_first=finish_first), limit, ageing_s)
+    assert chosen == [head.id for head in naive[:limit]]
+
+
+@given(TASKS, st.floats(0.5, 50))
+def test_who_has_waited_long_enough_is_overtaken_by_nobody_younger(tasks, ageing_s):
+    """S3: the bound: after `level` times `ageing_s` a task is behind older ones only."""
+    heads = [Head(head.id, head.level, head.waited_s) for head in aged(tasks)]
+    order = first(heads, len(heads), ageing_s)
+    for head in heads:
+        if head.waited_s >= head.level * ageing_s + 1e-6:
+            assert all(other <= head.id for other in order[: order.index(head.id)])
+
+
+def test_without_ageing_nobody_gains_anything():
+    """S3: off by default: LOWEST waits for as long as it takes."""
+    assert first([Head(1, 4, 1e9), Head(2, 0, 0.0)], 2, None) == [2, 1]
+    assert first([Head(1, 4, -5.0), Head(2, 3, 0.0)], 2, 1.0) == [2, 1]

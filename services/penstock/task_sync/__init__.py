@@ -8,13 +8,15 @@ Guarantees
 - A record that breaks its contract lands on `submitted.rejected` with reason, position and original bytes,
   and what is behind it goes on.
 - A ready topic holds no more untaken records than its window: what the workers get done in about a second (measured by a
-  sample of what was released), more while they leave nothing of it, between a floor and a ceiling (`core.window`). What comes later and is more urgent waits
-  behind no more than that.
+  sample of what was released), more while they leave nothing of it, between a floor and a ceiling (`core.window`). What
+  comes later and is more urgent waits behind no more than that.
 - A ready task gets a record on its ready topic at least once. The batch is noted in the statement that opens
   the gate and forgotten when Kafka has it; a new owner sends again what is still noted. A record that is there
   twice is harmless: the fence lets one result take effect.
 - A queued task whose record is lost (retention, a topic or a Kafka made anew) is released again, once it is proven
   that nobody can still have it (`proof`).
+- No more tasks of a type or key are in flight, and no more start a second, than its limits say: what is counted in the
+  session that holds the type's lock can only become less before it releases (`limits`).
 - A type is released by one process at a time: the lock lives in the session through which the release goes. Replicas share
   the types evenly (`core.spread`); one is handed over with nothing under way, and taken over within two looks
   (`own_retry_s`) of its owner's death.

@@ -351,10 +351,10 @@ ALTER TABLE ONLY penstock.task
 ALTER TABLE ONLY penstock.task_type
     ADD CONSTRAINT task_type_pkey PRIMARY KEY (name);
 
-CREATE INDEX audit_running ON penstock.audit USING btree (seq) WHERE (state = 'running'::text);
-
 ALTER TABLE ONLY penstock.type_key
     ADD CONSTRAINT type_key_pkey PRIMARY KEY (type, key);
+
+CREATE INDEX audit_running ON penstock.audit USING btree (seq) WHERE (state = 'running'::text);
 
 CREATE INDEX callback_dead ON penstock.callback USING btree (target, seq) WHERE (state = 'dead'::text);
 

@@ -38,15 +38,23 @@ class Batches(Generic[T]):
     Args:
         write: writes a batch.
         most: items in a batch.
-        linger_s: how long the first item waits for others, in seconds, where nobody waits for it.
+        linger_s: how long the first item waits for others, in seconds.
+        few: it does not when the batch before had fewer items than this: then there is little to gain.
     """
 
     def __init__(
-        self, write: Callable[[Sequence[T]], Awaitable[None]], *, most: int = 1000, linger_s: float = 0.0
+        self,
+        write: Callable[[Sequence[T]], Awaitable[None]],
+        *,
+        most: int = 1000,
+        linger_s: float = 0.0,
+        few: int = 0,
     ) -> None:
         self._write = write
         self._most = most
         self._linger_s = linger_s
+        self._few = few
+        self._before = 0
         self._items: list[T] = []
         self._some = asyncio.Event()
 
@@ -63,9 +71,10 @@ class Batches(Generic[T]):
         """
         while True:
             await self._some.wait()
-            if self._linger_s and len(self._items) < self._most:
+            if self._linger_s and self._before >= self._few and len(self._items) < self._most:
                 await asyncio.sleep(self._linger_s)
             batch, self._items = self._items[: self._most], self._items[self._most :]
             if not self._items:
                 self._some.clear()
+            self._before = len(batch)
             await self._write(batch)

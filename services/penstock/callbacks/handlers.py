@@ -284,7 +284,8 @@ class Deliverer:
         crowded, room_in_s = lanes.crowded_out(url)
         for waiting in crowded:
             # Spread, or all of a target's backlog would come back at one instant.
-            due_in_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s) * (0.5 + self._chance())
+            due_in_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s)
+            due_in_s *= 0.25 + 0.75 * self._chance()
             self._ledger.give_back(waiting, due_in_s)
 
     def _lanes_of(self, record: Record) -> Lanes:

@@ -19,8 +19,10 @@ from penstock.core.rates import Rates
 
 # Targets whose pace is remembered after their lane has emptied.
 _PACES = 10_000
-# Weight of the latest call in a target's pace.
-_LATEST = 0.2
+# Weight of the latest call in a target's pace: a quicker one shows what the target can do, a slower one may have waited for
+# this process, which is busiest when much has just come.
+_QUICKER = 0.5
+_SLOWER = 0.05
 # While no more than this share of the slots is free, nobody gets a second one.
 _RESERVE = 0.25
 # So many seconds of a quick target's calls are written down ahead, so that a call begins when one ends and not when the
@@ -188,7 +190,7 @@ class Lanes:
         """
         lane = self._lanes[target]
         before = self._pace_s.pop(target, took_s)
-        self._pace_s[target] = before + _LATEST * (took_s - before)
+        self._pace_s[target] = before + (_QUICKER if took_s < before else _SLOWER) * (took_s - before)
         if len(self._pace_s) > _PACES:
             self._pace_s.popitem(last=False)
         lane.calling -= 1

@@ -30,8 +30,11 @@ from penstock.postgres import callbacks
 from penstock.postgres.callbacks import Settled, Turn
 from penstock.process import together
 
-# The fate of an attempt waits so long for others: no call waits for it.
-SETTLE_LINGER_S = 0.01
+# The fate of an attempt waits so long for others, since no call waits for it; what is to be begun does so while there is
+# much of it.
+SETTLE_LINGER_S = 0.02
+BEGIN_LINGER_S = 0.005
+MUCH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Ledger:
         self._held = held
         # Callbacks, since the start.
         self.held = 0
-        self._begin = Batches(self._begin_all)
+        self._begin = Batches(self._begin_all, linger_s=BEGIN_LINGER_S, few=MUCH)
         self._settle = Batches(self._settle_all, linger_s=SETTLE_LINGER_S)
         self._return = Batches(self._return_all)
         self._hold = Batches(self._hold_all)

@@ -106,6 +106,7 @@ async def test_limits_hold_while_their_owner_is_killed(kafka_servers, prefix, da
             return await pool.fetchval(
                 "SELECT count(*) FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted"
                 " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                " AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('penstock.release.t', 0)"
             )
 
         async def ended(count):

@@ -321,7 +321,8 @@ def test_one_bad_callback_does_not_cost_its_record():
     ]
     callbacks, faults = inbound.decode_callbacks(orjson.dumps(record))
     assert callbacks == some_callbacks(3)
-    assert [fault.pointer for fault in faults] == ["/1/attempt", "/3", "/4", "/5/task_id"]
+    assert [fault.pointer for fault, _entry in faults] == ["/1/attempt", "/3", "/4", "/5/task_id"]
+    assert [json.loads(entry) for _fault, entry in faults] == [record[n] for n in (1, 3, 4, 5)]
 
 
 @pytest.mark.parametrize(

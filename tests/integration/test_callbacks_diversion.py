@@ -215,6 +215,60 @@ async def test_attempts_written_down_ahead_of_a_target_that_turns_abnormal_cost_
         assert set(target.ids()) == {callback.id for callback in (*quick, *late)}
 
 
+async def test_attempts_written_down_ahead_are_not_made_once_their_target_is_gone(
+    platform: Bench, target: Target
+) -> None:
+    """C6: after its 410 only what was under way meets another; the rest is held, and its schedule is whole."""
+    answer = web.Response
+    target.answer = moody = Moody()
+    moody.well.set()
+    quick, late = many(target, "/moody", 40), many(target, "/moody", 40, 100)
+    async with platform.service(**HASTY):
+        await platform.owe(*quick)
+        await wait_until(platform.all_delivered)
+
+        async def gone(_request: web.Request) -> web.StreamResponse:
+            return answer(status=410)
+
+        target.answer = gone
+        await platform.owe(*late)
+        await wait_until(lambda: has_state(platform, f"{target.url}/moody", "disabled"))
+
+        async def at_rest() -> bool:
+            return not (await platform.states())["pending"]
+
+        await wait_until(at_rest)
+        rows = await platform.rows()
+    states = Counter(rows[callback.id]["state"] for callback in late)
+    # So many calls may be under way to one target.
+    assert 1 <= states["dead"] <= 8
+    assert states["held"] == 40 - states["dead"]
+    assert len(target.ids()) == 40 + states["dead"]
+    assert all(row["attempt"] == (row["spent"] or 0) for row in rows.values() if row["state"] == "held")
+
+
+async def test_a_stop_gives_back_attempts_written_down_ahead(platform: Bench, target: Target) -> None:
+    """O1, C6: a service that stops makes no more calls; what it had begun ahead is found by the next one at once."""
+    target.answer = moody = Moody()
+    moody.well.set()
+    quick, late = many(target, "/moody", 40), many(target, "/moody", 40, 100)
+    async with platform.service(
+        **{**HASTY, "callback_abnormal_count": 1000, "callback_abnormal_ceiling": 1000}
+    ):
+        await platform.owe(*quick)
+        await wait_until(platform.all_delivered)
+        moody.well.clear()
+        await platform.owe(*late)
+        await wait_until(lambda: len(target.ids()) > 40)
+    called = set(target.ids())
+    rows = [row for row in (await platform.rows()).values() if row["id"] not in called]
+    assert rows
+    assert all(row["attempt"] == (row["spent"] or 0) and row["due_in_s"] < 1 for row in rows)
+    moody.well.set()
+    async with platform.service(**HASTY):
+        await wait_until(platform.all_delivered)
+
+
 async def test_a_slow_call_is_not_cancelled(platform: Bench, target: Target) -> None:
     """C7a: at the slow moment the call leaves its slot, goes on and is delivered: one call each, no duplicate."""
 

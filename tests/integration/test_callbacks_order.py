@@ -132,7 +132,7 @@ async def test_one_behind_another_under_way_waits(pool: Pool, written: Written) 
 async def test_one_held_behind_another_is_told_of(pool: Pool, written: Written) -> None:
     """C4, issue 5: its target has something held from now on, which nobody would look for otherwise but now and then."""
     await owe(pool, FIRST, SECOND)
-    await callbacks.hold(pool, [(FIRST.id, 0)], [False])
+    await callbacks.hold(pool, [(FIRST.id, 0)], [None])
     record = Record()
     written.ledger.begin(Waiting(SECOND, record))
     await wait_until(lambda: record.settled)

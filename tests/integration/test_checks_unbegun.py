@@ -151,8 +151,8 @@ async def forget_records(platform, monkeypatch):
     [
         (lambda pool: callbacks.begin(pool, [(owed(NOWHERE).id, 0)], horizon_s=60.0), False),
         (lambda pool: callbacks.begin_in_order(pool, [(owed(NOWHERE).id, 0)], horizon_s=60.0), False),
-        (lambda pool: callbacks.hold(pool, [(owed(NOWHERE).id, 0)]), False),
-        (lambda pool: callbacks.postpone(pool, [(owed(NOWHERE).id, 0)], [5.0]), True),
+        (lambda pool: callbacks.hold(pool, [(owed(NOWHERE).id, 0)], [None]), False),
+        (lambda pool: callbacks.postpone(pool, [(owed(NOWHERE).id, 0)], [5.0], [None]), True),
     ],
     ids=["begun", "begun in order", "held", "put back"],
 )

@@ -132,12 +132,15 @@ class LanesMachine(RuleBasedStateMachine):
         for lane in lanes:
             lane[:] = [item for item in lane if item.record.partition != partition]
 
-    @rule(of=st.sampled_from(TARGETS))
+    @rule(of=st.sampled_from([None, *TARGETS]))
     def take_ready(self, of):
-        assert self.lanes.take_ready(of) == self.ready[of]
-        for _ in self.ready[of]:
-            self.doubted[of] -= self.doubted[of] > 0
-        self.ready[of] = []
+        some = TARGETS if of is None else [of]
+        expected = [item for target in some for item in self.ready[target]]
+        assert Counter(map(id, self.lanes.take_ready(of))) == Counter(map(id, expected))
+        for target in some:
+            for _ in self.ready[target]:
+                self.doubted[target] -= self.doubted[target] > 0
+            self.ready[target] = []
         self.admit()
 
     def admit(self):

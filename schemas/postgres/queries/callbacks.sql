@@ -75,11 +75,12 @@ UPDATE callback c SET due_at = now()
 WHERE c.id = ANY (ARRAY(SELECT id FROM next)) AND c.state = 'pending' AND c.ordered;
 
 -- name: hold
--- Takes them off the topics until their target may have them. An attempt that was begun and not made is not of its schedule.
+-- Takes them off the topics until their target may have them. `spent` is how many attempts do not count when one of them
+-- was begun and is not made, else NULL; not one more than before, so that writing it again is harmless.
 UPDATE callback c
 SET state = 'held', diverted = true, published = 0, waits_since = NULL,
-    spent = CASE WHEN i.unmade THEN greatest(c.replayed_after, c.spent, 0) + 1 ELSE c.spent END
-FROM unnest($1::text[], $2::integer[], $3::boolean[]) AS i (id, attempt, unmade)
+    spent = coalesce(i.spent, c.spent)
+FROM unnest($1::text[], $2::integer[], $3::integer[]) AS i (id, attempt, spent)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
 
 -- name: grant
@@ -114,10 +115,11 @@ WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.fi
 RETURNING c.id;
 
 -- name: postpone
--- Puts back what was not begun: its record is written again in `due_in` seconds.
+-- Puts back what was not begun: its record is written again in `due_in` seconds. Or what was begun and not made, as in `hold`.
 UPDATE callback c
-SET due_at = now() + make_interval(secs => i.due_in), published = 0
-FROM unnest($1::text[], $2::integer[], $3::double precision[]) AS i (id, attempt, due_in)
+SET due_at = now() + make_interval(secs => i.due_in), published = 0,
+    spent = coalesce(i.spent, c.spent)
+FROM unnest($1::text[], $2::integer[], $3::double precision[], $4::integer[]) AS i (id, attempt, due_in, spent)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;
 
 -- name: announce

@@ -33,11 +33,13 @@ class Waiting:
         record: to be settled.
         spent: attempts that its schedule does not count, because it was replayed since, or because this service suspected
             itself; known once begun.
+        begun_s: when its attempt had been written down, on the loop's clock.
     """
 
     callback: Callback
     record: Record
     spent: int = 0
+    begun_s: float = 0.0
 
 
 class Part:

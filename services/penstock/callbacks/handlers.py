@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
-from penstock.callbacks.batching import Batches
 from penstock.callbacks.calling import Caller
 from penstock.callbacks.fates import Fates
 from penstock.callbacks.figures import Figures
-from penstock.callbacks.hand import Record, Waiting, parts_of
+from penstock.callbacks.hand import Record, Waiting
+from penstock.callbacks.intake import Intake
 from penstock.callbacks.known import Attempt, Target
 from penstock.callbacks.lanes import Lanes, SlowPool
 from penstock.callbacks.ledger import Ledger
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Targets
-from penstock.contracts.inbound import decode_callbacks
 from penstock.core.acknowledgement import Partition
-from penstock.core.delivery import Delivered
+from penstock.core.delivery import Dead, Delivered, Reason
 from penstock.core.rates import Rates
 from penstock.errors import Fatal, Invalid
 from penstock.kafka.processor import Delivery
@@ -31,6 +30,9 @@ from penstock.process import together
 
 # A timer that is later than this, in seconds, tells of this process and not of the target; but only so many times.
 STOOD_STILL_S = 0.25
+# What was written down ahead and could not be called for so long, in seconds, is not called from here: its target is quick
+# no more, and another attempt begins when the horizon of this one has passed.
+STALE_S = 1.0
 MOST_SPARED = 2
 
 
@@ -60,7 +62,7 @@ class Deliverer:
         owner: this process, unlike any other.
         partition_of: the partition of a target's records.
         scheduled: told the seconds until the earliest of some callbacks is due.
-        reject: parks what breaks its contract in a record.
+        reject: parks an entry of a record that breaks its contract.
         fail: ends the service with an error.
         chance: random numbers from 0 to 1, for jitter.
     """
@@ -75,12 +77,11 @@ class Deliverer:
         owner: str,
         partition_of: Callable[[str], int],
         scheduled: Callable[[float], Awaitable[None]],
-        reject: Callable[[Delivery, Invalid], Awaitable[None]],
+        reject: Callable[[Delivery, Invalid, bytes], Awaitable[None]],
         fail: Callable[[BaseException], None],
         chance: Callable[[], float],
     ) -> None:
         self._settings = settings
-        self._reject = reject
         self._caller = caller
         self._scheduled = scheduled
         self._fail = fail
@@ -91,7 +92,7 @@ class Deliverer:
             owner,
             partition_of=partition_of,
             room=self._room,
-            stopped=self._hold_all_of,
+            changed=self._changed,
             in_hand=self._in_hand,
         )
         # One for both paths: a target has one rate.
@@ -118,15 +119,18 @@ class Deliverer:
             ledger=self._ledger,
             targets=self.targets,
         )
-        # What waits until its target is known, by target.
-        self._strangers: dict[str, list[Waiting]] = {}
-        self._load = Batches(self._load_all)
+        self._intake = Intake(
+            settings,
+            self.targets,
+            reject=reject,
+            route=self._route,
+            taken=self._taken,
+            loaded=self._admit,
+        )
         self._calls: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._closing = False
-        # There may be room for more callbacks.
-        self._eased = asyncio.Event()
 
     @property
     def under_way(self) -> int:
@@ -134,37 +138,15 @@ class Deliverer:
         return len(self._calls) + self._ledger.unwritten
 
     async def take(self, delivery: Delivery) -> None:
-        """Takes a record in, once there is room; it is settled once PostgreSQL holds all in it as held, put back or begun.
+        """Takes a record in; it is settled once PostgreSQL holds all in it as held, put back or begun.
 
         Raises:
             InvalidRecord: it breaks its contract, as a whole.
             KafkaUnavailable: what does so in part is not parked; nothing was taken in.
         """
-        callbacks, faults = decode_callbacks(delivery.value)
-        for fault in faults:
-            await self._reject(delivery, fault)
-        if not callbacks:
-            delivery.settle()
-            return
-        lanes = self._lanes_of(delivery)
-        while lanes.waiting >= self._settings.callback_in_hand and not self._closing:
-            self._eased.clear()
-            await self._eased.wait()
-        self.figures.of(lanes).taken += len(callbacks)
-        for callback, part in zip(callbacks, parts_of(delivery, len(callbacks)), strict=True):
-            self._take(Waiting(callback, part))
-        self._admit()
-
-    def _take(self, waiting: Waiting) -> None:
-        url = waiting.callback.target
-        if self._closing:
+        for waiting in await self._intake.take(delivery):
             self._ledger.give_back(waiting, 0.0)
-        elif (target := self.targets.get(url)) is not None:
-            self._route(waiting, target)
-        else:
-            if url not in self._strangers:
-                self._load.add((url, waiting.record.partition))
-            self._strangers.setdefault(url, []).append(waiting)
+        self._admit()
 
     async def assigned(self, partitions: frozenset[Partition]) -> None:
         """These partitions come here now.
@@ -188,11 +170,7 @@ class Deliverer:
         for lanes in (self._lanes, self._diverted):
             lanes.take_out(lambda waiting: (waiting.record.topic, waiting.record.partition) in partitions)
         numbers = frozenset(number for _topic, number in partitions)
-        self._strangers = {
-            url: kept
-            for url, some in self._strangers.items()
-            if (kept := [waiting for waiting in some if waiting.record.partition not in numbers])
-        }
+        self._intake.revoked(numbers)
         self.targets.revoked(numbers)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -204,7 +182,7 @@ class Deliverer:
         try:
             await together(
                 self._ledger.run(),
-                self._load.run(),
+                self._intake.run(),
                 self.targets.run(self._scheduled),
                 self._close_on(stopping),
             )
@@ -220,23 +198,16 @@ class Deliverer:
         """What waits in lanes could outlast any grace: it goes back, for another process to find at once."""
         await stopping.wait()
         self._closing = True
-        self._eased.set()
-        strangers, self._strangers = self._strangers, {}
-        waiting = [one for some in strangers.values() for one in some]
+        waiting = self._intake.close()
         for lanes in (self._lanes, self._diverted):
             waiting += lanes.take_out(lambda _waiting: True)
+            for ready in lanes.take_ready():
+                self._ledger.give_back(ready, 0.0, begun=True)
         for one in waiting:
             self._ledger.give_back(one, 0.0)
 
-    async def _load_all(self, batch: Sequence[tuple[str, int]]) -> None:
-        await self.targets.load(dict(batch))
-        for url, _partition in batch:
-            target = self.targets.get(url)
-            # Without a target its partition has gone to another process, and its records with it.
-            for waiting in self._strangers.pop(url, ()) if target else ():
-                assert target is not None
-                self._route(waiting, target)
-        self._admit()
+    def _taken(self, delivery: Delivery, count: int) -> None:
+        self.figures.of(self._lanes_of(delivery)).taken += count
 
     def _route(self, waiting: Waiting, target: Target) -> None:
         aside = waiting.record.topic == CALLBACKS_DIVERTED.name
@@ -251,6 +222,13 @@ class Deliverer:
             # One at a time is enough to see whether it answers again.
             self._ledger.hold(waiting)
             return
+        if (
+            lanes.waiting >= self._settings.callback_in_hand
+            and lanes.waiting_for(url) >= self._settings.callback_target_slots
+        ):
+            # Those that take long must not fill the hand: reading goes on.
+            self._ledger.give_back(waiting, self._postponed_s(self._settings.callback_postpone_s))
+            return
         superfluous = lanes.put(waiting)
         if superfluous is not None:
             superfluous.settle()
@@ -262,7 +240,7 @@ class Deliverer:
     def _in_hand(self, url: str) -> bool:
         """Whether it is called, or something here waits for it."""
         waits = any(lanes.waiting_for(url) or lanes.held_by(url) for lanes in (self._lanes, self._diverted))
-        return waits or url in self._strangers or self._slow.calling_to(url) > 0
+        return waits or self._intake.waits_for(url) or self._slow.calling_to(url) > 0
 
     def _room(self) -> int:
         return self._settings.callback_waiting - self._diverted.waiting
@@ -272,7 +250,6 @@ class Deliverer:
         for lanes in (self._lanes, self._diverted):
             for waiting in lanes.admit(now_s):
                 self._ledger.begin(waiting)
-        self._eased.set()
         turns_s = [
             turn_s for lanes in (self._lanes, self._diverted) if (turn_s := lanes.next_turn_s()) is not None
         ]
@@ -283,10 +260,12 @@ class Deliverer:
     def _crowd_out(self, lanes: Lanes, url: str) -> None:
         crowded, room_in_s = lanes.crowded_out(url)
         for waiting in crowded:
-            # Spread, or all of a target's backlog would come back at one instant.
             due_in_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s)
-            due_in_s *= 0.25 + 0.75 * self._chance()
-            self._ledger.give_back(waiting, due_in_s)
+            self._ledger.give_back(waiting, self._postponed_s(due_in_s))
+
+    def _postponed_s(self, most_s: float) -> float:
+        """Spread, or all of a target's backlog would come back at one instant."""
+        return most_s * (0.25 + 0.75 * self._chance())
 
     def _lanes_of(self, record: Record) -> Lanes:
         return self._diverted if record.topic == CALLBACKS_DIVERTED.name else self._lanes
@@ -294,8 +273,13 @@ class Deliverer:
     def _begun(self, mine: Iterable[Waiting], others: Iterable[Waiting]) -> None:
         for waiting in mine:
             lanes = self._lanes_of(waiting.record)
-            if lanes.may_call(waiting):
-                self._call(waiting, lanes)
+            if self._is_over(waiting):
+                lanes.forgo(waiting.callback.target)
+                self._leave(waiting)
+            else:
+                waiting.begun_s = self._loop.time()
+                if lanes.may_call(waiting):
+                    self._call(waiting, lanes)
         for waiting in others:
             self._lanes_of(waiting.record).forgo(waiting.callback.target)
         self._admit()
@@ -307,9 +291,42 @@ class Deliverer:
 
     def _finish(self, call: _Call, took_s: float) -> None:
         """The slot of a call is free."""
-        following = call.lanes.finish(call.waiting.callback.target, took_s)
+        url = call.waiting.callback.target
+        ready = call.lanes.next_ready(url)
+        if ready is not None and (self._is_over(ready) or self._loop.time() - ready.begun_s > STALE_S):
+            self._leave_ready(url)
+        following = call.lanes.finish(url, took_s)
         if following is not None:
             self._call(following, call.lanes)
+
+    def _is_over(self, waiting: Waiting) -> bool:
+        """Whether the attempt, written down already, may not be made any more."""
+        target = self.targets.get(waiting.callback.target)
+        if target is None:
+            return self._closing
+        aside = waiting.record.topic == CALLBACKS_DIVERTED.name
+        return self._closing or target.disabled or (not aside and self.targets.abnormal(target))
+
+    def _leave(self, waiting: Waiting) -> None:
+        """An attempt that is written down is not made: its callback waits in PostgreSQL, as the others of its target."""
+        target = self.targets.get(waiting.callback.target)
+        if target is not None and (target.disabled or self.targets.abnormal(target)):
+            self._ledger.hold(waiting, begun=True)
+        else:
+            self._ledger.give_back(waiting, 0.0, begun=True)
+
+    def _changed(self, url: str) -> None:
+        """An operator has said something of a target."""
+        target = self.targets.get(url)
+        if target is not None and target.disabled:
+            self._hold_all_of(url)
+        elif self.targets.rate_of(url):
+            self._leave_ready(url)
+
+    def _leave_ready(self, url: str) -> None:
+        for lanes in (self._lanes, self._diverted):
+            for waiting in lanes.take_ready(url):
+                self._leave(waiting)
 
     def _ended(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
@@ -325,6 +342,10 @@ class Deliverer:
             assert call.timer is not None
             call.timer.cancel()
         fate = self._fates.decide(call.waiting, met)
+        if fate == Dead(Reason.GONE):
+            # Before anything else is called there.
+            self.targets.stop(callback.target)
+            self._hold_all_of(callback.target)
         if call.moved:
             self._slow.leave(callback.target)
         else:
@@ -333,17 +354,7 @@ class Deliverer:
             self._charge(callback.target, slow=call.slow, failed=not isinstance(fate, Delivered))
         self._crowd_out(call.lanes, callback.target)
         self._admit()
-        self.targets.attempted(
-            callback.target,
-            Attempt(
-                time.time(),
-                callback.id,
-                callback.attempt + 1,
-                round(met.took_s * 1000),
-                met.status,
-                met.message,
-            ),
-        )
+        self.targets.attempted(callback.target, Attempt.of(callback, met, time.time()))
         suspicious = call.suspicious or self.targets.suspicious
         if suspicious:
             fate = self._fates.patient(fate, met)

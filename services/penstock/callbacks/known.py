@@ -10,7 +10,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
+from penstock.callbacks.calling import Met
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.contracts.event import Callback
 from penstock.core.drain import Drain
 from penstock.core.health import HealthWindow
 from penstock.postgres.targets import Kept
@@ -37,6 +39,12 @@ class Attempt(NamedTuple):
     took_ms: int
     status: int | None
     message: str
+
+    @classmethod
+    def of(cls, callback: Callback, met: Met, at_s: float) -> Attempt:
+        """The one that a callback's call was, which ended just now."""
+        took_ms = round(met.took_s * 1000)
+        return cls(at_s, callback.id, callback.attempt + 1, took_ms, met.status, met.message)
 
 
 class Target:

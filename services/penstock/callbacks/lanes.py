@@ -21,8 +21,8 @@ from penstock.core.rates import Rates
 _PACES = 10_000
 # Weight of the latest call in a target's pace: a quicker one shows what the target can do, a slower one may have waited for
 # this process, which is busiest when much has just come.
-_QUICKER = 0.5
-_SLOWER = 0.05
+_QUICKER = 0.3
+_SLOWER = 0.1
 # While no more than this share of the slots is free, nobody gets a second one.
 _RESERVE = 0.25
 # So many seconds of a quick target's calls are written down ahead, so that a call begins when one ends and not when the
@@ -42,6 +42,7 @@ class Room:
         waiting: most callbacks that wait in one lane.
         waiting_in_all: when more wait in all lanes together, each keeps no more than its share of it.
         patience_s: what would wait for its target longer than this is crowded out.
+        ahead: whether attempts to quick targets are written down ahead of their calls.
     """
 
     slots: int
@@ -50,6 +51,7 @@ class Room:
     waiting: int
     waiting_in_all: int
     patience_s: float
+    ahead: bool = True
 
 
 @dataclass(slots=True)
@@ -203,15 +205,23 @@ class Lanes:
         """A slot is free, whose attempt is not to be made."""
         self._give_back(target, self._lanes[target])
 
-    def take_ready(self, target: str) -> list[Waiting]:
-        """Takes out those whose attempt is written down and whose call has not begun; their slots are free."""
+    def next_ready(self, target: str) -> Waiting | None:
+        """Whom `finish` would return."""
         lane = self._lanes.get(target)
-        out = list(lane.ready) if lane else []
-        if lane is not None:
-            lane.ready.clear()
-            for _ in out:
-                self._give_back(target, lane)
-        return out
+        return lane.ready[0] if lane and lane.ready else None
+
+    def take_ready(self, target: str | None = None) -> list[Waiting]:
+        """Takes out those whose attempt is written down and that are not called yet, of one lane or of all."""
+        taken: list[Waiting] = []
+        for name in [target] if target is not None else list(self._lanes):
+            lane = self._lanes.get(name)
+            out = list(lane.ready) if lane else []
+            if lane is not None:
+                lane.ready.clear()
+                for _ in out:
+                    self._give_back(name, lane)
+            taken += out
+        return taken
 
     def _give_back(self, target: str, lane: _Lane) -> None:
         lane.held -= 1

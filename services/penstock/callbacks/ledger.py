@@ -60,6 +60,7 @@ class Ended:
 class _Returned:
     waiting: Waiting
     due_in_s: float
+    begun: bool
 
 
 class Ledger:
@@ -123,9 +124,15 @@ class Ledger:
         self._unwritten += 1
         self._settle.add(ended)
 
-    def give_back(self, waiting: Waiting, due_in_s: float) -> None:
-        """Not now: its record is written again in so many seconds."""
-        self._return.add(_Returned(waiting, due_in_s))
+    def give_back(self, waiting: Waiting, due_in_s: float, *, begun: bool = False) -> None:
+        """Not now: its record is written again in so many seconds.
+
+        Args:
+            waiting: the callback.
+            due_in_s: see there.
+            begun: as in `hold`.
+        """
+        self._return.add(_Returned(waiting, due_in_s, begun))
 
     def hold(self, waiting: Waiting, *, begun: bool = False) -> None:
         """Its target may not have it: it waits in PostgreSQL until it may.
@@ -216,10 +223,12 @@ class Ledger:
             await self._scheduled(min(due_s))
 
     async def _return_all(self, batch: Sequence[_Returned]) -> None:
-        turns = [(r.waiting.callback.id, r.waiting.callback.attempt) for r in batch]
+        turns = [(r.waiting.callback.id, r.waiting.callback.attempt + r.begun) for r in batch]
         dues_s = [r.due_in_s for r in batch]
+        spent = [_spent(r.waiting, begun=r.begun) for r in batch]
         await persevere(
-            lambda: callbacks.postpone(self._pool, turns, dues_s), f"the return of {len(batch)} callbacks"
+            lambda: callbacks.postpone(self._pool, turns, dues_s, spent),
+            f"the return of {len(batch)} callbacks",
         )
         for returned in batch:
             returned.waiting.record.settle()
@@ -227,12 +236,17 @@ class Ledger:
 
     async def _hold_all(self, batch: Sequence[tuple[Waiting, bool]]) -> None:
         turns = [(waiting.callback.id, waiting.callback.attempt + begun) for waiting, begun in batch]
-        unmade = [begun for _waiting, begun in batch]
-        await persevere(lambda: callbacks.hold(self._pool, turns, unmade), f"{len(batch)} callbacks to hold")
+        spent = [_spent(waiting, begun=begun) for waiting, begun in batch]
+        await persevere(lambda: callbacks.hold(self._pool, turns, spent), f"{len(batch)} callbacks to hold")
         for waiting, _begun in batch:
             waiting.record.settle()
         self.held += len(batch)
         self._held({waiting.callback.target for waiting, _begun in batch})
+
+
+def _spent(waiting: Waiting, *, begun: bool) -> int | None:
+    """How many attempts the schedule does not count by now, when one was begun that is not made."""
+    return waiting.spent + 1 if begun else None
 
 
 def _result(ended: Ended) -> tuple[bytes, bytes]:

@@ -186,6 +186,8 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             waiting=self.callback_waiting,
             waiting_in_all=self.callback_in_hand // 4,
             patience_s=self.callback_patience_s,
+            # One call at a time to each, and slots for all who answer.
+            ahead=False,
         )
 
     @cached_property

@@ -58,7 +58,7 @@ class Targets:
         owner: this process, unlike any other.
         partition_of: the partition of a target's records.
         room: how many more may be let go now, for all targets together.
-        stopped: told of a target that somebody has disabled.
+        changed: told of a target of which somebody has said something.
         in_hand: whether a target is called, or something in hand waits for it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Targets:
         *,
         partition_of: Callable[[str], int],
         room: Callable[[], int],
-        stopped: Callable[[str], None],
+        changed: Callable[[str], None],
         in_hand: Callable[[str], bool],
     ) -> None:
         self._settings = settings
@@ -81,7 +81,7 @@ class Targets:
         self._owner = owner
         self._partition_of = partition_of
         self._room = room
-        self._stopped = stopped
+        self._told = changed
         self._in_hand = in_hand
         self._targets = Known()
         self._loads: set[_Load] = set()
@@ -131,6 +131,15 @@ class Targets:
         """Whether this process is suspected, or was until a moment ago, so that no target may pay for failures."""
         return self._suspicion.suspected(time.monotonic())
 
+    def judges(self, partition: int) -> bool:
+        """Whether the targets of a partition are this process's."""
+        return partition in self._partitions
+
+    def stop(self, url: str) -> None:
+        """Nothing more is to be sent to it; `gone` writes that down."""
+        if (target := self._targets.get(url)) is not None:
+            target.disabled = True
+
     def assigned(self, partitions: Iterable[int]) -> None:
         """These partitions are this process's now, and may have been another's before."""
         self._partitions |= set(partitions)
@@ -152,7 +161,8 @@ class Targets:
 
     async def load(self, partitions: Mapping[str, int]) -> None:
         """Takes targets over, each with the partition of its records, and reads what was kept of them."""
-        urls = list(partitions)
+        # Of partitions that have gone meanwhile nothing is taken from their new owner.
+        urls = [url for url, partition in partitions.items() if partition in self._partitions]
         while urls:
             # What changes while it is read is read again: nobody tells of it twice.
             for kept in await self._read(load := _Load(), urls):
@@ -209,8 +219,7 @@ class Targets:
     async def gone(self, url: str, why: str) -> None:
         """It has asked for nothing more to be sent to it."""
         log.warning("a target at %s is disabled: %s", origin_of(url), why)
-        if (target := self._targets.get(url)) is not None:
-            target.disabled = True
+        self.stop(url)
         await persevere(lambda: targets.disable(self._pool, url, why), f"a target at {origin_of(url)}, gone,")
 
     async def run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:
@@ -261,8 +270,7 @@ class Targets:
             # What has been counted since it was kept last is lost: somebody has decided otherwise.
             await self.load(known)
             for url in known:
-                if (target := self._targets.get(url)) is not None and target.disabled:
-                    self._stopped(url)
+                self._told(url)
         if outdated:
             # Also an unknown one that was enabled: something may be held for it.
             self._look_at_s = 0.0

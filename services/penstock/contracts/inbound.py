@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from penstock.contracts.context import Context
 from penstock.contracts.event import Callback
 from penstock.contracts.heartbeat import Heartbeat, Kind
@@ -87,8 +89,8 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     )
 
 
-def decode_callbacks(data: bytes) -> tuple[list[Callback], list[Invalid]]:
-    """Reads a record of the callbacks topics: its callbacks, and what is wrong with those that are not among them.
+def decode_callbacks(data: bytes) -> tuple[list[Callback], list[tuple[Invalid, bytes]]]:
+    """Reads a record of the callbacks topics: its callbacks, and the entries that are none, with what is wrong with each.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read, or it is a bad one by itself (`callback.schema.json`).
@@ -102,12 +104,13 @@ def decode_callbacks(data: bytes) -> tuple[list[Callback], list[Invalid]]:
     if not raw:
         conform(raw, "callback")
     callbacks: list[Callback] = []
-    faults: list[Invalid] = []
+    faults: list[tuple[Invalid, bytes]] = []
     for index, entry in enumerate(raw):
         if not isinstance(entry, dict):
-            faults.append(InvalidRecord("must be an object", pointer=f"/{index}"))
+            faults.append((InvalidRecord("must be an object", pointer=f"/{index}"), orjson.dumps(entry)))
         elif found := problems(entry, "callback"):
-            faults.append(InvalidRecord(found[0].reason, pointer=f"/{index}{found[0].pointer}"))
+            fault = InvalidRecord(found[0].reason, pointer=f"/{index}{found[0].pointer}")
+            faults.append((fault, orjson.dumps(entry)))
         else:
             callbacks.append(_read_callback(entry))
     return callbacks, faults

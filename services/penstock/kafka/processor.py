@@ -148,12 +148,15 @@ class Processor:
         """The offset that comes next of each partition that is read here; handlers have been given all before it."""
         return self._hand.expected()
 
-    async def reject(self, delivery: Delivery, invalid: Invalid, *, settle: bool = True) -> None:
+    async def reject(
+        self, delivery: Delivery, invalid: Invalid, part: bytes | None = None, *, settle: bool = True
+    ) -> None:
         """Parks a record, or a part of it, on `<topic>.rejected`, then settles it.
 
         Args:
             delivery: the record.
             invalid: what is wrong with it.
+            part: what is parked in place of the whole record.
             settle: False when the rest of the record is still to be done.
 
         Raises:
@@ -167,7 +170,7 @@ class Processor:
             topic=topic,
             partition=delivery.partition,
             offset=delivery.offset,
-            original=delivery.value,
+            original=delivery.value if part is None else part,
             at=datetime.now(UTC),
         )
         with translated():

@@ -115,20 +115,20 @@ async def overtaken(pool: asyncpg.Pool[asyncpg.Record], behind: Sequence[Turn]) 
     return bool(rows)
 
 
-async def hold(executor: Any, turns: Sequence[Turn], unmade: Sequence[bool]) -> None:
+async def hold(executor: Any, turns: Sequence[Turn], spent: Sequence[int | None]) -> None:
     """Takes callbacks off the topics until their targets may have them.
 
     Args:
         executor: a pool or a connection.
         turns: which.
-        unmade: of each, whether its last attempt was begun and not made, so that its schedule goes on as if it were not there.
+        spent: of each whose last attempt was begun and is not made, how many attempts its schedule does not count by now.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; write it again.
     """
     with translated():
         await executor.execute(
-            query("callbacks.hold"), [turn[0] for turn in turns], [turn[1] for turn in turns], list(unmade)
+            query("callbacks.hold"), [turn[0] for turn in turns], [turn[1] for turn in turns], list(spent)
         )
 
 
@@ -175,9 +175,18 @@ async def settle(
 
 
 async def postpone(
-    pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], due_in_s: Sequence[float]
+    pool: asyncpg.Pool[asyncpg.Record],
+    turns: Sequence[Turn],
+    due_in_s: Sequence[float],
+    spent: Sequence[int | None],
 ) -> None:
-    """Puts back turns that were not taken: each record is written again in so many seconds.
+    """Puts back turns that were not taken, or not made: each record is written again in so many seconds.
+
+    Args:
+        pool: of the database.
+        turns: which.
+        due_in_s: of each.
+        spent: of each, as in `hold`.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; write it again.
@@ -188,6 +197,7 @@ async def postpone(
             [turn[0] for turn in turns],
             [turn[1] for turn in turns],
             list(due_in_s),
+            list(spent),
         )
 
 

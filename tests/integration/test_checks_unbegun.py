@@ -172,7 +172,7 @@ async def test_one_that_waits_for_an_earlier_one_is_answered(platform):
     await platform.owe(first, second, publish=False)
     async with releasing(platform) as release:
         await release(2)
-    assert not await callbacks.begin_in_order(platform.connection, [(second.id, 0)], horizon_s=60.0)
+    assert not (await callbacks.begin_in_order(platform.connection, [(second.id, 0)], horizon_s=60.0)).turns
     rows = await platform.rows()
     assert [(rows[c.id]["published"], rows[c.id]["waits_since"] is None) for c in (first, second)] == [
         (2, False),

@@ -22,6 +22,7 @@ from penstock.postgres.types import TaskType
 from penstock.task_sync.app import create_app
 from penstock.task_sync.limits import Limits
 from penstock.task_sync.settings import TaskSyncSettings
+from penstock.worker.turns import Backlog
 
 PLAIN = TaskType(name="t", partitions=1)
 
@@ -183,9 +184,17 @@ async def test_of_a_rated_type_a_second_of_starts_waits_on_kafka_at_most(setting
         assert len(await in_state(pool, "queued", "type = 't'")) == 50
 
 
+def begun_by_a_worker(tasks):
+    """These in the order in which a worker begins them that has them all in hand."""
+    backlog = Backlog()
+    for task in tasks:
+        backlog.add(task)
+    return [backlog.take() for _ in tasks]
+
+
 async def test_priorities_age_so_that_the_lowest_do_not_starve(database, pool):
     """S3: under a load of HIGHEST tasks that never ends, a LOWEST one goes once it has waited for four times `ageing_s`
-    and for what was submitted before it; without ageing it never does."""
+    and for what was submitted before it, and no worker turns that round; without ageing it never does."""
     ageing_s, step_s = 1_000, 100
     await register(pool)
     lowest = await submit(pool, 3, priority=Priority.LOWEST)
@@ -200,6 +209,7 @@ async def test_priorities_age_so_that_the_lowest_do_not_starve(database, pool):
             await submit(pool, 5, priority=Priority.HIGHEST)
             found = await gate.release((await types.all_types(pool))["t"], 5, list)
             assert len(found.batch.tasks) == 5
+            assert begun_by_a_worker(found.batch.tasks) == found.batch.tasks
             return set(lowest) <= {task.fence.id for task in found.batch.tasks}
 
         for _ in range(4 * ageing_s // step_s + 2):
@@ -216,7 +226,7 @@ async def test_priorities_age_so_that_the_lowest_do_not_starve(database, pool):
 
 async def test_what_has_begun_is_finished_first(database, pool):
     """S3: tasks in a later stage go before those in their first, also those that were in it when the option came, and
-    whatever their priority; in order among themselves."""
+    whatever their priority; in order among themselves. So a worker begins them, too."""
     await register(pool)
     await submit(pool, 6, priority=Priority.LOW)
     async with open_session(database, "owner") as session:
@@ -224,6 +234,7 @@ async def test_what_has_begun_is_finished_first(database, pool):
 
         async def go(limit):
             found = await gate.release((await types.all_types(pool))["t"], limit, list)
+            assert begun_by_a_worker(found.batch.tasks) == found.batch.tasks
             return [task.fence.id for task in found.batch.tasks]
 
         begun = await go(4)

@@ -36,14 +36,19 @@ def test_the_heads_of_the_levels_are_enough(tasks, limit, ageing_s, finish_first
     heads = aged(tasks)
     naive = sorted(heads, key=lambda h: (not h.begun if finish_first else False, level_of(h, ageing_s), h.id))
     chosen = first(read(heads, limit, finish_first=finish_first), limit, ageing_s)
-    assert chosen == [head.id for head in naive[:limit]]
+    assert list(chosen) == [head.id for head in naive[:limit]]
+    assert list(chosen.values()) == sorted(chosen.values()), (
+        "sorted by level as they come, they keep their order"
+    )
+    begun = {head.id for head in heads if head.begun and finish_first}
+    assert chosen == {h.id: 0 if h.id in begun else level_of(h, ageing_s) for h in naive[:limit]}
 
 
 @given(TASKS, st.floats(0.5, 50))
 def test_who_has_waited_long_enough_is_overtaken_by_nobody_younger(tasks, ageing_s):
     """S3: the bound: after `level` times `ageing_s` a task is behind older ones only."""
     heads = [Head(head.id, head.level, head.waited_s) for head in aged(tasks)]
-    order = first(heads, len(heads), ageing_s)
+    order = list(first(heads, len(heads), ageing_s))
     for head in heads:
         if head.waited_s >= head.level * ageing_s + 1e-6:
             assert all(other <= head.id for other in order[: order.index(head.id)])
@@ -51,5 +56,5 @@ def test_who_has_waited_long_enough_is_overtaken_by_nobody_younger(tasks, ageing
 
 def test_without_ageing_nobody_gains_anything():
     """S3: off by default: LOWEST waits for as long as it takes."""
-    assert first([Head(1, 4, 1e9), Head(2, 0, 0.0)], 2, None) == [2, 1]
-    assert first([Head(1, 4, -5.0), Head(2, 3, 0.0)], 2, 1.0) == [2, 1]
+    assert first([Head(1, 4, 1e9), Head(2, 0, 0.0)], 2, None) == {2: 0, 1: 4}
+    assert list(first([Head(1, 4, -5.0), Head(2, 3, 0.0)], 2, 1.0)) == [2, 1]

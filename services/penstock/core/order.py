@@ -35,8 +35,12 @@ def level_of(head: Head, ageing_s: float | None) -> int:
     return max(0, head.level - int(max(0.0, head.waited_s) / ageing_s))
 
 
-def first(heads: Iterable[Head], limit: int, ageing_s: float | None) -> list[int]:
-    """The ids that go first, at most `limit`: what has begun, then by level, then by id.
+def first(heads: Iterable[Head], limit: int, ageing_s: float | None) -> dict[int, int]:
+    """What goes first, at most `limit` tasks: what has begun, then by level, then by id.
+
+    Returns:
+        In this order, by id: the level a task was chosen at, which is HIGHEST (0) for what has begun. Whoever orders
+        released tasks by it, and tasks of one level as they come, keeps this order.
 
     Args:
         heads: the first `limit` of each level, and of what has begun of each; a task may be among both.
@@ -45,4 +49,4 @@ def first(heads: Iterable[Head], limit: int, ageing_s: float | None) -> list[int
     """
     known = {head.id: head for head in sorted(heads, key=lambda head: head.begun)}
     order = sorted(known.values(), key=lambda head: (not head.begun, level_of(head, ageing_s), head.id))
-    return [head.id for head in order[:limit]]
+    return {head.id: 0 if head.begun else level_of(head, ageing_s) for head in order[:limit]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.choosing import Line
@@ -97,12 +97,24 @@ async def lines(
 
 
 async def release(
-    session: Session, task_type: TaskType, ids: Sequence[int], take_confirmed: Callable[[], list[int]]
+    session: Session,
+    task_type: TaskType,
+    ids: Sequence[int],
+    take_confirmed: Callable[[], list[int]],
+    levels: Mapping[int, int] | None = None,
 ) -> Batch | None:
-    """Opens the gate for tasks that were chosen, in this order; None when none of them is ready any more."""
+    """Opens the gate for tasks that were chosen; None when none of them is ready any more.
+
+    Args:
+        session: the one that owns the type.
+        task_type: of the tasks.
+        ids: which, in the order of release.
+        take_confirmed: gives the batches that Kafka has, to be forgotten.
+        levels: by id, at which level each was chosen, for workers to keep this order by; None is its own priority.
+    """
     rows = await session.fetch("limits.open", task_type.name, list(ids), take_confirmed())
     if not rows:
         return None
     place = {task_id: number for number, task_id in enumerate(ids)}
     rows.sort(key=lambda row: place[row["id"]])
-    return Batch(rows[0]["release_id"], [ready_of(task_type, row) for row in rows])
+    return Batch(rows[0]["release_id"], [ready_of(task_type, row, levels) for row in rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -151,8 +151,8 @@ async def next_due_s(session: Session) -> float | None:
     return wait_s
 
 
-def ready_of(task_type: TaskType, row: asyncpg.Record) -> ReadyTask:
-    """The record of a row that was released."""
+def ready_of(task_type: TaskType, row: asyncpg.Record, levels: Mapping[int, int] | None = None) -> ReadyTask:
+    """The record of a row that was released; `levels` tells by id at which level, where that is not its priority."""
     context = context_of(row)
     if context is None:
         raise InvalidRecord(f"task {row['id']} has no context")  # the schema's CHECK does not allow it
@@ -162,5 +162,5 @@ def ready_of(task_type: TaskType, row: asyncpg.Record) -> ReadyTask:
         context=context,
         lease_ms=task_type.lease_ms,
         tries=row["tries"],
-        priority=_LEVELS[row["priority"]],
+        priority=_LEVELS[row["priority"] if levels is None else levels[row["id"]]],
     )

@@ -132,9 +132,13 @@ class Limits:
             found = await self._by_key(task_type, memory, allowed, take_confirmed)
         elif task_type.ordered:
             heads = await limits.heads(self._session, task_type, allowed)
-            ids = first(heads, allowed, task_type.ageing_s)
-            batch = await limits.release(self._session, task_type, ids, take_confirmed) if ids else None
-            found = Released(batch, len(ids) == allowed)
+            levels = first(heads, allowed, task_type.ageing_s)
+            batch = (
+                await limits.release(self._session, task_type, list(levels), take_confirmed, levels)
+                if levels
+                else None
+            )
+            found = Released(batch, len(levels) == allowed)
         else:
             batch = await release.release(
                 self._session, task_type, allowed, take_confirmed(), tracked=memory.tracked

@@ -225,7 +225,9 @@ class Operations:
         loop = asyncio.get_running_loop()
         which = self._which.get(operation_id)
         if which is None:
-            return  # it has ended in the request that began it
+            # It has ended elsewhere: in the request that began it, or in the loop. Who was at it besides may have put it back.
+            self._due.pop(operation_id, None)
+            return
         try:
             step = await operations.go_on(self._pool, operation_id, which, source=self._settings.event_source)
         except asyncpg.PostgresError as error:

@@ -7,6 +7,7 @@ import orjson
 import pytest
 from tests.integration.test_limits import become, finish, in_state, pool, register, settings, submit
 from tests.running import running_service
+from tests.waiting import wait_until
 
 from penstock.core.task import Priority
 from penstock.errors import NotFound
@@ -109,6 +110,41 @@ async def test_a_paused_key_waits_and_nobody_else_also_with_another_owner(settin
     assert not await pool.fetchval("SELECT keyed FROM task_type"), "nothing is asked of its keys any more"
     with pytest.raises(NotFound):
         await keys.change(pool, "nobody", "a", KeyChange(paused=True))
+
+
+@pytest.mark.parametrize("what", ["change", "reset", "register"])
+async def test_changes_at_the_same_time_leave_the_type_released_key_by_key(pool, what):
+    """S5: who registers a type, or forgets or changes what is said of a key, while another key is paused or forgotten sees
+    that: the pause that is left is heeded."""
+    await register(pool)
+    await keys.change(pool, "t", "old", KeyChange(weight=2))
+    if what == "register":
+        await keys.reset(pool, "t", "old")
+    paused, limits = True, False
+    else_done = {
+        "change": lambda: keys.change(pool, "t", "paused", KeyChange(paused=True)),
+        "reset": lambda: keys.reset(pool, "t", "old"),
+        "register": lambda: register(pool, lease_ms=5_000),
+    }[what]
+    async with pool.acquire() as other:
+        async with other.transaction():
+            await other.fetchrow(query("types.lock"), "t")
+            if what == "change":
+                await other.fetch(query("keys.reset"), "t", "old")
+            else:
+                await other.fetch(query("keys.set"), "t", "paused", paused, None, None, limits)
+            at_once = asyncio.create_task(else_done())
+
+            async def waits_or_is_done():
+                return at_once.done() or await pool.fetchval(
+                    "SELECT count(*) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                )
+
+            await wait_until(waits_or_is_done, what="they are at it at the same time")
+        await at_once
+    assert await pool.fetchval("SELECT keyed FROM task_type")
+    assert await pool.fetchval("SELECT paused FROM type_key WHERE key = 'paused'")
 
 
 async def test_tasks_without_key_from_before_are_not_forgotten(owner, pool):

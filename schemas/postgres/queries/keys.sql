@@ -1,7 +1,8 @@
--- What operators say of keys. Whoever changes it tells the type's owner.
+-- What operators say of keys. Whoever changes it tells the type's owner, and has locked the type before (`types.lock`): whether
+-- it is released key by key goes by all that was said of its keys.
 
 -- name: set
--- What is not given (null; for the limit: $6 is false) stays as it is. No row: there is no such type, or it has an order that
+-- What is not given (null; for the limit: $6 is false) stays as it is. No row: the type has an order that
 -- does not go together with keys.
 WITH kept AS (
     INSERT INTO type_key AS k (type, key, paused, weight, max_in_flight)
@@ -18,9 +19,6 @@ SELECT k.*, pg_notify('penstock_types', k.type), (SELECT count(*) FROM keyed),
        (SELECT count(*) FROM task t
         WHERE t.type = k.type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = k.key) AS in_flight
 FROM kept k;
-
--- name: known
-SELECT name FROM task_type WHERE name = $1;
 
 -- name: reset
 -- One row when there was something to forget.

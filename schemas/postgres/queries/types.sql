@@ -40,5 +40,5 @@ LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 ORDER BY t.name;
 
 -- name: lock
--- One type, for a change of some of its settings in the same transaction.
-SELECT * FROM task_type WHERE name = $1 FOR UPDATE;
+-- One type, for a change of it or of its keys in the same transaction. Submissions do not wait for it.
+SELECT * FROM task_type WHERE name = $1 FOR NO KEY UPDATE;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import asyncpg
 
@@ -29,7 +28,9 @@ class KeyChange:
     limits: bool = False
 
 
-async def change(executor: Any, type_name: str, key: str, wanted: KeyChange) -> asyncpg.Record:
+async def change(
+    pool: asyncpg.Pool[asyncpg.Record], type_name: str, key: str, wanted: KeyChange
+) -> asyncpg.Record:
     """Changes what is said of a key; returns its row.
 
     Raises:
@@ -39,38 +40,41 @@ async def change(executor: Any, type_name: str, key: str, wanted: KeyChange) -> 
     """
     try:
         with translated():
-            row: asyncpg.Record | None = await executor.fetchrow(
-                query("keys.set"),
-                type_name,
-                key,
-                wanted.paused,
-                wanted.weight,
-                wanted.max_in_flight,
-                wanted.limits,
-            )
-            known = row is not None or await executor.fetchval(query("keys.known"), type_name)
+            async with pool.acquire() as connection, connection.transaction():
+                # In a statement of its own, so that the next one sees what was written while it waited.
+                if await connection.fetchrow(query("types.lock"), type_name) is None:
+                    raise NotFound(f"there is no task type {type_name!r}")
+                row: asyncpg.Record | None = await connection.fetchrow(
+                    query("keys.set"),
+                    type_name,
+                    key,
+                    wanted.paused,
+                    wanted.weight,
+                    wanted.max_in_flight,
+                    wanted.limits,
+                )
     except asyncpg.CheckViolationError:
-        # The type got its order at this very moment.
-        row, known = None, True
-    if not known:
-        raise NotFound(f"there is no task type {type_name!r}")
+        # The type got its order at this very moment, from a process of an earlier version.
+        row = None
     if row is None:
         raise Conflict(f"type {type_name} has ageing_s or finish_first, which do not go together with keys")
     return row
 
 
-async def reset(executor: Any, type_name: str, key: str) -> bool:
+async def reset(pool: asyncpg.Pool[asyncpg.Record], type_name: str, key: str) -> bool:
     """Forgets what was said of a key; False when nothing was.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        return bool(await executor.fetch(query("keys.reset"), type_name, key))
+        async with pool.acquire() as connection, connection.transaction():
+            await connection.fetchrow(query("types.lock"), type_name)
+            return bool(await connection.fetch(query("keys.reset"), type_name, key))
 
 
 async def find(
-    executor: Any, type_name: str, *, key: str | None = None, after: str = "", limit: int
+    pool: asyncpg.Pool[asyncpg.Record], type_name: str, *, key: str | None = None, after: str = "", limit: int
 ) -> list[asyncpg.Record]:
     """Rows of a type by key; give the last key of a page as `after` to get the next one.
 
@@ -78,5 +82,5 @@ async def find(
         PostgresUnavailable: no server.
     """
     with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("keys.find"), type_name, after, limit, key)
+        rows: list[asyncpg.Record] = await pool.fetch(query("keys.find"), type_name, after, limit, key)
     return rows

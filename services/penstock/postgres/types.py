@@ -117,6 +117,8 @@ async def register(pool: asyncpg.Pool[asyncpg.Record], wanted: TaskType) -> tupl
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
+            # What is said of its keys meanwhile is seen; of one that is not there nothing is said.
+            await connection.fetchrow(query("types.lock"), wanted.name)
             row = await _kept(connection, wanted)
             found = _from_row(row)
             if found.partitions != wanted.partitions:

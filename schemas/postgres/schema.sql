@@ -368,6 +368,8 @@ CREATE INDEX target_troubled ON penstock.target USING btree (url COLLATE "C") WH
 
 CREATE INDEX target_url ON penstock.target USING btree (url COLLATE "C");
 
+CREATE INDEX task_begun_later ON penstock.task USING btree (type, id) WHERE ((state = ANY (ARRAY['scheduled'::text, 'paused'::text])) AND (step > 0) AND (NOT tracked));
+
 CREATE INDEX task_failed ON penstock.task USING btree (type, id) WHERE (state = ANY (ARRAY['failed'::text, 'quarantined'::text]));
 
 CREATE UNIQUE INDEX task_idempotency ON penstock.task USING btree (type, idempotency_key) WHERE (idempotency_key IS NOT NULL);

@@ -20,7 +20,7 @@ from penstock.postgres.keys import KeyChange
 from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType
 from penstock.task_sync.app import create_app
-from penstock.task_sync.limits import Limits
+from penstock.task_sync.limits import Limits, Released
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker.turns import Backlog
 
@@ -233,7 +233,9 @@ async def test_what_has_begun_is_finished_first(database, pool):
         gate = Limits(session, lambda _name: None)
 
         async def go(limit):
-            found = await gate.release((await types.all_types(pool))["t"], limit, list)
+            found = Released(None, more=True)
+            while found.batch is None and found.more:
+                found = await gate.release((await types.all_types(pool))["t"], limit, list)
             assert begun_by_a_worker(found.batch.tasks) == found.batch.tasks
             return [task.fence.id for task in found.batch.tasks]
 
@@ -246,6 +248,43 @@ async def test_what_has_begun_is_finished_first(database, pool):
         await advance_to(pool, begun[2:3])
         assert await go(3) == [begun[2], begun[3], high[0]]
         assert len(await go(10)) == 3
+        gate.close()
+
+
+async def test_what_is_in_flight_is_counted_in_batches_before_anything_goes(database, pool, monkeypatch):
+    """S5: what was released before there was a limit counts, however much it is and whoever holds some of it: until all of it
+    does, nothing goes; and what waits or is paused in a later stage is as begun as what is ready."""
+    monkeypatch.setattr("penstock.task_sync.limits.TRACKED_AT_ONCE", 2)
+    await register(pool)
+    ids = await submit(pool, 9)
+    async with open_session(database, "owner") as session:
+        woken = []
+        gate = Limits(session, woken.append)
+
+        async def go():
+            found = await gate.release((await types.all_types(pool))["t"], 5, list)
+            return found.batch and [task.fence.id for task in found.batch.tasks], found.more
+
+        assert (await go())[0] == ids[:5]
+        await register(pool, max_in_flight=6)
+        assert [await go(), await go()] == [(None, True)] * 2
+        async with pool.acquire() as other, other.transaction():
+            await other.fetch("SELECT FROM task WHERE id = $1 FOR UPDATE", ids[4])
+            assert await go() == (None, False)
+            assert await in_state(pool, "queued", "NOT tracked") == [ids[4]]
+            await wait_until(lambda: woken == ["t"], what="it tries again")
+        assert [await go(), await go()] == [(None, True), ([ids[5]], True)]
+        await pool.execute("UPDATE task SET tracked = false")
+        await advance_to(pool, ids[:3])
+        for state, one in zip(("scheduled", "paused"), ids, strict=False):
+            await pool.execute(
+                "UPDATE task SET state = $1, due_at = now() + interval '1 h' WHERE id = $2", state, one
+            )
+        await register(pool, finish_first=True)
+        while (await go())[0] is None:
+            pass
+        assert await in_state(pool, "queued", "tracked") == ids[2:]
+        assert not await pool.fetchval("SELECT count(*) FROM task WHERE step > 0 AND NOT tracked")
         gate.close()
 
 

@@ -6,12 +6,41 @@
 SELECT name FROM task_type WHERE keyed ORDER BY name;
 
 -- name: track
--- What was released before the type had limits, and is still in flight, counts like what comes; so does what has begun.
-UPDATE task SET tracked = true
-WHERE NOT tracked
-  AND id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued'
-                      UNION ALL SELECT id FROM task WHERE type = $1 AND state = 'running'
-                      UNION ALL SELECT id FROM task WHERE type = $1 AND state = 'ready' AND step > 0 AND $2::boolean));
+-- What was released before the type had limits, and is still in flight, counts like what comes; with `begun` ($2) so does what
+-- has begun and is delayed or paused. The first `limit` ($3) of these: how many were found, and how many nobody else held.
+WITH found AS (
+    SELECT f.id FROM (
+        SELECT id FROM task WHERE type = $1 AND state = 'queued' AND NOT tracked
+        UNION ALL
+        SELECT id FROM task WHERE type = $1 AND state = 'running' AND NOT tracked
+        UNION ALL
+        SELECT id FROM task
+        WHERE type = $1 AND state IN ('scheduled', 'paused') AND step > 0 AND NOT tracked AND $2::boolean
+    ) f ORDER BY f.id LIMIT $3
+), free AS (
+    SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM found)) AND NOT tracked ORDER BY id FOR UPDATE SKIP LOCKED
+), done AS (
+    UPDATE task SET tracked = true WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
+)
+SELECT (SELECT count(*) FROM found) AS found, (SELECT count(*) FROM done) AS done;
+
+-- name: track_ready
+-- The same for what has begun and is ready, among the next `limit` ($4) behind a place in the line; and where that ends, null when
+-- the line ends there.
+WITH looked AS MATERIALIZED (
+    SELECT t.id, t.priority, t.step, t.tracked FROM task t
+    WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) > ($2::smallint, $3::bigint)
+    ORDER BY t.type, t.priority, t.id LIMIT $4
+), free AS (
+    SELECT id FROM task
+    WHERE id = ANY (ARRAY(SELECT id FROM looked WHERE step > 0 AND NOT tracked)) AND NOT tracked
+    ORDER BY id FOR UPDATE SKIP LOCKED
+), done AS (
+    UPDATE task SET tracked = true WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
+)
+SELECT (SELECT count(*) FROM looked WHERE step > 0 AND NOT tracked) AS found, (SELECT count(*) FROM done) AS done, e.priority, e.id
+FROM (SELECT) AS one
+LEFT JOIN LATERAL (SELECT priority, id FROM looked ORDER BY priority, id OFFSET $4 - 1) e ON true;
 
 -- name: in_flight
 SELECT count(*) AS tasks FROM task WHERE type = $1 AND state IN ('queued', 'running') AND tracked;

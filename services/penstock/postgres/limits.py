@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.core.choosing import Line
 from penstock.core.order import Head
 from penstock.postgres.release import Batch, ready_of
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
+
+
+class Place(NamedTuple):
+    """Behind a task in the line of what is ready."""
+
+    priority: int = -1
+    id: int = 0
+
 
 # Of a key without a limit.
 UNLIMITED = 2**31
@@ -20,15 +29,31 @@ async def keyed(session: Session) -> frozenset[str]:
     return frozenset([row["name"] for row in await session.fetch("limits.keyed")])
 
 
-async def track(session: Session, type_name: str, *, begun: bool) -> None:
-    """Sees to it that all that is in flight counts, also what was released while the type had no limits.
+async def track(session: Session, type_name: str, limit: int, *, begun: bool) -> tuple[int, int]:
+    """Makes what is in flight count that was released while the type had no limits.
 
     Args:
         session: the one that owns the type.
         type_name: which.
-        begun: so does what is ready and in a later stage.
+        limit: most tasks.
+        begun: so does what is delayed or paused and in a later stage.
+
+    Returns:
+        How many did not count before, 0 when all do now, and how many of these do now: some may be held by others.
     """
-    await session.fetch("limits.track", type_name, begun)
+    [row] = await session.fetch("limits.track", type_name, begun, limit)
+    return row["found"], row["done"]
+
+
+async def track_ready(session: Session, type_name: str, place: Place, limit: int) -> Place | None:
+    """Makes known what is ready and in a later stage, among the next `limit` of the line; where to go on, None is nowhere.
+
+    What others hold is looked at again: the place is the same then.
+    """
+    [row] = await session.fetch("limits.track_ready", type_name, *place, limit)
+    if row["done"] < row["found"]:
+        return place
+    return None if row["id"] is None else Place(row["priority"], row["id"])
 
 
 async def in_flight(session: Session, type_name: str) -> int:

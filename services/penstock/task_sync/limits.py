@@ -20,13 +20,17 @@ from penstock.core.order import first
 from penstock.core.rate import Bucket
 from penstock.core.task import Priority
 from penstock.postgres import limits, release
+from penstock.postgres.limits import Place
 from penstock.postgres.release import Batch
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
 
-# Most keys looked at by one statement, and most tasks that are given the empty key by one.
+# Most keys looked at by one statement, and most tasks that are given the empty key, or made to count, by one.
 KEYS_AT_ONCE = 256
 ADOPTED_AT_ONCE = 5_000
+TRACKED_AT_ONCE = 5_000
+# When what was to be made to count, and others held, is tried again.
+HELD_S = 0.05
 # Between looks for tasks that were submitted before their type had keys; and at a full type whose room nobody told of.
 ADOPT_EVERY_S = 10.0
 LOOK_AGAIN_S = 10.0
@@ -47,10 +51,17 @@ class Released:
 
 @dataclass(slots=True)
 class _Memory:
-    """What is kept of a type between two releases."""
+    """What is kept of a type between two releases.
+
+    Attributes:
+        tracked: all that is in flight counts.
+        begun: so does what has begun, but for what is ready behind `begun_from`.
+        begun_from: the next place to look for that; None is nowhere.
+    """
 
     tracked: bool = False
     begun: bool = False
+    begun_from: Place | None = None
     bucket: Bucket | None = None
     adopt_at_s: float = float("-inf")
     turns: dict[Priority, Turn] = field(default_factory=dict)
@@ -123,22 +134,18 @@ class Limits:
             batch = await release.release(self._session, task_type, limit, take_confirmed())
             return Released(batch, batch is not None and len(batch.tasks) == limit)
         memory = self._memories.setdefault(name, _Memory())
+        untracked = await self._track(task_type, memory)
+        if untracked is not None:
+            return untracked
         allowed = limit
-        for left in (await self._room(task_type, memory), self._starts(task_type, memory)):
+        for left in (await self._room(task_type), self._starts(task_type, memory)):
             allowed = allowed if left is None else min(allowed, left)
         if allowed <= 0:
             return Released()
         if keyed:
             found = await self._by_key(task_type, memory, allowed, take_confirmed)
         elif task_type.ordered:
-            heads = await limits.heads(self._session, task_type, allowed)
-            levels = first(heads, allowed, task_type.ageing_s)
-            batch = (
-                await limits.release(self._session, task_type, list(levels), take_confirmed, levels)
-                if levels
-                else None
-            )
-            found = Released(batch, len(levels) == allowed)
+            found = await self._in_order(task_type, memory, allowed, take_confirmed)
         else:
             batch = await release.release(
                 self._session, task_type, allowed, take_confirmed(), tracked=memory.tracked
@@ -148,13 +155,43 @@ class Limits:
             memory.bucket.take(len(found.batch.tasks))
         return found
 
-    async def _room(self, task_type: TaskType, memory: _Memory) -> int | None:
-        """How many the limit of its type leaves, None is any number; sees to it that all that is in flight counts."""
+    async def _in_order(
+        self, task_type: TaskType, memory: _Memory, limit: int, take_confirmed: Callable[[], list[int]]
+    ) -> Released:
+        if memory.begun and memory.begun_from is not None:
+            # Only the order goes by it, so a long line holds nothing up.
+            memory.begun_from = await limits.track_ready(
+                self._session, task_type.name, memory.begun_from, TRACKED_AT_ONCE
+            )
+        heads = await limits.heads(self._session, task_type, limit)
+        levels = first(heads, limit, task_type.ageing_s)
+        batch = (
+            await limits.release(self._session, task_type, list(levels), take_confirmed, levels)
+            if levels
+            else None
+        )
+        more = len(levels) == limit
+        if not more and memory.begun_from is not None:
+            self._try_again(task_type.name, HELD_S)
+        return Released(batch, more)
+
+    async def _track(self, task_type: TaskType, memory: _Memory) -> Released | None:
+        """Sees to it that all that is in flight counts, a batch at a time: while something does not, nothing may go."""
         counted = task_type.max_in_flight is not None or task_type.name in self._keyed
         begun = task_type.finish_first
         if (counted and not memory.tracked) or (begun and not memory.begun):
-            await limits.track(self._session, task_type.name, begun=begun)
+            found, done = await limits.track(self._session, task_type.name, TRACKED_AT_ONCE, begun=begun)
+            if found and not done:
+                self._try_again(task_type.name, HELD_S)
+            if found:
+                return Released(None, bool(done))
+        if begun and not memory.begun:
+            memory.begun_from = Place()
         memory.tracked, memory.begun = counted or begun, begun
+        return None
+
+    async def _room(self, task_type: TaskType) -> int | None:
+        """How many the limit of its type leaves, None is any number."""
         if task_type.max_in_flight is None:
             return None
         room = task_type.max_in_flight - await limits.in_flight(self._session, task_type.name)

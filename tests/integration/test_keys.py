@@ -162,6 +162,28 @@ async def test_tasks_without_key_from_before_are_not_forgotten(owner, pool):
     assert owner.limits._timers, "whoever looked too early looks again"
 
 
+async def test_a_long_line_is_looked_through_in_pieces(owner, pool, monkeypatch):
+    """S5: a line is looked through for tasks without a key a piece at a time and from where the last one ended: the first
+    time at once, later with releases between; what has no key is found wherever it is."""
+    monkeypatch.setattr("penstock.task_sync.limits.ADOPTED_AT_ONCE", 2)
+    await register(pool, max_per_key=1)
+    full = await submit(pool, 5, key="full")
+    bare = await submit(pool, 2, priority=Priority.LOW)
+    await pool.execute("UPDATE task SET key = NULL WHERE id = ANY ($1::bigint[])", bare)
+    assert await owner.drain() == [full[0], *bare]
+    await submit(pool, 3, key="full")
+    [late] = await submit(pool, 1, priority=Priority.LOW)
+    await pool.execute("UPDATE task SET key = NULL WHERE id = $1", late)
+    found = []
+    for _ in range(4):
+        assert found == []
+        owner.limits._memories["t"].adopt_at_s = 0.0
+        ids, more = await owner.release()
+        assert not more
+        found += ids
+    assert found == [late]
+
+
 async def test_a_small_tenant_is_done_within_a_few_windows(owner, pool):
     """S3: two tenants, one with thousands of tasks and one with 10: fair, the small one has its share of each window,
     whatever waits before it; a key that weighs three has three a turn."""
@@ -234,6 +256,17 @@ def of_tasks(nodes):
     }
 
 
+def entries(nodes):
+    """How many entries of each index were read, where tasks may also be fetched by bitmap; no table is read as a whole."""
+    assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
+    found = Counter()
+    for node in nodes:
+        if "Index Name" in node:
+            rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+            found[node["Index Name"]] += rows * node["Actual Loops"]
+    return found
+
+
 @pytest.fixture
 async def crowded(pool, settings):
     """100,000 tasks of a tenant that is full, and behind them ten of another and ten of a plain type."""
@@ -270,6 +303,24 @@ async def test_choosing_among_100_000_blocked_rows_reads_a_few(crowded):
     ]
     counted = of_tasks(await plan(crowded, "limits.in_flight", "t"))
     assert counted == {("Index Only Scan", "task_in_flight"): 2}
+
+
+async def test_looking_for_tasks_without_a_key_reads_a_piece_of_the_line(crowded):
+    """S5: of 100,000 tasks that have keys, a look for those without reads as many as it may, also in the middle; so does a
+    look for what has begun."""
+    middle = await crowded.fetchval("SELECT min(id) FROM task WHERE type = 't'") + ROWS // 2
+    for name in ("limits.adopt", "limits.track_ready"):
+        for place in ((-1, 0), (int(Priority.MEDIUM), middle)):
+            read = entries(await plan(crowded, name, "t", *place, 50))
+            assert read.pop("task_ready") == 50
+            assert sum(read.values()) == 0, read
+
+
+async def test_counting_what_is_in_flight_reads_that(crowded):
+    """S5: a type that gets a limit is looked through for what is in flight, whatever waits."""
+    for begun in (False, True):
+        read = entries(await plan(crowded, "limits.track", "plain", begun, 5_000))
+        assert sum(read.values()) <= 10, read
 
 
 async def test_a_plain_type_is_chosen_by_its_index_alone(crowded):

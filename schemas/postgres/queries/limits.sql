@@ -46,12 +46,16 @@ LEFT JOIN LATERAL (SELECT priority, id FROM looked ORDER BY priority, id OFFSET 
 SELECT count(*) AS tasks FROM task WHERE type = $1 AND state IN ('queued', 'running') AND tracked;
 
 -- name: adopt
--- Tasks without a key that were submitted before their type was released key by key: '' is the key of those.
-UPDATE task SET key = ''
-WHERE id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'ready' AND key IS NULL
-                      ORDER BY priority, id LIMIT $2))
-  AND key IS NULL
-RETURNING id;
+-- Tasks without a key that were submitted before their type was released key by key: '' is the key of those. Among the next
+-- `limit` ($4) behind a place in the line, and where that ends; no row when the line ends there.
+WITH looked AS MATERIALIZED (
+    SELECT t.id, t.priority, t.key FROM task t
+    WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) > ($2::smallint, $3::bigint)
+    ORDER BY t.type, t.priority, t.id LIMIT $4
+), adopted AS (
+    UPDATE task SET key = '' WHERE id = ANY (ARRAY(SELECT id FROM looked WHERE key IS NULL)) AND key IS NULL
+)
+SELECT priority, id FROM looked ORDER BY priority, id OFFSET $4 - 1;
 
 -- name: lines
 -- The next `page` ($5) keys, from `first` ($3) on and before `end` ($4; null is none), that have ready tasks at a level, each with

@@ -61,9 +61,13 @@ async def in_flight(session: Session, type_name: str) -> int:
     return int(await session.fetchval("limits.in_flight", type_name))
 
 
-async def adopt(session: Session, type_name: str, limit: int) -> int:
-    """Gives ready tasks without a key, which no line would have, the empty one; returns how many, at most `limit`."""
-    return len(await session.fetch("limits.adopt", type_name, limit))
+async def adopt(session: Session, type_name: str, place: Place, limit: int) -> Place | None:
+    """Gives ready tasks without a key, which no line of a key would have, the empty one.
+
+    Among the next `limit` behind a place in the line of all; returns where to go on, None when it ends there.
+    """
+    rows = await session.fetch("limits.adopt", type_name, *place, limit)
+    return Place(rows[0]["priority"], rows[0]["id"]) if rows else None
 
 
 async def heads(session: Session, task_type: TaskType, limit: int) -> list[Head]:

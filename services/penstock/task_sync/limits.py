@@ -25,14 +25,16 @@ from penstock.postgres.release import Batch
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
 
-# Most keys looked at by one statement, and most tasks that are given the empty key, or made to count, by one.
+# Most keys looked at by one statement, and most tasks that one looks at to give them the empty key, or make them count.
 KEYS_AT_ONCE = 256
 ADOPTED_AT_ONCE = 5_000
 TRACKED_AT_ONCE = 5_000
 # When what was to be made to count, and others held, is tried again.
 HELD_S = 0.05
-# Between looks for tasks that were submitted before their type had keys; and at a full type whose room nobody told of.
+# Between looks through a line for tasks that were submitted before their type had keys, each as many statements as the line
+# is long: the first look goes on at once, later ones after a while. And at a full type whose room nobody told of.
 ADOPT_EVERY_S = 10.0
+ADOPT_ON_S = 0.5
 LOOK_AGAIN_S = 10.0
 
 
@@ -57,6 +59,11 @@ class _Memory:
         tracked: all that is in flight counts.
         begun: so does what has begun, but for what is ready behind `begun_from`.
         begun_from: the next place to look for that; None is nowhere.
+        bucket: of its rate.
+        adopt_at_s: when to look for tasks without a key, on the loop's clock.
+        adopt_from: and where.
+        adopted: the whole line has been looked at.
+        turns: whose turn it is, by level.
     """
 
     tracked: bool = False
@@ -64,6 +71,8 @@ class _Memory:
     begun_from: Place | None = None
     bucket: Bucket | None = None
     adopt_at_s: float = float("-inf")
+    adopt_from: Place = field(default_factory=Place)
+    adopted: bool = False
     turns: dict[Priority, Turn] = field(default_factory=dict)
 
 
@@ -245,17 +254,21 @@ class Limits:
         return Released(batch, more or cut or len(chosen) >= limit)
 
     async def _adopt(self, task_type: TaskType, memory: _Memory) -> bool:
-        """Takes in what no line has; True when that was not all."""
+        """Takes in some of what no line has; True when the next is to be looked for at once."""
         now_s = asyncio.get_running_loop().time()
         if now_s < memory.adopt_at_s:
             # What came meanwhile was perhaps submitted before the type had keys.
             self._try_again(task_type.name, memory.adopt_at_s - now_s)
             return False
-        adopted = await limits.adopt(self._session, task_type.name, ADOPTED_AT_ONCE)
-        if adopted == ADOPTED_AT_ONCE:
-            return True
-        memory.adopt_at_s = now_s + ADOPT_EVERY_S
-        return False
+        place = await limits.adopt(self._session, task_type.name, memory.adopt_from, ADOPTED_AT_ONCE)
+        memory.adopt_from = place or Place()
+        if place is None:
+            memory.adopted = True
+            memory.adopt_at_s = now_s + ADOPT_EVERY_S
+        elif memory.adopted:
+            memory.adopt_at_s = now_s + ADOPT_ON_S
+            self._try_again(task_type.name, ADOPT_ON_S)
+        return not memory.adopted
 
 
 class _Walk:

@@ -90,7 +90,7 @@ CALLBACK_SUSPICION = Metric(
 
 WINDOW_SIZE = Metric(
     "penstock_window_size",
-    "Most records that may wait on a type's ready topic, and what that goes by: floor, drain, hunger or ceiling.",
+    "Most records that may wait on a type's ready topic, and what that goes by: floor, drain, hunger, ceiling or rate.",
     ("type", "reason"),
 )
 WINDOW_LAG = Metric(

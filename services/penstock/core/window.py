@@ -37,6 +37,8 @@ class Reason(StrEnum):
     DRAIN = "drain"
     HUNGER = "hunger"
     CEILING = "ceiling"
+    # A second's starts of a type with a rate: less than the window itself.
+    RATE = "rate"
 
 
 @dataclass(frozen=True, slots=True)

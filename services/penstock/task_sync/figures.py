@@ -13,7 +13,8 @@ def samples(gate: Release) -> Iterator[Sample]:
     """Everything as it is now."""
     for one in gate.gates():
         name, window = one.type.name, one.window
-        yield Sample(metrics.WINDOW_SIZE, window.size, (name, window.reason))
+        size, reason = one.sized()
+        yield Sample(metrics.WINDOW_SIZE, size, (name, reason))
         yield Sample(metrics.WINDOW_LAG, one.lag, (name,))
         yield Sample(metrics.WINDOW_DRAIN, window.drain_per_s, (name,))
         yield Sample(metrics.RELEASED, one.released, (name,))

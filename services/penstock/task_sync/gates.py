@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from math import ceil
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
@@ -44,7 +45,7 @@ class Gate:
     Attributes:
         type: its configuration.
         topic: full name of its ready topic.
-        window: how many records may wait there.
+        window: how many records may wait there, unless its rate says less (`sized`).
         written: records the topic holds in all, all partitions added up.
         taken: of these, how many the workers have taken.
         dirty: something may be ready.
@@ -77,6 +78,16 @@ class Gate:
     def lag(self) -> int:
         """Records that no worker has taken."""
         return max(0, self.written - self.taken)
+
+    def sized(self) -> tuple[int, Reason]:
+        """Most records that may wait, and what that goes by.
+
+        Of a type with a rate no more than a second's starts: a worker that comes late begins them at once.
+        """
+        rate = self.type.starts_per_s
+        if rate is not None and max(1, ceil(rate)) < self.window.size:
+            return max(1, ceil(rate)), Reason.RATE
+        return self.window.size, self.window.reason
 
 
 class Looking:
@@ -119,20 +130,23 @@ class Looking:
     async def look_at_full(self, gate: Gate) -> None:
         """As `look`, of a window that is at least half full: tells it what its workers have left and got done."""
         await self.look(gate)
-        gate.window.left(gate.lag, gate.looked_s)
+        if gate.sized()[1] is not Reason.RATE:
+            # Of what a rate lets through, workers leave little however well they are fed.
+            gate.window.left(gate.lag, gate.looked_s)
         if gate.looked_s - gate.measured_s < MEASURE_S:
             return
         window = gate.window
         under_way = await release.under_way(self._session, window.watched())
         gate.measured_s = asyncio.get_running_loop().time()
         window.looked(under_way, gate.measured_s)
-        if window.reason is not gate.told:
-            gate.told = window.reason
+        size, reason = gate.sized()
+        if reason is not gate.told:
+            gate.told = reason
             log.debug(
                 "%s: window of %d records by its %s: %.1f tasks/s end, %d records wait for workers",
                 gate.type.name,
-                window.size,
-                window.reason,
+                size,
+                reason,
                 window.drain_per_s,
                 gate.lag,
             )

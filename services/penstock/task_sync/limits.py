@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 
 from penstock.core.choosing import Line, Turn, after, by_id, in_turns
 from penstock.core.order import first
@@ -108,12 +107,6 @@ class Limits:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-
-    def window(self, task_type: TaskType, window: int) -> int:
-        """Of a type with a rate no more than a second's starts wait on Kafka: a worker that comes late begins them at once."""
-        if task_type.starts_per_s is None:
-            return window
-        return min(window, max(1, ceil(task_type.starts_per_s)))
 
     async def release(
         self, task_type: TaskType, limit: int, take_confirmed: Callable[[], list[int]]

@@ -330,8 +330,7 @@ class Release:
                 continue
             self._go_on(f"releasing {gate.type.name}")
             now_s = asyncio.get_running_loop().time()
-            window = self._limits.window(gate.type, gate.window.size)
-            if gate.lag * 2 > window and now_s - gate.looked_s >= gate.patience_s:
+            if gate.lag * 2 > gate.sized()[0] and now_s - gate.looked_s >= gate.patience_s:
                 await self._looking.look_at_full(gate)
             room = self._room(gate)
             if room <= 0:
@@ -350,7 +349,7 @@ class Release:
 
     def _room(self, gate: Gate) -> int:
         """How many more records may wait on the ready topic; not positive when none may."""
-        return self._limits.window(gate.type, gate.window.size) - gate.lag
+        return gate.sized()[0] - gate.lag
 
     async def _send(self, gate: Gate, batch: release.Batch) -> None:
         """Writes a batch's records, each partition a slice of the order, and confirms in the background."""

@@ -22,7 +22,7 @@ from tests.running import read
 from tests.waiting import wait_until
 
 from penstock.core.operations import Standing, Verb, applied, onward, reachable
-from penstock.core.task import Priority, State
+from penstock.core.task import FINAL, Priority, State
 from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.postgres import operations
@@ -173,7 +173,9 @@ async def test_sql_does_what_the_core_decides(gateway: Caller, db: Any) -> None:
         for state in State:
             for pausing in (False, True):
                 for due_ahead in (False, True):
-                    if (pausing and state is not State.RUNNING) or (
+                    # An old process may have left the mark where it does not belong: who resumes takes it away.
+                    stray = pausing and state is not State.RUNNING
+                    if (stray and (verb is not Verb.RESUME or state in FINAL)) or (
                         state is State.SCHEDULED and not due_ahead
                     ):
                         continue

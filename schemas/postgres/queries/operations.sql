@@ -109,17 +109,19 @@ WITH paused AS (
 SELECT id, step, attempt FROM paused, (SELECT count(*) FROM woken) AS w;
 
 -- name: resume
--- Back to where it was: to its delay, if that is not over yet. What still runs goes on as if nothing had been said.
+-- Back to where it was: to its delay, if that is not over yet. What still runs goes on as if nothing had been said; so does what
+-- has the mark elsewhere, left there by a process of a version that did not know of it.
 WITH resumed AS (
     UPDATE task
     SET state = CASE WHEN state <> 'paused' THEN state WHEN due_at > now() THEN 'scheduled' ELSE 'ready' END,
         pausing = false,
-        updated_at = now()
-    WHERE id = ANY ($1::bigint[]) AND state IN ('paused', 'running')
+        updated_at = CASE state WHEN 'queued' THEN updated_at ELSE now() END
+    WHERE id = ANY ($1::bigint[])
+      AND (state = 'paused' OR pausing AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined'))
     RETURNING id, type, state
 ), woken AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
-    FROM (SELECT DISTINCT type, state FROM resumed WHERE state <> 'running') AS types
+    FROM (SELECT DISTINCT type, state FROM resumed WHERE state IN ('ready', 'scheduled')) AS types
 )
 SELECT id FROM resumed, (SELECT count(*) FROM woken) AS w;
 

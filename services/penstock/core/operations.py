@@ -53,6 +53,9 @@ class Standing(NamedTuple):
 
 def reachable(verb: Verb) -> frozenset[State]:
     """The states in which a verb changes a task."""
+    if verb is Verb.RESUME:
+        # A mark may be left on what does not run: by a process of a version that did not know of it.
+        return frozenset(State) - FINAL
     happening = _HAPPENING.get(verb)
     return frozenset(State) - FINAL if happening is None else sources(happening)
 
@@ -65,10 +68,11 @@ def applied(verb: Verb, task: Standing) -> Standing | None:
     """
     if task.state not in reachable(verb):
         return None
+    if verb is Verb.RESUME and task.state is not State.PAUSED:
+        return task._replace(pausing=False) if task.pausing else None
+    if verb is Verb.PAUSE and task.state is State.RUNNING:
+        return None if task.pausing else task._replace(pausing=True)
     state = after(task.state, _HAPPENING[verb]) if verb in _HAPPENING else task.state
-    if task.state is State.RUNNING and verb in (Verb.PAUSE, Verb.RESUME):
-        changed = task._replace(pausing=verb is Verb.PAUSE)
-        return None if changed == task else changed
     if verb is Verb.RESUME and task.due_ahead:
         state = State.SCHEDULED
     moved_on = verb is Verb.RECOVER or (verb is Verb.PAUSE and task.state is State.QUEUED)

@@ -28,6 +28,31 @@ def act(me, members, owners):
     return len(found.give) + len(found.take[: found.most])
 
 
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=12), st.permutations(range(3)))
+def test_whoever_is_busy_loses_nothing_to_those_who_are_not(owned_by, eager):
+    """S7: replicas act in any order, the eager again and again while others are busy: there are at most three moves a type, so
+    nothing goes to and fro, and then shares are even."""
+    members = set(eager)
+    owners = {f"t{n:02}": owner if owner in members else None for n, owner in enumerate(owned_by)}
+    moves = 0
+    while True:
+        able = [me for me in eager if act(me, members, dict(owners))]
+        if not able:
+            break
+        moves += act(able[0], members, owners)
+        assert moves <= 3 * len(owners)
+    shares = [sum(owner == me for owner in owners.values()) for me in members]
+    assert max(shares) - min(shares) <= 1
+    assert None not in owners.values()
+
+
+def test_who_gives_a_type_up_leaves_it_to_those_with_too_few():
+    """S7: of seven types of three replicas, 3, 3 and 1: one gives one up, and does not take it back, nor does the other."""
+    owners = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2}
+    assert act(0, {0, 1, 2}, owners) == 1
+    assert [act(me, {0, 1, 2}, owners) for me in (0, 1, 0, 2, 0, 1)] == [0, 0, 0, 1, 0, 0]
+
+
 @given(histories(), st.integers(0, 12), st.permutations(range(8)))
 def test_every_type_is_owned_and_nobody_has_two_more_than_another(history, foreign, order):
     """S7: from whatever came before, in whatever order replicas act, all come to rest within a few rounds a type: each type of theirs

@@ -45,5 +45,10 @@ def plan(me: int, members: Collection[int], owners: Mapping[str, int | None]) ->
         lacking = sum(least - count for count in owned.values() if count < least)
         lacking -= len(free) + sum(count - most for count in owned.values() if count > most)
         spare = int(me in sorted(one for one, count in owned.items() if count == most)[: max(0, lacking)])
+    room = max(0, most - len(mine))
+    lacks = sum(max(0, least - count) for count in owned.values())
+    if len(mine) >= least and len(free) <= lacks:
+        # All that is free is for those who have too few: else whoever gave it to them could be first to take it back.
+        room = 0
     # One after the other, so that each is without an owner only for as long as it takes to take it.
-    return Plan(free, max(0, most - len(mine)), mine[-1:] if spare and not free else [])
+    return Plan(free, room, mine[-1:] if spare and not free else [])

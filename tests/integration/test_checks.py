@@ -140,6 +140,21 @@ async def test_ready_although_all_that_was_released_is_read(settings, pool):
         assert (await check(settings)).clean, "while the window is full, what is ready waits for workers"
 
 
+async def test_a_limit_excuses_what_is_ready_only_when_it_is_reached(settings, pool):
+    """S5: what waits for room in a full type is well; with room left and nobody who releases it is not."""
+    waiting = await task(pool, updated_at=LONG_AGO)
+    await pool.execute("UPDATE task_type SET max_in_flight = 1 WHERE name = 't'")
+    async with open_session(settings.postgres, "owner") as session:
+        assert await release.own(session, "t")
+        found = await only(settings)
+        assert (found.rule, found.id) == (Rule.UNRELEASED, waiting)
+        await task(pool, state="'running'", worker="'w'", lease_partition="0", tracked="true")
+        assert (await check(settings)).counts[Rule.UNRELEASED] == 0
+        await pool.execute("UPDATE task SET tracked = false")
+        await pool.execute("UPDATE task_type SET paused = true WHERE name = 't'")
+        assert (await check(settings)).counts[Rule.UNRELEASED] == 0
+
+
 async def test_queued_without_a_record(settings, pool):
     """Neither on the ready topic, nor claimed, nor reported."""
     lost = await task(pool, state="'queued'")

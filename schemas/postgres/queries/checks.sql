@@ -24,9 +24,11 @@ SELECT id, type, step, attempt FROM task WHERE state = 'queued' AND updated_at <
 
 -- name: ready
 -- Types with tasks that have been ready for longer than `grace` seconds, the first of each, and whether a task-sync
--- holds the lock of the type (see `release.own`); whether the type is paused or has limits for which they may wait.
+-- holds the lock of the type (see `release.own`); whether they may wait since the type is paused or full, or for its keys or rate.
 SELECT r.*,
-       (SELECT y.paused OR y.keyed OR y.max_in_flight IS NOT NULL OR y.starts_per_s IS NOT NULL
+       (SELECT y.paused OR y.keyed OR y.starts_per_s IS NOT NULL
+               OR coalesce(y.max_in_flight <= (SELECT count(*) FROM task t
+                                               WHERE t.type = y.name AND t.state IN ('queued', 'running') AND t.tracked), false)
         FROM task_type y WHERE y.name = r.type) AS limited,
        EXISTS (
     SELECT FROM pg_locks l

@@ -247,8 +247,8 @@ async def test_attempts_written_down_ahead_are_not_made_once_their_target_is_gon
     assert all(row["attempt"] == (row["spent"] or 0) for row in rows.values() if row["state"] == "held")
 
 
-async def test_a_stop_gives_back_attempts_written_down_ahead(platform: Bench, target: Target) -> None:
-    """O1, C6: a service that stops makes no more calls; what it had begun ahead is found by the next one at once."""
+async def test_a_stop_does_not_call_what_a_slow_target_has_ahead(platform: Bench, target: Target) -> None:
+    """O1, C6: a service that stops calls what it has begun, but not behind calls that hang: those are found by the next."""
     target.answer = moody = Moody()
     moody.well.set()
     quick, late = many(target, "/moody", 40), many(target, "/moody", 40, 100)

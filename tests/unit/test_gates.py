@@ -31,9 +31,9 @@ async def test_a_rate_caps_the_window_and_says_so(monkeypatch: pytest.MonkeyPatc
         found = samples(cast(Any, SimpleNamespace(gates=lambda: [gate])))
         return next((one.value, one.labels[1]) for one in found if one.metric is metrics.WINDOW_SIZE)
 
-    await looking.look_at_full(gate)
+    await looking.look_at_full([gate])
     assert told() == (20, "rate") == gate.sized()
     gate.type = TaskType(name="t", starts_per_s=200)
     assert told() == (100, "floor") == gate.sized(), "nobody was hungry"
-    await looking.look_at_full(gate)
+    await looking.look_at_full([gate])
     assert told() == (200, "hunger")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
@@ -14,10 +16,10 @@ from aiokafka.errors import (
     NotCoordinatorForGroupError,
 )
 
-from penstock.core.window import Reason, Window
+from penstock.core.window import Reason, Window, WindowPolicy
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import translated
-from penstock.kafka.topics import workers_group
+from penstock.kafka.topics import ready, workers_group
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # Seconds between looks at what has ended of what was released, while a window holds tasks back.
 MEASURE_S = 0.2
+# Nor where nothing was taken for so long: there is nothing to learn, and there may be hundreds of such types.
+STILL_S = 10.0
 # A full window of which nothing was taken for some seconds is looked at again after a tenth of them, and so on.
 PATIENT = 10
 LONGEST_PATIENCE_S = 1.0
@@ -79,6 +83,10 @@ class Gate:
         """Records that no worker has taken."""
         return max(0, self.written - self.taken)
 
+    def wants_look(self, now_s: float) -> bool:
+        """Whether something may be ready for a window that is at least half full and not known well enough."""
+        return self.dirty and self.lag * 2 > self.sized()[0] and now_s - self.looked_s >= self.patience_s
+
     def sized(self) -> tuple[int, Reason]:
         """Most records that may wait, and what that goes by.
 
@@ -127,26 +135,58 @@ class Looking:
         patience_s = (gate.looked_s - gate.moved_s) / PATIENT
         gate.patience_s = max(self._settings.lag_poll_s, min(patience_s, LONGEST_PATIENCE_S))
 
-    async def look_at_full(self, gate: Gate) -> None:
-        """As `look`, of a window that is at least half full: tells it what its workers have left and got done."""
-        await self.look(gate)
+    async def open(self, taken: Sequence[TaskType], offsets: AIOKafkaConsumer) -> list[Gate]:
+        """Gates of types that are owned now; together, for a replica that is lost may leave hundreds.
+
+        Args:
+            taken: the types; their topics exist.
+            offsets: reads where these end.
+        """
+        settings = self._settings
+        policy = WindowPolicy(settings.window_floor, settings.window, settings.window_s)
+        gates = [
+            Gate(one, settings.prefix + ready(one.name, one.partitions).name, Window(policy)) for one in taken
+        ]
+        partitions = [
+            TopicPartition(gate.topic, number) for gate in gates for number in range(gate.type.partitions)
+        ]
+        with translated():
+            ends = await offsets.end_offsets(partitions)
+        for gate in gates:
+            gate.written = sum(end for partition, end in ends.items() if partition.topic == gate.topic)
+        await asyncio.gather(*map(self.look, gates))
+        return gates
+
+    async def look_at_full(self, gates: Sequence[Gate]) -> None:
+        """As `look`, of windows that are at least half full: tells them what their workers have left and got done."""
+        # Of hundreds of types that nobody works on, each after the other would make those wait that are worked on.
+        await asyncio.gather(*map(self.look, gates))
+        for gate in gates:
+            await self._measure(gate)
+            _tell(gate)
+
+    async def _measure(self, gate: Gate) -> None:
         if gate.sized()[1] is not Reason.RATE:
             # Of what a rate lets through, workers leave little however well they are fed.
             gate.window.left(gate.lag, gate.looked_s)
-        if gate.looked_s - gate.measured_s < MEASURE_S:
+        if gate.looked_s - gate.measured_s < MEASURE_S or gate.looked_s - gate.moved_s > STILL_S:
             return
         window = gate.window
         under_way = await release.under_way(self._session, window.watched())
         gate.measured_s = asyncio.get_running_loop().time()
         window.looked(under_way, gate.measured_s)
-        size, reason = gate.sized()
-        if reason is not gate.told:
-            gate.told = reason
-            log.debug(
-                "%s: window of %d records by its %s: %.1f tasks/s end, %d records wait for workers",
-                gate.type.name,
-                size,
-                reason,
-                window.drain_per_s,
-                gate.lag,
-            )
+
+
+def _tell(gate: Gate) -> None:
+    """Logs what the window's size goes by, when that has changed."""
+    size, reason = gate.sized()
+    if reason is not gate.told:
+        gate.told = reason
+        log.debug(
+            "%s: window of %d records by its %s: %.1f tasks/s end, %d records wait for workers",
+            gate.type.name,
+            size,
+            reason,
+            gate.window.drain_per_s,
+            gate.lag,
+        )

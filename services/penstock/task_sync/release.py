@@ -7,10 +7,9 @@ import logging
 from collections.abc import Hashable, Sequence
 from datetime import datetime
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.core.window import Window, WindowPolicy
 from penstock.kafka.connection import create_topics, send_in_batches, translated
 from penstock.kafka.topics import ready
 from penstock.postgres import release
@@ -260,9 +259,9 @@ class Release:
                 taken.append(task_type)
         if taken:
             await create_topics(self._settings, [ready(one.name, one.partitions) for one in taken])
-        for task_type in taken:
-            self._go_on(f"beginning with {task_type.name}")
-            await self._begin(task_type)
+            self._go_on(f"beginning with {', '.join(one.name for one in taken)}")
+            for gate in await self._looking.open(taken, self._offsets):
+                await self._begin(gate)
         if taken and not self._owning.alone:
             # Whoever gave these up may have more.
             await release.tell_replicas(self._session)
@@ -284,17 +283,8 @@ class Release:
             await release.disown(self._session, name)
         await release.tell_replicas(self._session)
 
-    async def _begin(self, task_type: TaskType) -> None:
-        topic = ready(task_type.name, task_type.partitions)
-        settings = self._settings
-        policy = WindowPolicy(settings.window_floor, settings.window, settings.window_s)
-        gate = Gate(task_type, settings.prefix + topic.name, Window(policy))
-        with translated():
-            ends = await self._offsets.end_offsets(
-                [TopicPartition(gate.topic, number) for number in range(task_type.partitions)]
-            )
-        gate.written = sum(ends.values())
-        await self._looking.look(gate)
+    async def _begin(self, gate: Gate) -> None:
+        task_type = gate.type
         self._gates[task_type.name] = gate
         self.some_queued.set()
         for batch in await release.unconfirmed(self._session, task_type):
@@ -325,13 +315,14 @@ class Release:
     async def _pump(self) -> float:
         """Releases one batch of each type that wants it; returns when to look at a full window again."""
         look_at_s = float("inf")
+        now_s = asyncio.get_running_loop().time()
+        if full := [gate for gate in self._gates.values() if gate.wants_look(now_s)]:
+            self._go_on("looking at full windows")
+            await self._looking.look_at_full(full)
         for gate in self._gates.values():
             if not gate.dirty:
                 continue
             self._go_on(f"releasing {gate.type.name}")
-            now_s = asyncio.get_running_loop().time()
-            if gate.lag * 2 > gate.sized()[0] and now_s - gate.looked_s >= gate.patience_s:
-                await self._looking.look_at_full(gate)
             room = self._room(gate)
             if room <= 0:
                 look_at_s = min(look_at_s, gate.looked_s + gate.patience_s)

@@ -47,6 +47,8 @@ async def test_a_backlog_is_drained_at_the_limit(
     ids = {callback.id for callback in held}
     settings = {
         "callback_drain_rate": str(RATE),
+        # Slots for all of them, so that it is the rate that limits and not the pool of the diverted path.
+        "callback_diverted_slots": str(BACK + 10),
         # Soon found well again, once they are.
         "callback_probe_s": "1",
         "callback_probe_most_s": "2",
@@ -90,6 +92,8 @@ async def test_a_backlog_is_drained_at_the_limit(
     # What was let go in one second may arrive together with that of the next.
     assert most <= 2 * RATE + 2
     assert latency_within(with_ms, alone_ms)
+    # At the limit: not much slower than it allows either, the wait for the probe that found each well again included.
+    assert took_s <= 1.5 * HELD / RATE + 15
 
 
 def _most_in_a_second(calls: list[tuple[float, str]]) -> int:

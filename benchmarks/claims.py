@@ -8,7 +8,7 @@ task-sync releases and the heartbeats service takes leases down meanwhile. Claim
 seconds from the moment the first were there. p99: of the seconds from a worker's asking until it has the answer, the wait
 for a lock or for records included. Nothing may be claimed twice.
 
-Writes benchmarks/results/claims.json and docs/claims.svg.
+Writes benchmarks/results/claims.json, docs/claims.svg and the table in docs/claims.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 
-PICTURE = Path(__file__).parents[1] / "docs" / "claims.svg"
+DOCS = Path(__file__).parents[1] / "docs"
+PICTURE, PAGE = DOCS / "claims.svg", DOCS / "claims.md"
+MARKS = "<!-- figures: written by benchmarks/claims.py -->\n", "<!-- end of figures -->\n"
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,30 @@ def draw(found: dict[str, dict[int, Found]]) -> None:
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
+def table(found: dict[str, dict[int, Found]]) -> str:
+    """The figures as docs/claims.md has them."""
+    counts = list(next(iter(found.values())))
+    lines = [
+        "| claims/s (p99 in ms) | " + " | ".join(f"{count} workers" for count in counts) + " |",
+        "| --- |" + " ---: |" * len(counts),
+        *(
+            f"| {name} | "
+            + " | ".join(f"{one.per_s:,.0f} ({one.p99_ms:,.1f})" for one in by_workers.values())
+            + " |"
+            for name, by_workers in found.items()
+        ),
+    ]
+    return "\n".join(lines).replace(" 1 workers", " 1 worker") + "\n"
+
+
+def write(found: dict[str, dict[int, Found]]) -> None:
+    """Table and plot into the docs."""
+    before, rest = PAGE.read_text().split(MARKS[0])
+    _old, after = rest.split(MARKS[1])
+    PAGE.write_text(before + MARKS[0] + table(found) + MARKS[1] + after)
+    draw(found)
+
+
 async def run(seconds: float, tasks: int, workers: Iterable[int]) -> int:
     """All ways, and reports."""
     found: dict[str, dict[int, Found]] = {way.name: {} for way in WAYS}
@@ -168,7 +194,7 @@ async def run(seconds: float, tasks: int, workers: Iterable[int]) -> int:
                         file=sys.stderr,
                     )
             await connection.close()
-    draw(found)
+    write(found)
     most = max(found[KAFKA.name])
     ours = found[KAFKA.name]
     singly = [way for way in WAYS if way.most == 1]

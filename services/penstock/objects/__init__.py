@@ -1,4 +1,4 @@
-"""The claim check (T4): contexts above the inline limit live in an object store, by obstore.
+"""The claim check (T4): contexts above the inline limit live in an object store, by obstore; and so does the archive.
 
 Objects are named after their content, so storing one twice is storing it once and a retry is harmless.
 In doubt it refuses: bytes that do not match their reference are never handed to a handler.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +22,11 @@ from penstock.errors import CorruptObject, ObjectsUnavailable, SettingsError
 _REMEDY = (
     "set PENSTOCK_OBJECTS to file:///FOLDER or s3://BUCKET/PREFIX, the same for every service and worker"
 )
+
+# Of an object that is stored piece by piece: the size of a piece (S3 takes none below 5 MiB), and how many are under way.
+_CHUNK_BYTES = 5 * 1024 * 1024
+_AT_A_TIME = 2
+_READ_BYTES = 1024 * 1024
 
 
 class ObjectStore:
@@ -88,3 +94,46 @@ class ObjectStore:
         if hashlib.sha256(data).hexdigest() != ref.sha256:
             raise CorruptObject(f"object {ref.key} has {len(data):,} bytes that are not those checked in")
         return Context(context.content_type, data=data)
+
+    async def put_chunks(self, key: str, chunks: AsyncIterator[bytes]) -> None:
+        """Stores an object that is made piece by piece: whole when it returns, and else as it was before.
+
+        Raises:
+            ObjectsUnavailable: it is not stored.
+            Exception: whatever `chunks` raises.
+        """
+        try:
+            await obstore.put_async(
+                self._store, key, chunks, chunk_size=_CHUNK_BYTES, max_concurrency=_AT_A_TIME
+            )
+        except (BaseError, OSError) as error:
+            raise ObjectsUnavailable(f"could not store {key}: {error}") from error
+
+    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+        """The bytes of an object, piece by piece.
+
+        Raises:
+            CorruptObject: it is gone.
+            ObjectsUnavailable: the store does not answer.
+        """
+        try:
+            got = await obstore.get_async(self._store, key)
+            async for chunk in got.stream(min_chunk_size=_READ_BYTES):
+                yield bytes(chunk)
+        except FileNotFoundError as error:
+            raise CorruptObject(f"object {key} is not in the store") from error
+        except (BaseError, OSError) as error:
+            raise ObjectsUnavailable(f"could not fetch {key}: {error}") from error
+
+    async def size_of(self, key: str) -> int | None:
+        """How many bytes an object has; None when it is not there.
+
+        Raises:
+            ObjectsUnavailable: the store does not answer.
+        """
+        try:
+            return int((await obstore.head_async(self._store, key))["size"])
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as error:
+            raise ObjectsUnavailable(f"could not look at {key}: {error}") from error

@@ -1,5 +1,41 @@
 CREATE SCHEMA penstock;
 
+CREATE FUNCTION penstock.history_drop(wanted date, number integer, archived boolean) RETURNS boolean
+    LANGUAGE plpgsql
+    SET lock_timeout TO '1s'
+    AS $$
+BEGIN
+    UPDATE penstock.history_part SET dropped_at = now()
+    WHERE day = wanted AND part = number AND dropped_at IS NULL AND sealed_at IS NOT NULL
+      AND (archived_at IS NOT NULL OR NOT archived);
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('DROP TABLE IF EXISTS penstock.%I', format('history_%s_%s', to_char(wanted, 'YYYYMMDD'), number));
+    RETURN true;
+END $$;
+
+CREATE FUNCTION penstock.history_open(wanted date) RETURNS boolean
+    LANGUAGE plpgsql
+    SET lock_timeout TO '1s'
+    AS $$
+DECLARE
+    number integer;
+    name text;
+BEGIN
+    IF EXISTS (SELECT FROM penstock.history_part WHERE day = wanted AND dropped_at IS NULL) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO penstock.history_part (day, part)
+    SELECT wanted, coalesce(max(part), 0) + 1 FROM penstock.history_part WHERE day = wanted
+    RETURNING part INTO number;
+    name := format('history_%s_%s', to_char(wanted, 'YYYYMMDD'), number);
+    EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.history INCLUDING ALL)', name);
+    EXECUTE format('ALTER TABLE penstock.history ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)', name,
+                   wanted::timestamp AT TIME ZONE 'UTC', (wanted + 1)::timestamp AT TIME ZONE 'UTC');
+    RETURN true;
+END $$;
+
 CREATE TABLE penstock.attempt (
     task_id bigint NOT NULL,
     step integer NOT NULL,
@@ -113,6 +149,69 @@ ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY 
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE penstock.history (
+    id bigint NOT NULL,
+    type text NOT NULL,
+    state text NOT NULL,
+    stage text NOT NULL,
+    step integer NOT NULL,
+    attempt integer NOT NULL,
+    failures integer NOT NULL,
+    losses integer NOT NULL,
+    priority smallint NOT NULL,
+    content_type text NOT NULL,
+    context bytea,
+    context_ref text,
+    result_type text,
+    result bytea,
+    result_ref text,
+    error text,
+    idempotency_key text,
+    events text NOT NULL,
+    callbacks text[],
+    labels jsonb,
+    worker text,
+    key text COLLATE pg_catalog."C",
+    created_at timestamp with time zone NOT NULL,
+    updated_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone NOT NULL,
+    attempts jsonb NOT NULL,
+    callbacks_owed jsonb NOT NULL,
+    moved_at timestamp with time zone DEFAULT now() NOT NULL
+)
+PARTITION BY RANGE (finished_at);
+
+COMMENT ON TABLE penstock.history IS 'tasks that ended a while ago, each as it was when it was moved';
+
+COMMENT ON COLUMN penstock.history.attempts IS 'rows of attempt, by step and attempt';
+
+COMMENT ON COLUMN penstock.history.callbacks_owed IS 'rows of callback, in the order of their creation, without their headers, whose values are secrets';
+
+CREATE TABLE penstock.history_part (
+    day date NOT NULL,
+    part integer NOT NULL,
+    tasks bigint DEFAULT 0 NOT NULL,
+    opened_at timestamp with time zone DEFAULT now() NOT NULL,
+    sealed_at timestamp with time zone,
+    object text,
+    bytes bigint,
+    sha256 text,
+    archived_at timestamp with time zone,
+    dropped_at timestamp with time zone,
+    CONSTRAINT history_part_check CHECK (((archived_at IS NULL) OR ((sealed_at IS NOT NULL) AND (object IS NOT NULL) AND (bytes IS NOT NULL) AND (sha256 IS NOT NULL)))),
+    CONSTRAINT history_part_check1 CHECK (((dropped_at IS NULL) OR (sealed_at IS NOT NULL)))
+);
+
+COMMENT ON TABLE penstock.history_part IS 'partitions of history, those that were dropped, too: the manifest of the archive';
+
+COMMENT ON COLUMN penstock.history_part.part IS 'from 1; a task that is moved after its day was dropped begins another';
+
+COMMENT ON COLUMN penstock.history_part.tasks IS 'counted in the statement that moves them';
+
+COMMENT ON COLUMN penstock.history_part.sealed_at IS 'since when no task is moved into it';
+
+COMMENT ON COLUMN penstock.history_part.archived_at IS 'when its object had been read back and found whole';
 
 CREATE TABLE penstock.ingested (
     topic text NOT NULL,
@@ -330,6 +429,12 @@ ALTER TABLE ONLY penstock.audit
 ALTER TABLE ONLY penstock.callback
     ADD CONSTRAINT callback_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY penstock.history_part
+    ADD CONSTRAINT history_part_pkey PRIMARY KEY (day, part);
+
+ALTER TABLE ONLY penstock.history
+    ADD CONSTRAINT history_pkey PRIMARY KEY (id, finished_at);
+
 ALTER TABLE ONLY penstock.ingested
     ADD CONSTRAINT ingested_pkey PRIMARY KEY (topic, partition);
 
@@ -364,6 +469,10 @@ CREATE INDEX callback_held ON penstock.callback USING btree (target, seq) WHERE 
 
 CREATE INDEX callback_task ON penstock.callback USING btree (task_id);
 
+CREATE INDEX history_idempotency ON ONLY penstock.history USING btree (type, idempotency_key) WHERE (idempotency_key IS NOT NULL);
+
+CREATE UNIQUE INDEX history_part_present ON penstock.history_part USING btree (day) WHERE (dropped_at IS NULL);
+
 CREATE INDEX target_troubled ON penstock.target USING btree (url COLLATE "C") WHERE (state <> 'normal'::text);
 
 CREATE INDEX target_url ON penstock.target USING btree (url COLLATE "C");
@@ -371,6 +480,8 @@ CREATE INDEX target_url ON penstock.target USING btree (url COLLATE "C");
 CREATE INDEX task_begun_later ON penstock.task USING btree (type, id) WHERE ((state = ANY (ARRAY['scheduled'::text, 'paused'::text])) AND (step > 0) AND (NOT tracked));
 
 CREATE INDEX task_failed ON penstock.task USING btree (type, id) WHERE (state = ANY (ARRAY['failed'::text, 'quarantined'::text]));
+
+CREATE INDEX task_finished ON penstock.task USING btree (finished_at, id) WHERE (finished_at IS NOT NULL);
 
 CREATE UNIQUE INDEX task_idempotency ON penstock.task USING btree (type, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 

@@ -107,6 +107,16 @@ RELEASED = Metric(
     "penstock_released_total", "Tasks that this process has brought to ready topics, by type.", ("type",)
 )
 
+HISTORY_MOVED = Metric("penstock_history_moved_total", "Tasks that this process has moved to history.")
+HISTORY_ARCHIVED = Metric(
+    "penstock_history_archived_total",
+    "Tasks that this process has archived, in objects that were found whole.",
+)
+HISTORY_ARCHIVED_BYTES = Metric("penstock_history_archived_bytes_total", "Bytes of these objects.")
+HISTORY_DROPPED = Metric(
+    "penstock_history_dropped_total", "Partitions of history that this process has dropped."
+)
+
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 

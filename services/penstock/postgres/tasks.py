@@ -14,6 +14,7 @@ from penstock.contracts import subscription
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
 from penstock.errors import NotFound, SessionLost
+from penstock.postgres import history
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -73,6 +74,15 @@ async def submit(
                 [s.idempotency_key for s in missing],
             )
             earlier = {(row["type"], row["idempotency_key"]): row["id"] for row in found}
+            moved = [s for s in missing if (s.type, s.idempotency_key) not in earlier]
+            if moved:
+                # The key was known to the insertion; its task has moved to history between the two statements.
+                found = await executor.fetch(
+                    query("history.by_idempotency_keys"),
+                    [s.type for s in moved],
+                    [s.idempotency_key for s in moved],
+                )
+                earlier |= {(row["type"], row["idempotency_key"]): row["id"] for row in found}
     # Ids are given out in the order of the batch, so the n-th without a key is the n-th row without one.
     keyless = deque(row["id"] for row in rows if not row["idempotency_key"])
     result = []
@@ -126,18 +136,23 @@ def context_of(row: Mapping[str, Any] | asyncpg.Record, prefix: str = "context")
 
 
 async def get(executor: Any, task_id: int) -> dict[str, Any]:
-    """One task with its attempts and callbacks, as rows.
+    """One task with its attempts and callbacks, as rows; from history, when it has moved there.
 
     Raises:
-        NotFound: no task has this id.
+        NotFound: no task has this id, or its day of history was dropped.
         PostgresUnavailable: no server.
     """
     with translated():
         row = await executor.fetchrow(query("tasks.get"), task_id)
-        if row is None:
-            raise NotFound(f"there is no task {task_id}")
-        attempts = await executor.fetch(query("tasks.attempts"), task_id)
-        callbacks = await executor.fetch(query("tasks.callbacks_of_task"), task_id)
+        if row is not None:
+            attempts = await executor.fetch(query("tasks.attempts"), task_id)
+            callbacks = await executor.fetch(query("tasks.callbacks_of_task"), task_id)
+        # What has ended may have moved between these statements, and its attempts with it.
+        if row is None or (row["finished_at"] and not await executor.fetch(query("tasks.known"), [task_id])):
+            row = await executor.fetchrow(query("history.get"), task_id)
+            if row is None:
+                raise NotFound(f"there is no task {task_id}")
+            return history.as_task(row)
     return {**row, "attempts": [dict(a) for a in attempts], "callbacks_owed": [dict(c) for c in callbacks]}
 
 
@@ -183,22 +198,28 @@ async def some(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:
 
 
 async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
-    """How many of these tasks are in which state.
+    """How many of these tasks are in which state, also of those in history.
 
     Raises:
         PostgresUnavailable: no server.
     """
+    wanted = list(set(ids))
     with translated():
-        rows = await executor.fetch(query("tasks.states_of"), list(ids))
+        rows = await executor.fetch(query("tasks.states_of"), wanted)
+        if sum(row["tasks"] for row in rows) < len(wanted):
+            rows = await executor.fetch(query("history.states_of"), wanted)
     return {row["state"]: row["tasks"] for row in rows}
 
 
 async def known(executor: Any, ids: Iterable[int]) -> set[int]:
-    """Which of these ids are tasks'.
+    """Which of these ids are tasks', also of those in history.
 
     Raises:
         PostgresUnavailable: no server.
     """
+    wanted = set(ids)
     with translated():
-        rows = await executor.fetch(query("tasks.known"), list(ids))
-    return {row["id"] for row in rows}
+        found = {row["id"] for row in await executor.fetch(query("tasks.known"), list(wanted))}
+        if missing := wanted - found:
+            found |= {row["id"] for row in await executor.fetch(query("history.known"), list(missing))}
+    return found

@@ -21,8 +21,10 @@ Guarantees
   the types evenly (`core.spread`); one is handed over with nothing under way, and taken over within two looks
   (`own_retry_s`) of its owner's death.
 - A delayed task is released when it is due by the server's clock, and not before.
+- What has ended longer ago than `history_keep_days` moves to history, and days of history are archived and dropped, by one process
+  at a time and giving way to releases (`history`).
 - At rest nobody is asked anything, but for a sweep every `sweep_s`, which finds what a lost notification would have told,
-  and, while there are other replicas, a look every `own_retry_s`.
+  a look for what has ended every `history_every_s`, and, while there are other replicas, a look every `own_retry_s`.
 
 In doubt it stops: when the session, the lock or Kafka is gone, or work is at hand that does not move for
 `stall_timeout_s` (`lookout`), the process ends, and another takes over.

@@ -17,6 +17,7 @@ from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import KnownTypes
 from penstock.task_sync import figures
+from penstock.task_sync.history import History
 from penstock.task_sync.ingest import Ingest
 from penstock.task_sync.lookout import LookOut
 from penstock.task_sync.recheck import Recheck
@@ -44,18 +45,23 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             admin = await stack.enter_async_context(admin_client(settings))
             types = KnownTypes(pool)
             gate = Release(settings, session, producer, types, admin, offsets)
-            ingest = Ingest(settings, pool, producer, types, ObjectStore(settings.objects))
+            objects = ObjectStore(settings.objects)
+            ingest = Ingest(settings, pool, producer, types, objects)
+            history = History(settings, objects)
             await session.listen(READY_CHANNEL, gate.heard_ready)
             await session.listen(TYPES_CHANNEL, gate.heard_types)
             await session.listen(DUE_CHANNEL, gate.heard_due)
             await session.listen(REPLICAS_CHANNEL, gate.heard_replicas)
             recheck = Recheck(settings, pool, producer, admin, offsets, gate)
             lookout = LookOut(settings.stall_timeout_s, Observer(offsets, settings.prefix), ingest, gate)
-            await stack.enter_async_context(metrics.serving(settings, lambda: figures.samples(gate)))
+            await stack.enter_async_context(
+                metrics.serving(settings, lambda: [*figures.samples(gate), *figures.of_history(history)])
+            )
             ready()
             await process.leading(
                 process.together(gate.run(stopping), ingest.run(stopping)),
                 recheck.run(),
+                history.run(),
                 lookout.look(),
                 lookout.measure(),
             )

@@ -1,4 +1,4 @@
-"""What task-sync can tell of its present state (`penstock.metrics`): the types it owns, each with its window."""
+"""What task-sync can tell of its present state (`penstock.metrics`): the types it owns, each with its window, and history."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from penstock import metrics
 from penstock.metrics import Sample
+from penstock.task_sync.history import History
 from penstock.task_sync.release import Release
 
 
 def samples(gate: Release) -> Iterator[Sample]:
-    """Everything as it is now."""
+    """The gates as they are now."""
     for one in gate.gates():
         name, window = one.type.name, one.window
         size, reason = one.sized()
@@ -18,3 +19,11 @@ def samples(gate: Release) -> Iterator[Sample]:
         yield Sample(metrics.WINDOW_LAG, one.lag, (name,))
         yield Sample(metrics.WINDOW_DRAIN, window.drain_per_s, (name,))
         yield Sample(metrics.RELEASED, one.released, (name,))
+
+
+def of_history(history: History) -> Iterator[Sample]:
+    """What has been moved and retired until now."""
+    yield Sample(metrics.HISTORY_MOVED, history.moved)
+    yield Sample(metrics.HISTORY_ARCHIVED, history.archived)
+    yield Sample(metrics.HISTORY_ARCHIVED_BYTES, history.archived_bytes)
+    yield Sample(metrics.HISTORY_DROPPED, history.dropped)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from penstock.settings import Metered, Platform, Progressing, option
 
+# A hundred years: what is later than that, no calendar has.
+_MOST_DAYS = 36_500
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSyncSettings(Platform, Progressing, Metered):
@@ -33,6 +36,19 @@ class TaskSyncSettings(Platform, Progressing, Metered):
         60.0, "Seconds between proofs that no queued task has lost its record; what has is released again."
     )
 
+    history_keep_days: float = option(
+        7.0,
+        "Days after its end for which a task stays where it was; then it moves to history, and its idempotency key is free.",
+    )
+    history_retain_days: float = option(
+        90.0, "Days for which history is kept; then a day is archived and dropped. 0 keeps it for ever."
+    )
+    history_archive: bool = option(
+        default=True, doc="Whether a day of history is written to the object store before it is dropped."
+    )
+    history_rate: float = option(5_000.0, "Most tasks a second that are moved to history, or archived.")
+    history_every_s: float = option(60.0, "Seconds between looks for what is to be moved or retired.")
+
     def validate(self) -> list[str]:
         """A batch larger than the window would overshoot it."""
         problems = super().validate()
@@ -47,6 +63,20 @@ class TaskSyncSettings(Platform, Progressing, Metered):
         if self.own_retry_s <= 0 or self.lag_poll_s <= 0:
             problems.append(
                 f"own_retry_s={self.own_retry_s} and lag_poll_s={self.lag_poll_s} must be above 0"
+            )
+        if self.history_keep_days < 0 or 0 != self.history_retain_days < self.history_keep_days:
+            problems.append(
+                f"history_keep_days={self.history_keep_days} must be 0 or more, "
+                f"history_retain_days={self.history_retain_days} at least as many, or 0 for ever"
+            )
+        if max(self.history_keep_days, self.history_retain_days) > _MOST_DAYS:
+            problems.append(
+                f"history_keep_days={self.history_keep_days} and history_retain_days={self.history_retain_days} "
+                f"must be at most {_MOST_DAYS:,}"
+            )
+        if self.history_rate <= 0 or self.history_every_s <= 0:
+            problems.append(
+                f"history_rate={self.history_rate} and history_every_s={self.history_every_s} must be above 0"
             )
         if self.recheck_s <= 0 or self.sweep_s <= 0:
             problems.append(f"recheck_s={self.recheck_s} and sweep_s={self.sweep_s} must be above 0")

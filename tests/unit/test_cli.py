@@ -176,6 +176,8 @@ def test_what_cannot_be_read_ends_with_3(arguments: list[str], words: str) -> No
     [
         (["migrate"], "asyncpg", "penstock[services]"),
         (["check"], "asyncpg", "penstock[services]"),
+        (["history", "list"], "asyncpg", "penstock[services]"),
+        (["history", "run"], "asyncpg", "penstock[services]"),
         (["up"], "jgo", "penstock[embedded]"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import IO, Any
 import click
 
 import penstock
-from penstock.cli import callbacks, keys, operations, serving, targets, tasks, types
+from penstock.cli import callbacks, history, keys, operations, serving, targets, tasks, types
 from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
 from penstock.http.problems import Faults
 from penstock.process import exit_status, quiet_libraries
@@ -83,6 +83,7 @@ for verb in (
     keys.keys,
     targets.targets,
     callbacks.callbacks,
+    history.history,
     serving.check,
     serving.migrate,
     serving.topics,

@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core.drain import Drain, DrainPolicy
 
 
+@example(passing=[1.0, 1.0, 1.0], rate=1.75)
 @given(st.lists(st.floats(0.001, 3), min_size=1, max_size=200), st.floats(0.1, 100))
 def test_never_above_the_rate_and_never_far_below(passing, rate):
     """Issue 5: drained at a bounded rate: at most a second's worth at once, and all of it over time."""

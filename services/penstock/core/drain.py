@@ -69,8 +69,8 @@ class Drain:
             self._wait_s = min(2 * self._wait_s, self._policy.probe_most_s)
             return 1
         self._wait_s, self._probe_at_s = self._policy.probe_s, -math.inf
-        # What was not taken is not saved up for more than a second.
-        self._room = min(self._room + passed_s * self._policy.rate, max(1.0, self._policy.rate))
+        # What was not taken is not saved up for more than a second; the part of one that is left is never lost.
+        self._room += min(passed_s * self._policy.rate, max(1.0, self._policy.rate))
         allowed = int(self._room)
         self._room -= allowed
         return allowed

@@ -4,8 +4,9 @@ Guarantees
 - Answered with 200 or 201 means committed in PostgreSQL. A batch is inserted whole or not at all.
 - A repeated idempotency key returns the first task, also to requests that race.
 - A task handed out by `POST /hold_task` was claimed on Kafka, and its offset committed, before the answer is
-  sent; what nobody was there to take stays in its partition. A client that goes away after the claim loses
-  its lease in time, and the task is tried again.
+  sent; what nobody was there to take stays in its partition. When the answer cannot be written, the task is handed back at
+  once; a client that goes away later loses its lease in time, and the task is tried again.
+- No task waits for long with a gateway that has no worker for it while another member of the type's group could take it.
 - What `POST /set_task` accepts is on Kafka with acks=all; whether it takes effect is the fence's decision.
 - What is on its way to Kafka for HTTP workers is bounded: beyond, reports, beats and requests for work are answered
   429 with `Retry-After`, and nothing of them was done.

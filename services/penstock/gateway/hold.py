@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.inbound import read_result
-from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import RESULTS_PER_RECORD, Failure, StageResult, encode_results
 from penstock.contracts.validation import problems
+from penstock.core.completion import Outcome
+from penstock.core.giving_back import Patience
 from penstock.core.leases import Key
 from penstock.core.task import IN_HAND, State
 from penstock.errors import (
@@ -87,6 +90,9 @@ class Hold:
         self._broker = broker
         self._backlog = Backlog(settings.gateway_queue_bytes)
         self._intakes: dict[str, Intake] = {}
+        self._patience: defaultdict[str, Patience] = defaultdict(
+            lambda: Patience(settings.gateway_give_back_s)
+        )
         self._running: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[web.RouteDef]:
@@ -112,24 +118,34 @@ class Hold:
 
         self._backlog.require_calm()
 
-        def here() -> bool:
-            return request.transport is not None and not request.transport.is_closing()
-
         # Before anybody joins a group: without a producer nothing could be claimed.
         _ = self._broker.producer
         held = await self._intake(task_type).hold(
             raw["worker"],
             int(raw.get("max", 1)),
             float(raw.get("wait_s", DEFAULT_WAIT_S)),
-            here,
+            lambda: _waits(request),
             {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
         )
         if not held.tasks:
             return respond({"tasks": []})
         age_s = asyncio.get_running_loop().time() - held.claimed_s
-        return respond(
+        response = respond(
             {"tasks": [task.to_wire() for task in held.tasks], "claimed_ms_ago": math.ceil(age_s * 1000)}
         )
+        if not await _written(request, response):
+            await self._hand_back(raw["worker"], held.tasks)
+        return response
+
+    async def _hand_back(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
+        """Another worker shall have what this one was claimed for and was never told: at once, and not as a vain try."""
+        why = Failure(kind="HandedBack", message="its worker had gone before it was told")
+        log.info("%s went before it was told of %d tasks: handed back", worker, len(tasks))
+        results = [StageResult(task.fence, Outcome.RETRY, error=why) for task in tasks]
+        try:
+            await self._write(worker, [], results)
+        except Unavailable as error:
+            log.warning("not handed back: their leases run out: %s", error)
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: writes what is sound, and says what is not, entry by entry."""
@@ -182,7 +198,9 @@ class Hold:
     def _intake(self, task_type: TaskType) -> Intake:
         intake = self._intakes.get(task_type.name)
         if intake is None or intake.closed:
-            intake = Intake(self._settings, self._broker, self._objects, task_type)
+            patience = self._patience[task_type.name]
+            patience.ask(asyncio.get_running_loop().time())
+            intake = Intake(self._settings, self._broker, self._objects, task_type, patience)
             self._intakes[task_type.name] = intake
             running = asyncio.create_task(self._run(task_type.name, intake))
             self._running.add(running)
@@ -220,6 +238,22 @@ class Hold:
             ended = [(r.fence.id, r.fence.step, r.fence.attempt) for r in results]
             signs.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
         await self._broker.send(HEARTBEATS, [(key, sign.encode()) for sign in signs])
+
+
+def _waits(request: web.Request) -> bool:
+    """Whether the client is still there, as far as the system knows."""
+    return request.transport is not None and not request.transport.is_closing()
+
+
+async def _written(request: web.Request, response: web.Response) -> bool:
+    """Writes an answer; whether the system took it all for the client."""
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+    except (ConnectionError, ClientError):
+        return False
+    # Of a long answer the end may be what was left when the client went.
+    return _waits(request)
 
 
 def _sort_out(

@@ -4,6 +4,9 @@ One loop fetches records into a bounded buffer and hands them out: claim on Kafk
 Since only this loop claims, offsets are committed in order and never past a record that nobody has claimed.
 What is buffered but not handed out when the loop ends, or when its partitions move, was not committed and is
 fetched again by whoever gets them.
+
+No more is fetched than those who wait have asked for. Records that nobody here asks for are given back to the other members of
+the group, if there are any (`core.giving_back`): a worker of theirs may be idle.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import MARK, ReadyTask
 from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.core.completion import Outcome
+from penstock.core.giving_back import Patience
 from penstock.errors import (
     CorruptObject,
     InvalidRecord,
@@ -31,6 +35,7 @@ from penstock.errors import (
 )
 from penstock.gateway.broker import Broker
 from penstock.gateway.settings import GatewaySettings
+from penstock.kafka import membership
 from penstock.kafka.connection import create_topics, make_consumer, translated
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
@@ -43,6 +48,9 @@ ANSWER_BYTES = 8 * 1024 * 1024
 
 # How long one look for records may take when nothing is there; a stop waits for it.
 FETCH_MS = 500
+
+# How soon a gateway hears that another has given partitions back, or asks for some.
+NOTICE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -89,15 +97,23 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         broker: for claims.
         objects: resolves large contexts, which HTTP workers cannot reach.
         task_type: which type.
+        patience: how long records that nobody asks for stay here while the group has others.
     """
 
     def __init__(
-        self, settings: GatewaySettings, broker: Broker, objects: ObjectStore, task_type: TaskType
+        self,
+        settings: GatewaySettings,
+        broker: Broker,
+        objects: ObjectStore,
+        task_type: TaskType,
+        patience: Patience,
     ) -> None:
         self._settings = settings
         self._broker = broker
         self._objects = objects
         self._type = task_type
+        self._patience = patience
+        self._group = workers_group(settings.prefix, task_type.name)
         self._waiters: deque[_Waiter] = deque()
         self._buffer: deque[_Record] = deque()
         self._asked = asyncio.Event()
@@ -140,19 +156,21 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
     async def run(self) -> None:
         """Joins the group, hands out, and leaves once nobody has asked for `gateway_linger_s` seconds.
 
+        Sooner while records wait here that other members could take.
+
         Raises:
             Unavailable: Kafka or the object store is away; who waits has been told.
             SessionLost: the partitions were given to others.
         """
         topic = ready(self._type.name, self._type.partitions)
-        consumer = make_consumer(self._settings, workers_group(self._settings.prefix, self._type.name))
+        consumer = make_consumer(self._settings, self._group, notice_s=NOTICE_S)
         consumer.subscribe([self._settings.prefix + topic.name], listener=self)
         try:
             # Task-sync creates it with the first release, which may be yet to come.
             await create_topics(self._settings, [topic])
             with translated():
                 await consumer.start()
-            while await self._somebody_asks():
+            while await self._somebody_asks(consumer):
                 await self._fetch(consumer)
                 await self._hand_out(consumer)
         except (Unavailable, SessionLost) as error:
@@ -170,18 +188,42 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Nothing to restore: the group's offsets say where to go on."""
 
-    async def _somebody_asks(self) -> bool:
-        if not self._waiters and not self.closed:
+    async def _somebody_asks(self, consumer: AIOKafkaConsumer) -> bool:
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        while not self._waiters and not self.closed:
+            left_s = since_s + self._settings.gateway_linger_s - loop.time()
             self._asked.clear()
             try:
-                await asyncio.wait_for(self._asked.wait(), self._settings.gateway_linger_s)
+                await asyncio.wait_for(self._asked.wait(), min(self._patience.seconds, left_s))
             except TimeoutError:
+                unwanted = left_s > 0 and await self._wanted_elsewhere(consumer)
                 # Decided without a pause: whoever asks from now on is told to find another.
-                self.closed = not self._waiters
+                if not self._waiters and (unwanted or left_s <= 0):
+                    if unwanted:
+                        log.info("ready.%s: nobody asks here: given back to others", self._type.name)
+                        self._patience.give_back(loop.time())
+                    self.closed = True
         return not self.closed
 
+    async def _wanted_elsewhere(self, consumer: AIOKafkaConsumer) -> bool:
+        """Whether records wait here that another member of the group could hand out; in doubt not."""
+        try:
+            with translated():
+                unread = bool(self._buffer) or any(
+                    [
+                        (consumer.highwater(tp) or 0) > await consumer.position(tp)
+                        for tp in consumer.assignment()
+                    ]
+                )
+            return unread and await membership.count(self._settings, self._group) > 1
+        except (Unavailable, SessionLost) as error:
+            log.info("ready.%s: it is not known who else is in the group: %s", self._type.name, error)
+            return False
+
     async def _fetch(self, consumer: AIOKafkaConsumer) -> None:
-        room = self._settings.gateway_buffer - len(self._buffer)
+        wanted = sum(waiter.most for waiter in self._waiters)
+        room = min(self._settings.gateway_buffer, wanted) - len(self._buffer)
         if room <= 0:
             return
         with translated():

@@ -27,6 +27,11 @@ class GatewaySettings(Platform):
     gateway_linger_s: float = option(
         30.0, "Seconds without a request of an HTTP worker after which its type's partitions are given back."
     )
+    gateway_give_back_s: float = option(
+        1.0,
+        "The same while tasks wait in them and the type has other workers or gateways with some; up to eight times as long "
+        "for a gateway whose workers come back each time.",
+    )
 
     def validate(self) -> list[str]:
         """A batch must fit what one statement and one buffer take."""
@@ -47,6 +52,8 @@ class GatewaySettings(Platform):
             )
         if self.gateway_connections < 2:
             problems.append(f"gateway_connections={self.gateway_connections} must be at least 2")
+        if self.gateway_give_back_s <= 0:
+            problems.append(f"gateway_give_back_s={self.gateway_give_back_s} must be above 0")
         if self.gateway_buffer < 1 or self.gateway_linger_s <= 0:
             problems.append(
                 f"gateway_buffer={self.gateway_buffer} and gateway_linger_s={self.gateway_linger_s} "

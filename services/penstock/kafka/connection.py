@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -86,8 +87,18 @@ def make_consumer(
     *topics: str,
     max_poll_interval_s: float = 300.0,
     name: str = "penstock",
+    notice_s: float = math.inf,
 ) -> AIOKafkaConsumer:
-    """A consumer that commits by hand and starts at the beginning of what it has never seen; not yet started."""
+    """A consumer that commits by hand and starts at the beginning of what it has never seen; not yet started.
+
+    Args:
+        settings: where, and how long a session lasts.
+        group: its group; None for none.
+        topics: their full names.
+        max_poll_interval_s: seconds between two polls after which it leaves the group.
+        name: told to the broker.
+        notice_s: seconds within which it hears that members have come or gone; a third of a session at most.
+    """
     return AIOKafkaConsumer(
         *topics,
         bootstrap_servers=settings.kafka,
@@ -96,7 +107,7 @@ def make_consumer(
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         session_timeout_ms=int(settings.session_timeout_s * 1000),
-        heartbeat_interval_ms=int(settings.session_timeout_s * 1000 / 3),
+        heartbeat_interval_ms=int(min(settings.session_timeout_s / 3, notice_s) * 1000),
         max_poll_interval_ms=int(max_poll_interval_s * 1000),
         metadata_max_age_ms=5_000,
         fetch_max_wait_ms=250,

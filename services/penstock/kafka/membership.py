@@ -1,4 +1,4 @@
-"""Taking lost members out of consumer groups, so that their partitions need not wait for the session's end."""
+"""Members of consumer groups: counting them, and taking lost ones out, so that nothing need wait for the session's end."""
 
 from __future__ import annotations
 
@@ -30,3 +30,15 @@ async def remove(settings: Kafka, group: str, client: str) -> int:
                 # The client library has the request and no method for it.
                 await admin._send_request(LeaveGroupRequest(group, member_id), coordinator)  # noqa: SLF001 (see above)
     return len(found)
+
+
+async def count(settings: Kafka, group: str) -> int:
+    """How many members a group has.
+
+    Raises:
+        KafkaUnavailable: nobody can tell.
+    """
+    async with admin_client(settings) as admin:
+        with translated():
+            [answer] = await admin.describe_consumer_groups([group])
+    return sum(len(members) for _error, _group, _state, _kind, _protocol, members, *_ in answer.groups)

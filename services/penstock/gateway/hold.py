@@ -141,7 +141,7 @@ class Hold:
         """Another worker shall have what this one was claimed for and was never told: at once, and not as a vain try."""
         why = Failure(kind="HandedBack", message="its worker had gone before it was told")
         log.info("%s went before it was told of %d tasks: handed back", worker, len(tasks))
-        results = [StageResult(task.fence, Outcome.RETRY, error=why) for task in tasks]
+        results = [StageResult(fence=task.fence, outcome=Outcome.RETRY, error=why) for task in tasks]
         try:
             await self._write(worker, [], results)
         except Unavailable as error:

@@ -117,6 +117,30 @@ HISTORY_DROPPED = Metric(
     "penstock_history_dropped_total", "Partitions of history that this process has dropped."
 )
 
+SUBMIT_WAITING = Metric(
+    "penstock_submit_waiting", "Tasks that were submitted to this gateway and are not answered yet."
+)
+SUBMIT_OLDEST = Metric(
+    "penstock_submit_oldest_seconds", "Seconds for which the oldest of them has been waiting; 0 when none is."
+)
+SUBMIT_REFUSED = Metric(
+    "penstock_submit_refused_total",
+    "Submissions answered 429 because PostgreSQL is behind, by what that goes by: late, rows or bytes.",
+    ("why",),
+)
+INGEST_WAITING = Metric(
+    "penstock_ingest_waiting",
+    "Records of the topic submitted that were read by this process and are not in PostgreSQL yet.",
+)
+INGEST_PAUSED = Metric(
+    "penstock_ingest_paused",
+    "Partitions of the topic submitted that this process does not read on, because PostgreSQL is behind.",
+)
+INGEST_TAKEN = Metric(
+    "penstock_ingest_taken_total",
+    "Records of the topic submitted that this process has brought to PostgreSQL or rejected.",
+)
+
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
 

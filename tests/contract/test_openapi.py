@@ -54,7 +54,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     nothing: Any = None
     settings = GatewaySettings.load({})
     routes = [
-        *Tasks(settings, nothing, nothing, nothing, nothing).routes(),
+        *Tasks(settings, nothing, nothing, nothing, nothing, nothing).routes(),
         *Types(settings, nothing, nothing).routes(),
         *Keys(settings, nothing).routes(),
         *Targets(settings, nothing).routes(),

@@ -10,6 +10,8 @@ Guarantees
 - What `POST /set_task` accepts is on Kafka with acks=all; whether it takes effect is the fence's decision.
 - What is on its way to Kafka for HTTP workers is bounded: beyond, reports, beats and requests for work are answered
   429 with `Retry-After`, and nothing of them was done.
+- What waits for PostgreSQL to be submitted is bounded, in tasks, bytes and seconds (`core.admission`): beyond, submissions are
+  answered 429 with `Retry-After`, and nothing of them was done.
 - An operation by filter is written down before it is answered and goes on until it has ended or is stopped, whoever dies; each task
   that matches when its turn comes is changed once and counted once in the audit.
 - Every refusal is a problem document that points at the field; no internals leave the process.

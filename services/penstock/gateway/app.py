@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from penstock import process
+from penstock import metrics, process
 from penstock.errors import CannotStart
 from penstock.gateway.broker import Broker
 from penstock.gateway.callbacks import Callbacks
+from penstock.gateway.door import Door
 from penstock.gateway.hold import Hold
 from penstock.gateway.keys import Keys
 from penstock.gateway.operations import Operations
@@ -55,12 +56,13 @@ def create_app(
                 )
             broker = Broker(settings, pool)
             known = KnownTypes(pool)
+            door = Door(settings)
             hold = Hold(settings, pool, known, objects, broker)
             operations = Operations(settings, pool, broker)
             app = web.Application(
                 middlewares=[problems, same_origin], client_max_size=settings.gateway_body_limit_bytes
             )
-            app.add_routes(Tasks(settings, pool, known, objects, broker).routes())
+            app.add_routes(Tasks(settings, pool, known, objects, broker, door).routes())
             app.add_routes(Types(settings, pool, known).routes())
             app.add_routes(Keys(settings, pool).routes())
             app.add_routes(Targets(settings, pool).routes())
@@ -73,12 +75,13 @@ def create_app(
                 listening(port)
                 ready()
 
-            await process.leading(
-                _serve(app, settings, hold, stopping, serves),
-                broker.run(),
-                keep_fresh(settings, known),
-                operations.run(),
-            )
+            async with metrics.serving(settings, door.samples):
+                await process.leading(
+                    _serve(app, settings, hold, stopping, serves),
+                    broker.run(),
+                    keep_fresh(settings, known),
+                    operations.run(),
+                )
 
     return service
 

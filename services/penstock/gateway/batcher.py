@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import asyncpg
 
 from penstock.contracts.submission import Submission
-from penstock.errors import PostgresUnavailable
+from penstock.errors import Unavailable
 from penstock.postgres import tasks
+from penstock.postgres.connection import lent
 from penstock.postgres.tasks import Submitted
 
 # Beyond this a statement gains nothing and delays those behind it.
@@ -35,10 +36,12 @@ class Batcher:
 
     Args:
         pool: of the database.
+        connect_s: seconds to wait for a connection.
     """
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], connect_s: float) -> None:
         self._pool = pool
+        self._connect_s = connect_s
         self._waiting: deque[_Request] = deque()
         self._lanes: set[asyncio.Task[None]] = set()
 
@@ -46,6 +49,7 @@ class Batcher:
         """Inserts one request's tasks, all or none, together with those of others; in the order given.
 
         Raises:
+            Throttled: no connection was free in time; nothing was inserted.
             PostgresUnavailable: they may not be there; submitting them again is safe with idempotency keys.
         """
         request = _Request(submissions, asyncio.get_running_loop().create_future())
@@ -73,8 +77,9 @@ class Batcher:
     async def _insert(self, batch: Sequence[_Request]) -> None:
         together = [submission for request in batch for submission in request.submissions]
         try:
-            submitted = await tasks.submit(self._pool, together)
-        except PostgresUnavailable as error:
+            async with lent(self._pool, self._connect_s) as connection:
+                submitted = await tasks.submit(connection, together)
+        except Unavailable as error:
             for request in batch:
                 _settle(request, error)
         except Exception as error:  # noqa: BLE001 (handed to whoever asked)

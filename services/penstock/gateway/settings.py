@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.settings import Platform, option
+from penstock.settings import Metered, Platform, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(Platform):
-    """See `Platform` for what all services share."""
+class GatewaySettings(Platform, Metered):
+    """See `Platform` and `Metered` for what it shares with others."""
 
     gateway_host: str = option(
         "127.0.0.1", "Address the gateway listens on; 0.0.0.0 opens it to the network."
@@ -23,6 +23,14 @@ class GatewaySettings(Platform):
         64 * 1024 * 1024,
         "Most bytes of HTTP workers' reports and beats on their way to Kafka; what comes beyond is answered 429. "
         "Tasks are handed out while it is less than half.",
+    )
+    gateway_submit_rows: int = option(
+        50_000, "Most submitted tasks that wait for PostgreSQL; what comes beyond is answered 429."
+    )
+    gateway_submit_bytes: int = option(64 * 1024 * 1024, "The same in bytes of requests.")
+    gateway_submit_wait_s: float = option(
+        5.0,
+        "Seconds that the oldest submission may wait for PostgreSQL before new ones are answered 429.",
     )
     gateway_linger_s: float = option(
         30.0, "Seconds without a request of an HTTP worker after which its type's partitions are given back."
@@ -49,6 +57,17 @@ class GatewaySettings(Platform):
             problems.append(
                 f"gateway_queue_bytes={self.gateway_queue_bytes} must be at least "
                 f"gateway_body_limit_bytes={self.gateway_body_limit_bytes}"
+            )
+        if self.gateway_submit_rows < self.gateway_batch_limit:
+            problems.append(
+                f"gateway_submit_rows={self.gateway_submit_rows} must be at least "
+                f"gateway_batch_limit={self.gateway_batch_limit}"
+            )
+        if self.gateway_submit_bytes < self.gateway_body_limit_bytes or self.gateway_submit_wait_s <= 0:
+            problems.append(
+                f"gateway_submit_bytes={self.gateway_submit_bytes} must be at least "
+                f"gateway_body_limit_bytes={self.gateway_body_limit_bytes}, "
+                f"gateway_submit_wait_s={self.gateway_submit_wait_s} above 0"
             )
         if self.gateway_connections < 2:
             problems.append(f"gateway_connections={self.gateway_connections} must be at least 2")

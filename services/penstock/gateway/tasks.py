@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +14,20 @@ from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse, problems
 from penstock.core.task import State
-from penstock.errors import Conflict, Invalid, InvalidRecord, Malformed, NotFound, TooLarge, UnknownType
+from penstock.errors import (
+    Conflict,
+    Invalid,
+    InvalidRecord,
+    Malformed,
+    NotFound,
+    Throttled,
+    TooLarge,
+    UnknownType,
+)
 from penstock.gateway import views
 from penstock.gateway.batcher import Batcher
 from penstock.gateway.broker import Broker
+from penstock.gateway.door import Door
 from penstock.gateway.openapi import conform
 from penstock.gateway.settings import GatewaySettings
 from penstock.http.problems import BadParameter, Faults
@@ -60,6 +71,7 @@ class Tasks:
         types: which types there are.
         objects: for contexts above the inline limit.
         broker: publishes what cancelling owes.
+        door: lets submissions in while PostgreSQL keeps up.
     """
 
     def __init__(
@@ -69,13 +81,15 @@ class Tasks:
         types: KnownTypes,
         objects: ObjectStore,
         broker: Broker,
+        door: Door,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._types = types
         self._objects = objects
         self._broker = broker
-        self._batcher = Batcher(pool)
+        self._door = door
+        self._batcher = Batcher(pool, settings.gateway_submit_wait_s)
 
     def routes(self) -> list[web.RouteDef]:
         """What this class answers."""
@@ -91,7 +105,14 @@ class Tasks:
     async def submit(self, request: web.Request) -> web.Response:
         """POST /tasks: one object is one task, an array a batch that is inserted whole or not at all."""
         refuse_unknown_parameters(request)
+        self._door.require_open()
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        rows = len(raw) if isinstance(raw, list) else 1
+        # The body is kept by the request: this is its length, and no second reading.
+        with self._door.place(rows, len(await request.read())):
+            return await self._submit(raw)
+
+    async def _submit(self, raw: Any) -> web.Response:
         if isinstance(raw, list):
             submitted = await self._insert(await self._read_batch(raw))
             status = 201 if any(one.created for one in submitted) else 200
@@ -122,7 +143,7 @@ class Tasks:
                 found_here: Sequence[Invalid] = problems(raw, "submitted") or [error]
                 faults += [_below(base, fault) for fault in found_here]
         if not faults:
-            await self._types.require({submission.type for submission in found})
+            await self._know({submission.type for submission in found})
             faults = [
                 UnknownType(
                     f"no task type {submission.type!r} is registered: register it with POST /types",
@@ -134,6 +155,14 @@ class Tasks:
         if faults:
             raise faults[0] if len(faults) == 1 else Faults(faults)
         return found
+
+    async def _know(self, names: set[str]) -> None:
+        wait_s = self._settings.gateway_submit_wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._types.require(names)
+        except TimeoutError as error:
+            raise Throttled(f"PostgreSQL is behind: no types within {wait_s:g} s") from error
 
     async def _insert(self, submissions: list[Submission]) -> list[tasks.Submitted]:
         return await self._batcher.submit([await self._checked_in(submission) for submission in submissions])

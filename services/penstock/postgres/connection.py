@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.errors import CannotStart, PostgresUnavailable, SettingsError
+from penstock.errors import CannotStart, PostgresUnavailable, SettingsError, Throttled
 
 SCHEMA = "penstock"
 
@@ -162,3 +162,22 @@ async def open_pool(dsn: str, name: str, *, size: int = 4) -> AsyncIterator[asyn
             await asyncio.wait_for(pool.close(), 5)
         except TimeoutError:
             pool.terminate()
+
+
+@asynccontextmanager
+async def lent(pool: asyncpg.Pool[asyncpg.Record], wait_s: float) -> AsyncIterator[Any]:
+    """A connection of a pool for the time of a `with` block.
+
+    Raises:
+        Throttled: none was free within `wait_s` seconds, or the server took none of ours.
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        try:
+            connection = await pool.acquire(timeout=wait_s)
+        except TimeoutError as error:
+            raise Throttled(f"PostgreSQL is behind: no connection within {wait_s:g} s") from error
+    try:
+        yield connection
+    finally:
+        await pool.release(connection)

@@ -237,5 +237,9 @@ class KnownTypes:
         async with self._loading:
             # Before the query: a notification that comes while it runs must be followed by another.
             self._outdated = False
-            self._types = await all_types(self._pool)
+            try:
+                self._types = await all_types(self._pool)
+            except BaseException:
+                self._outdated = True
+                raise
             self._loaded_s = asyncio.get_running_loop().time()

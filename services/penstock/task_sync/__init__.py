@@ -7,6 +7,8 @@ Guarantees
 - A submitted record becomes a task exactly once: its offset is written in the transaction that inserts it.
 - A record that breaks its contract lands on `submitted.rejected` with reason, position and original bytes,
   and what is behind it goes on.
+- While PostgreSQL is behind, what is in hand of each partition of `submitted` is bounded; beyond, the partition is paused, and read
+  on once half of that is in (`core.admission`).
 - A ready topic holds no more untaken records than its window: what the workers get done in about a second (measured by a
   sample of what was released), more while they leave nothing of it, between a floor and a ceiling (`core.window`). What
   comes later and is more urgent waits behind no more than that.

@@ -55,7 +55,14 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             recheck = Recheck(settings, pool, producer, admin, offsets, gate)
             lookout = LookOut(settings.stall_timeout_s, Observer(offsets, settings.prefix), ingest, gate)
             await stack.enter_async_context(
-                metrics.serving(settings, lambda: [*figures.samples(gate), *figures.of_history(history)])
+                metrics.serving(
+                    settings,
+                    lambda: [
+                        *figures.samples(gate),
+                        *figures.of_ingest(ingest),
+                        *figures.of_history(history),
+                    ],
+                )
             )
             ready()
             await process.leading(

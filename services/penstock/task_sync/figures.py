@@ -1,4 +1,4 @@
-"""What task-sync can tell of its present state (`penstock.metrics`): the types it owns, each with its window, and history."""
+"""What task-sync can tell of its present state (`penstock.metrics`): its types, each with its window, ingest and history."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from penstock import metrics
 from penstock.metrics import Sample
 from penstock.task_sync.history import History
+from penstock.task_sync.ingest import Ingest
 from penstock.task_sync.release import Release
 
 
@@ -27,3 +28,10 @@ def of_history(history: History) -> Iterator[Sample]:
     yield Sample(metrics.HISTORY_ARCHIVED, history.archived)
     yield Sample(metrics.HISTORY_ARCHIVED_BYTES, history.archived_bytes)
     yield Sample(metrics.HISTORY_DROPPED, history.dropped)
+
+
+def of_ingest(ingest: Ingest) -> Iterator[Sample]:
+    """What is on its way from the topic `submitted`."""
+    yield Sample(metrics.INGEST_WAITING, ingest.waiting)
+    yield Sample(metrics.INGEST_PAUSED, ingest.paused)
+    yield Sample(metrics.INGEST_TAKEN, ingest.taken)

@@ -1,11 +1,17 @@
-"""Ingest: from the topic `submitted` into PostgreSQL, exactly once."""
+"""Ingest: from the topic `submitted` into PostgreSQL, exactly once.
+
+One loop reads; a lane for each partition takes its records in, a batch a transaction, so that reading and checking go on while
+PostgreSQL works. What is in hand is bounded: a partition of which too much waits for PostgreSQL is paused, and read on when half
+of it is in.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Hashable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +22,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse
+from penstock.core.admission import Load, crowded
 from penstock.errors import Invalid, InvalidRecord, SessionLost, UnknownType
 from penstock.kafka.connection import make_consumer, translated
 from penstock.kafka.outbox import send_all
@@ -27,9 +34,15 @@ from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
 
+# Of one partition, beyond which it is paused; a fetch may add a megabyte.
+IN_HAND_BYTES = 4 * 1024 * 1024
+
+# Transactions under way at once: while one waits for its commit, another is prepared.
+TRANSACTIONS = 2
+
 
 class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
-    """Reads submissions and inserts them, a partition's batch a transaction.
+    """Reads submissions and inserts them.
 
     Args:
         settings: of the service.
@@ -54,9 +67,17 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._objects = objects
         self._topic = settings.prefix + SUBMITTED.name
         self._next: dict[int, int] = {}
-        # What is under way now, and how often any of it has moved.
-        self._under_way: set[str] = set()
-        self._moves = 0
+        # Read and not in PostgreSQL, by partition: what its lane is with, and what waits behind that.
+        self._hand: defaultdict[int, deque[Any]] = defaultdict(deque)
+        self._load: defaultdict[int, Load] = defaultdict(lambda: Load(0, 0))
+        self._lanes: dict[int, asyncio.Task[None]] = {}
+        self._transactions = asyncio.Semaphore(TRANSACTIONS)
+        # Those that we have paused, and nobody else.
+        self._paused: set[int] = set()
+        self._closing = False
+        self.taken = 0
+        # What is under way now, and how often it has moved.
+        self._under_way: dict[str, int] = {}
         self._rebalances = 0
         self._assigned = False
         self._seeking: asyncio.Task[None] | None = None
@@ -70,6 +91,8 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._rebalances += 1
         for tp in revoked:
             self._next.pop(tp.partition, None)
+            self._paused.discard(tp.partition)
+            self._drop(tp.partition)
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
         """Goes on where PostgreSQL says, whatever Kafka remembers."""
@@ -85,7 +108,17 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
 
     def under_way(self) -> dict[str, Hashable]:
         """What is at hand now, with a mark that changes as it moves; empty at rest."""
-        return dict.fromkeys(self._under_way, self._moves)
+        return dict(self._under_way)
+
+    @property
+    def waiting(self) -> int:
+        """Records that were read and are not in PostgreSQL yet."""
+        return sum(load.rows for load in self._load.values())
+
+    @property
+    def paused(self) -> int:
+        """Partitions that are not read on, because too much of them waits."""
+        return len(self._paused)
 
     def rebalancing(self) -> dict[str, Hashable]:
         """As `under_way`, of joining the group: each further rebalance is a move. Takes a broker that answers."""
@@ -93,12 +126,11 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
 
     @contextmanager
     def _doing(self, what: str) -> Iterator[None]:
-        self._under_way.add(what)
+        self._under_way[what] = 0
         try:
             yield
         finally:
-            self._under_way.discard(what)
-            self._moves += 1
+            self._under_way.pop(what, None)
 
     async def _seek(self, assigned: Sequence[TopicPartition]) -> None:
         with self._doing("asking where to read on"):
@@ -108,6 +140,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 self._pool, self._topic, {tp.partition: offset for tp, offset in begin.items()}
             )
             for tp in assigned:
+                self._drop(tp.partition)
                 # Retention may have removed what is before the log's beginning.
                 self._next[tp.partition] = found[tp.partition]
                 self._consumer.seek(tp, max(found[tp.partition], begin[tp]))
@@ -124,6 +157,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             await self._consumer.start()
         try:
             while not stopping.is_set():
+                self._pause_or_resume()
                 with translated():
                     fetched = await self._consumer.getmany(
                         timeout_ms=500, max_records=self._settings.ingest_batch
@@ -131,15 +165,72 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 if self._seeking is not None and self._seeking.done():
                     # Nothing of these partitions could be taken in.
                     self._seeking.result()
+                for lane in [lane for lane in self._lanes.values() if lane.done()]:
+                    lane.result()
                 for tp, records in fetched.items():
-                    with self._doing(f"taking in {SUBMITTED.name}/{tp.partition} from {records[0].offset}"):
-                        await self._take_in(tp, records)
+                    self._put(tp, records)
+            self._closing = True
+            await asyncio.gather(*self._lanes.values())
         finally:
             if self._seeking is not None:
                 self._seeking.cancel()
+            for lane in self._lanes.values():
+                lane.cancel()
+            # One failure is told; those of other lanes are of the same server.
+            await asyncio.gather(*self._lanes.values(), return_exceptions=True)
             await self._consumer.stop()
 
-    async def _take_in(self, tp: TopicPartition, records: Sequence[Any]) -> None:
+    def _put(self, tp: TopicPartition, records: Sequence[Any]) -> None:
+        number = tp.partition
+        if number not in self._next:
+            return  # revoked, or not sought yet
+        self._hand[number] += records
+        self._count(number, records, 1)
+        lane = self._lanes.get(number)
+        if lane is None or (lane.done() and not lane.exception()):
+            self._lanes[number] = asyncio.create_task(self._work(tp))
+
+    async def _work(self, tp: TopicPartition) -> None:
+        hand = self._hand[tp.partition]
+        while hand and not self._closing:
+            async with self._transactions:
+                records = [hand.popleft() for _ in range(min(len(hand), self._settings.ingest_batch))]
+                if not records:
+                    break  # dropped meanwhile
+                try:
+                    what = f"taking in {SUBMITTED.name}/{tp.partition} from {records[0].offset}"
+                    with self._doing(what):
+                        await self._take_in(tp, records, what)
+                finally:
+                    self._count(tp.partition, records, -1)
+            self._pause_or_resume()
+
+    def _drop(self, number: int) -> None:
+        """Forgets what waits of a partition: it is read again, here or elsewhere."""
+        hand = self._hand[number]
+        self._count(number, hand, -1)
+        hand.clear()
+
+    def _count(self, number: int, records: Iterable[Any], sign: int) -> None:
+        rows = size_bytes = 0
+        for record in records:
+            rows += 1
+            size_bytes += len(record.value or b"")
+        load = self._load[number]
+        self._load[number] = Load(load.rows + sign * rows, load.size_bytes + sign * size_bytes)
+
+    def _pause_or_resume(self) -> None:
+        mine = {tp.partition: tp for tp in self._consumer.assignment()}
+        load = {number: self._load[number] for number in mine}
+        before = self._paused & mine.keys()
+        now = crowded(load, before, rows=2 * self._settings.ingest_batch, size_bytes=IN_HAND_BYTES)
+        if now - before:
+            log.info("%s: PostgreSQL is behind: paused %s", self._topic, sorted(now - before))
+        self._consumer.pause(*(mine[number] for number in now - before))
+        self._consumer.resume(*(mine[number] for number in before - now))
+        self._paused = now
+
+    async def _take_in(self, tp: TopicPartition, records: Sequence[Any], what: str) -> None:
         first = self._next.get(tp.partition)
         if first is None:
             return  # revoked between fetch and now
@@ -162,7 +253,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 )
                 rejected.append((record.key, value))
             # A batch of large contexts, each on its way to the object store, may take long and still moves.
-            self._moves += 1
+            self._under_way[what] += 1
         following = records[-1].offset + 1
         if following <= first:
             return
@@ -175,7 +266,10 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             log.info("%s: reading on from where it left off", lost)
             await self._seek([t for t in self._consumer.assignment() if t == tp])
             return
-        self._next[tp.partition] = following
+        if self._next.get(tp.partition) == first:
+            # Else the partition was given away, and perhaps back, meanwhile.
+            self._next[tp.partition] = following
+        self.taken += following - first
 
     async def _read(self, value: bytes) -> Submission:
         try:

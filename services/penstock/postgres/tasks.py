@@ -59,7 +59,7 @@ async def submit(
     where = (read.topic, read.partition, read.first, read.following) if read else (None,) * 4
     with translated():
         answer = await executor.fetch(
-            query("tasks.submit"), *_columns(submissions), *where, [s.key for s in submissions]
+            query("tasks.submit"), *_columns(submissions), *where, _column([s.key for s in submissions])
         )
         if not answer:
             raise SessionLost(f"another process has read on from there: {read}")
@@ -99,7 +99,7 @@ async def submit(
 
 
 def _columns(submissions: Sequence[Submission]) -> list[list[Any]]:
-    return [
+    columns = [
         [s.type for s in submissions],
         [s.stage for s in submissions],
         [int(s.priority) for s in submissions],
@@ -115,6 +115,13 @@ def _columns(submissions: Sequence[Submission]) -> list[list[Any]]:
         [s.events for s in submissions],
         [orjson.dumps(s.labels).decode() if s.labels else None for s in submissions],
     ]
+    return [_column(values) for values in columns]
+
+
+def _column(values: list[Any]) -> list[Any]:
+    # The statement fills up short columns with NULL, and the driver takes long for each element of an array: most
+    # submissions leave most columns empty.
+    return [] if values.count(None) == len(values) else values
 
 
 def encode_ref(ref: ObjectRef | None) -> str | None:

@@ -1,0 +1,124 @@
+// A worker in Node (18 or later) without a dependency: runs the stages of a module, several tasks at a time.
+//
+//     PENSTOCK_GATEWAY=http://127.0.0.1:8420 node worker.mjs TYPE STAGES.mjs
+//
+// The module's default export has a function for each stage: (context, { task, signal }) => result. A plain result is done;
+// next(stage, context) goes on there, retry(delayMs) tries again later; what it throws fails the attempt, for good when
+// the error has `permanent: true`. `signal` is aborted when the task is no longer ours; nothing is reported of it then.
+import { hostname } from 'node:os'
+import { resolve } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { pathToFileURL } from 'node:url'
+
+const [type, file] = process.argv.slice(2)
+const gateway = process.env.PENSTOCK_GATEWAY ?? 'http://127.0.0.1:8420'
+const slots = Number(process.env.SLOTS ?? 4)
+const worker = `${hostname()}-${process.pid}`
+const stopping = new AbortController()
+
+class Refused extends Error {}
+
+// A gateway that is away, or says 429 or 503, is asked again when its Retry-After has passed.
+async function post(path, body, signal) {
+  for (;;) {
+    let waitS = 1
+    try {
+      const answer = await fetch(gateway + path, {
+        method: 'POST',
+        headers: { 'Content-Type': 'application/json' },
+        body: JSON.stringify({ worker, ...body }),
+        signal,
+      })
+      if (answer.ok) return await answer.json()
+      const problem = await answer.text()
+      if (![429, 502, 503, 504].includes(answer.status)) throw new Refused(problem)
+      waitS = Number(answer.headers.get('Retry-After') ?? 1)
+    } catch (error) {
+      if (error instanceof Refused || signal?.aborted) throw error
+    }
+    await sleep(waitS * 1000, undefined, { signal })
+  }
+}
+
+// Says that a task is alive, three times in each lease; aborts it when it is no longer ours.
+async function beat(fence, task, gone, ended) {
+  for (;;) {
+    await sleep(task.lease_ms / 3, undefined, { signal: ended })
+    const entry = { ...fence, outcome: 'progress', lease_ms: task.lease_ms }
+    const answer = await post('/set_task', { results: [entry] }, ended)
+    if (answer.gone.length) return gone.abort(new Error(answer.gone[0].why))
+  }
+}
+
+async function run(stage, task, signal) {
+  try {
+    if (!stage) throw Object.assign(new Error(`no stage ${task.stage} here`), { permanent: true })
+    const result = await stage(task.context, { task, signal })
+    return result instanceof Outcome ? result.entry : { outcome: 'done', context: result ?? null }
+  } catch (error) {
+    const { name = 'Error', message = String(error), stack, permanent } = error ?? {}
+    return { outcome: 'fail', error: { kind: name, message, traceback: stack }, permanent: permanent === true }
+  }
+}
+
+async function work(stages, task) {
+  const fence = { id: task.id, step: task.step, stage: task.stage, attempt: task.attempt }
+  const gone = new AbortController()
+  const ended = new AbortController()
+  const beating = beat(fence, task, gone, ended.signal).catch((error) => {
+    if (!ended.signal.aborted) throw error
+  })
+  const entry = await run(stages[task.stage], task, gone.signal)
+  ended.abort()
+  await beating
+  if (gone.signal.aborted) return console.log(`task ${task.id} is no longer ours: ${gone.signal.reason.message}`)
+  const report = (what) => post('/set_task', { results: [{ ...fence, ...what }] })
+  let answer
+  try {
+    answer = await report(entry)
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error
+    answer = { rejected: [error.message] }
+  }
+  if (answer.rejected.length) {
+    // Too long, say, or of a shape that no report has.
+    const message = JSON.stringify(answer.rejected).slice(0, 2000)
+    await report({ outcome: 'fail', error: { kind: 'Refused', message } })
+  }
+  console.log(`task ${task.id} ${task.stage}: ${entry.outcome}`)
+}
+
+async function slot(stages) {
+  while (!stopping.signal.aborted) {
+    let held
+    try {
+      held = await post('/hold_task', { type, max: 1, wait_s: 20 }, stopping.signal)
+    } catch (error) {
+      if (stopping.signal.aborted) return
+      if (!(error instanceof Refused)) throw error
+      console.error(error.message) // The type is not registered yet, say.
+      await sleep(1000)
+      continue
+    }
+    for (const task of held.tasks) await work(stages, task)
+  }
+}
+
+class Outcome {
+  constructor(entry) {
+    this.entry = entry
+  }
+}
+
+export const next = (stage, context) => new Outcome({ outcome: 'next', next_stage: stage, context })
+export const retry = (delayMs) => new Outcome({ outcome: 'retry', delay_ms: delayMs })
+
+async function main() {
+  // What is running goes on to its end; who waits for work stops at once.
+  for (const signal of ['SIGTERM', 'SIGINT']) process.once(signal, () => stopping.abort())
+  const { default: stages } = await import(pathToFileURL(resolve(file)).href)
+  await Promise.all(Array.from({ length: slots }, () => slot(stages)))
+}
+
+// Not when a module of stages takes `next` and `retry` from here.
+if (import.meta.url === pathToFileURL(resolve(process.argv[1])).href) main()

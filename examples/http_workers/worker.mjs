@@ -5,6 +5,7 @@
 // The module's default export has a function for each stage: (context, { task, signal }) => result. A plain result is done;
 // next(stage, context) goes on there, retry(delayMs) tries again later; what it throws fails the attempt, for good when
 // the error has `permanent: true`. `signal` is aborted when the task is no longer ours; nothing is reported of it then.
+import { realpathSync } from 'node:fs'
 import { hostname } from 'node:os'
 import { resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -121,4 +122,4 @@ async function main() {
 }
 
 // Not when a module of stages takes `next` and `retry` from here.
-if (import.meta.url === pathToFileURL(resolve(process.argv[1])).href) main()
+if (import.meta.url === pathToFileURL(realpathSync(process.argv[1])).href) main()

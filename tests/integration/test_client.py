@@ -25,6 +25,7 @@ from penstock.errors import (
     InvalidRecord,
     NotFound,
     PenstockError,
+    Throttled,
     TooLarge,
     UnknownType,
 )
@@ -262,6 +263,35 @@ async def test_a_submission_whose_answer_is_lost_is_repeated_and_makes_one_task(
             with pytest.raises(GatewayUnavailable):
                 await client.submit("media")
         assert len(bodies) == 1
+    finally:
+        await runner.cleanup()
+
+
+async def test_what_a_gateway_has_no_room_for_is_sent_again_when_it_says() -> None:
+    """T5: 429 means that nothing was done, so that also what has no key is sent again, after Retry-After; not beyond patience."""
+    asked: list[float] = []
+
+    async def full(_request: web.Request) -> web.Response:
+        asked.append(asyncio.get_running_loop().time())
+        problem = {"type": "urn:penstock:problem:throttled", "title": "Too much at once", "status": 429}
+        if len(asked) == 2:
+            return web.json_response({"id": 7, "created": True})
+        return web.json_response(problem, status=429, headers={"Retry-After": "1"})
+
+    app = web.Application()
+    app.router.add_post("/tasks", full)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with Client(address, own_keys=False) as client:
+            assert (await client.submit("media")).id == 7
+        assert asked[1] - asked[0] >= 1
+        async with Client(address, patience_s=0.5) as client:
+            with pytest.raises(Throttled) as refused:
+                await client.submit("media")
+        assert (refused.value.retry_after_s, len(asked)) == (1, 3)
     finally:
         await runner.cleanup()
 

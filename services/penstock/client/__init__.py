@@ -10,7 +10,8 @@ Guarantees
 - Every refusal is raised as one of `penstock.errors`, with a JSON Pointer where there is one.
 
 In doubt it repeats what is safe to repeat (reading, cancelling, registering, and submitting under a key) for
-`patience_s` seconds, and raises `GatewayUnavailable` for the rest.
+`patience_s` seconds, and raises `GatewayUnavailable` for the rest. What was refused with 429 it sends again when that says,
+whatever it is, within the same time.
 
 It needs neither Kafka nor PostgreSQL, nor the packages of either.
 """

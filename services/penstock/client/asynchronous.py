@@ -8,7 +8,7 @@ import os
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -18,10 +18,11 @@ import orjson
 import penstock
 from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.client.operating import Operating
+from penstock.core.delivery import parse_retry_after
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
 from penstock.discovery import local_environment
-from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError, SettingsError
+from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError, SettingsError, Throttled
 from penstock.http.problems import error_of, relocated
 
 DEFAULT_URL = "http://127.0.0.1:8420"
@@ -50,7 +51,8 @@ class Client(Operating):
     Raises:
         SettingsError: the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
 
-    Every method raises `GatewayUnavailable` when no gateway answers, or what is behind it is away.
+    Every method raises `GatewayUnavailable` when no gateway answers, or what is behind it is away, and `Throttled` when the
+    gateway has too much to do for longer than `patience_s`.
     """
 
     def __init__(
@@ -307,6 +309,11 @@ class Client(Operating):
                 never_sent = isinstance(error.__cause__, aiohttp.ClientConnectorError)
                 if not (safe or never_sent) or loop.time() + delay_s > deadline:
                     raise
+            except Throttled as error:
+                # Nothing of it was done.
+                delay_s = error.retry_after_s
+                if loop.time() + delay_s > deadline:
+                    raise
             await asyncio.sleep(delay_s)
 
     async def _ask_once(
@@ -323,13 +330,14 @@ class Client(Operating):
             ) as response:
                 data = await response.read()
                 status = response.status
+                wait_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise GatewayUnavailable(f"no gateway answers at {self.url} ({why})") from error
         except aiohttp.ClientError as error:
             raise PenstockError(f"cannot ask {self.url}: {error}") from error
         if status >= 400:
-            raise error_of(status, data)
+            raise error_of(status, data, wait_s)
         try:
             found: dict[str, Any] = orjson.loads(data)
         except orjson.JSONDecodeError as error:

@@ -99,7 +99,7 @@ async def submit(
 
 
 def _columns(submissions: Sequence[Submission]) -> list[list[Any]]:
-    columns = [
+    columns: list[list[Any]] = [
         [s.type for s in submissions],
         [s.stage for s in submissions],
         [int(s.priority) for s in submissions],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import orjson
 import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer
@@ -16,7 +18,7 @@ from tests.gateways import Caller, running_gateway
 from tests.running import make_topics, producing, read
 from tests.waiting import wait_until
 
-from penstock.contracts.context import Context
+from penstock.contracts.context import ContentType, Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
@@ -24,6 +26,7 @@ from penstock.gateway import hold
 from penstock.kafka import membership
 from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
+from penstock.objects import ObjectStore
 from penstock.settings import Kafka
 
 Start = Any
@@ -194,6 +197,38 @@ async def test_an_answer_that_nobody_is_there_to_take_is_handed_back(
     # The gateway serves on, and what follows is nobody else's loss.
     await release(kafka, "one", range(9, 10))
     assert await held(gateway, "patient", "one") == [9]
+
+
+async def test_a_long_answer_that_breaks_off_is_handed_back(
+    kafka: Kafka, start: Start, tmp_path: Path
+) -> None:
+    """T6: also when its beginning was written: what a client has not got to the end of, it has not got."""
+    gateway = await start()
+    count = 8
+    # By reference, so that one fetch brings them all; handed out they are inline.
+    long = await ObjectStore(f"file://{tmp_path}").check_in(Context(ContentType.TEXT, b"x" * 900_000))
+    async with producing(kafka.kafka) as producer:
+        tasks = [ReadyTask(Fence(n, 0, "start", 0), "one", long, 60_000) for n in range(1, count + 1)]
+        for task in tasks:
+            await producer.send(f"{kafka.prefix}ready.one", task.encode(), partition=0)
+        await producer.flush()
+    loop = asyncio.get_running_loop()
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    with socket.socket() as client:
+        client.settimeout(0)
+        # Far less than the answer is on its way at once.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(client, (host, int(port)))
+        body = orjson.dumps(asking("hasty", "one", max=count))
+        head = f"POST /hold_task HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        await loop.sock_sendall(client, head.encode() + b"\r\n\r\n" + body)
+        assert await asyncio.wait_for(loop.sock_recv(client, 12), 20) == b"HTTP/1.1 200"
+
+    async def handed_back() -> list[int]:
+        reports = await read(kafka.kafka, kafka.prefix + STAGE_RESULTS.name)
+        return [entry["id"] for report in reports for entry in report["results"]]
+
+    assert sorted(await wait_until(handed_back)) == list(range(1, count + 1))
 
 
 async def test_many_long_polls_cost_the_database_nothing(kafka: Kafka, start: Start, database: str) -> None:

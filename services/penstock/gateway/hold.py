@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
-import orjson
 from aiohttp import ClientError, web
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES
@@ -107,7 +106,7 @@ class Hold:
         if self._running:
             await asyncio.wait(self._running)
 
-    async def hold(self, request: web.Request) -> web.StreamResponse:
+    async def hold(self, request: web.Request) -> web.Response:
         """POST /hold_task: answers as soon as there is anything, or with nothing after `wait_s`."""
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "HoldRequest")
@@ -131,11 +130,12 @@ class Hold:
         if not held.tasks:
             return respond({"tasks": []})
         age_s = asyncio.get_running_loop().time() - held.claimed_s
-        answer = web.StreamResponse()
-        document = {"tasks": [t.to_wire() for t in held.tasks], "claimed_ms_ago": math.ceil(age_s * 1000)}
-        if not await _written(request, answer, orjson.dumps(document)):
+        response = respond(
+            {"tasks": [task.to_wire() for task in held.tasks], "claimed_ms_ago": math.ceil(age_s * 1000)}
+        )
+        if not await _written(request, response):
             await self._hand_back(raw["worker"], held.tasks)
-        return answer
+        return response
 
     async def _hand_back(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
         """Another worker shall have what this one was claimed for and was never told: at once, and not as a vain try."""
@@ -245,15 +245,11 @@ def _waits(request: web.Request) -> bool:
     return request.transport is not None and not request.transport.is_closing()
 
 
-async def _written(request: web.Request, answer: web.StreamResponse, body: bytes) -> bool:
-    """Writes a JSON answer; whether the system took it (of a long one all but the end) before the client went."""
-    answer.content_type = "application/json"
-    answer.content_length = len(body)
+async def _written(request: web.Request, response: web.Response) -> bool:
+    """Writes an answer; whether the system took it (of a long one all but the end) before the client went."""
     try:
-        await answer.prepare(request)
-        # Unlike a response that is only returned, this waits until a long body is on its way.
-        await answer.write(body)
-        await answer.write_eof()
+        await response.prepare(request)
+        await response.write_eof()
     except (ConnectionError, ClientError):
         return False
     return _waits(request)

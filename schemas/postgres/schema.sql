@@ -1,5 +1,53 @@
 CREATE SCHEMA penstock;
 
+CREATE FUNCTION penstock.backlog_state(state text) RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+    SELECT CASE WHEN state IN ('queued', 'running') THEN 'in_flight'
+                WHEN state IN ('succeeded', 'failed', 'cancelled', 'quarantined') THEN NULL
+                ELSE state END
+$$;
+
+COMMENT ON FUNCTION penstock.backlog_state(state text) IS 'under which state a task is counted; null is not at all';
+
+CREATE FUNCTION penstock.count_deleted() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO penstock.backlog_change (type, stage, priority, state, tasks)
+    SELECT type, stage, priority, penstock.backlog_state(state), -count(*) FROM old_tasks
+    WHERE penstock.backlog_state(state) IS NOT NULL
+    GROUP BY type, stage, priority, penstock.backlog_state(state);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION penstock.count_inserted() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO penstock.backlog_change (type, stage, priority, state, tasks)
+    SELECT type, stage, priority, penstock.backlog_state(state), count(*) FROM new_tasks
+    WHERE penstock.backlog_state(state) IS NOT NULL
+    GROUP BY type, stage, priority, penstock.backlog_state(state);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION penstock.count_updated() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO penstock.backlog_change (type, stage, priority, state, tasks)
+    SELECT type, stage, priority, counted, sum(tasks)
+    FROM (
+        SELECT type, stage, priority, penstock.backlog_state(state) AS counted, 1 AS tasks FROM new_tasks
+        UNION ALL
+        SELECT type, stage, priority, penstock.backlog_state(state), -1 FROM old_tasks
+    ) AS c
+    WHERE counted IS NOT NULL
+    GROUP BY type, stage, priority, counted HAVING sum(tasks) <> 0;
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION penstock.history_drop(wanted date, number integer, archived boolean) RETURNS boolean
     LANGUAGE plpgsql
     SET lock_timeout TO '1s'
@@ -96,6 +144,30 @@ ALTER TABLE penstock.audit ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE penstock.backlog (
+    type text NOT NULL,
+    stage text NOT NULL,
+    priority smallint NOT NULL,
+    state text NOT NULL,
+    tasks bigint NOT NULL
+)
+WITH (fillfactor='50');
+
+COMMENT ON TABLE penstock.backlog IS 'tasks that have not ended, as of the changes that were folded in; `backlog_change` has the others';
+
+COMMENT ON COLUMN penstock.backlog.state IS 'of the tasks; in_flight is queued or running';
+
+CREATE TABLE penstock.backlog_change (
+    type text NOT NULL,
+    stage text NOT NULL,
+    priority smallint NOT NULL,
+    state text NOT NULL,
+    tasks bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
+
+COMMENT ON TABLE penstock.backlog_change IS 'changes of `backlog` that task-sync has not folded in yet';
 
 CREATE TABLE penstock.callback (
     id text NOT NULL,
@@ -426,6 +498,9 @@ ALTER TABLE ONLY penstock.audit
 ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_seq_key UNIQUE (seq);
 
+ALTER TABLE ONLY penstock.backlog
+    ADD CONSTRAINT backlog_pkey PRIMARY KEY (type, priority, stage, state);
+
 ALTER TABLE ONLY penstock.callback
     ADD CONSTRAINT callback_pkey PRIMARY KEY (id);
 
@@ -497,9 +572,17 @@ CREATE INDEX task_ready_begun ON penstock.task USING btree (type, priority, id) 
 
 CREATE INDEX task_ready_key ON penstock.task USING btree (type, priority, key, id) WHERE ((state = 'ready'::text) AND (key IS NOT NULL));
 
+CREATE INDEX task_ready_since ON penstock.task USING btree (type, stage, priority, updated_at) WHERE (penstock.backlog_state(state) = 'ready'::text);
+
 CREATE INDEX task_running ON penstock.task USING btree (lease_partition) WHERE (state = 'running'::text);
 
 CREATE INDEX task_scheduled ON penstock.task USING btree (due_at) WHERE (state = 'scheduled'::text);
+
+CREATE TRIGGER task_deleted AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS old_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_deleted();
+
+CREATE TRIGGER task_inserted AFTER INSERT ON penstock.task REFERENCING NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_inserted();
+
+CREATE TRIGGER task_updated AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS old_tasks NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_updated();
 
 ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_type_fkey FOREIGN KEY (type) REFERENCES penstock.task_type(name);

@@ -106,6 +106,16 @@ WINDOW_DRAIN = Metric(
 RELEASED = Metric(
     "penstock_released_total", "Tasks that this process has brought to ready topics, by type.", ("type",)
 )
+BACKLOG = Metric(
+    "penstock_backlog",
+    "Tasks of a type, stage and priority in a state: ready, scheduled, paused, waiting or in_flight (queued or running).",
+    ("type", "stage", "priority", "state"),
+)
+BACKLOG_OLDEST = Metric(
+    "penstock_backlog_oldest_seconds",
+    "For how long the first ready task of a type, stage and priority has been ready.",
+    ("type", "stage", "priority"),
+)
 
 HISTORY_MOVED = Metric("penstock_history_moved_total", "Tasks that this process has moved to history.")
 HISTORY_ARCHIVED = Metric(

@@ -80,16 +80,17 @@ async def test_the_window_goes_by_what_workers_get_done(settings, pool, system, 
     async with running_service(create_app(settings)):
         released = "penstock_released_total", "t"
 
+        names = {metric.name for metric in metrics.ALL if metric.labels[:1] == ("type",)}
+
         async def full():
             found = await scraped(settings)
-            return found if found.get(released) == 100 else None
+            told = names <= {key[0] for key in found}
+            return found if found.get(released) == 100 and told else None
 
         found = await wait_until(full)
         assert found["penstock_window_size", "floor", "t"] == settings.window_floor == 100
         assert found["penstock_window_lag", "t"] == 100
         assert await pool.fetchval("SELECT count(*) FROM task WHERE state = 'queued'") == 100
-        names = {metric.name for metric in metrics.ALL if metric.labels[:1] == ("type",)}
-        assert names <= {key[0] for key in found}
         await system.start("heartbeats", "stages")
         # 400 a second at most.
         await system.work(handler_s=0.1, pool=40, backlog=2_000)

@@ -204,3 +204,17 @@ SELECT pg_notify('penstock_ready', type) FROM unnest($1::text[]) AS i (type);
 
 -- name: ingested
 SELECT partition, next_offset FROM ingested WHERE topic = $1;
+
+-- name: miscounted
+-- Counters of the backlog that are not what the tasks are, in one snapshot.
+SELECT type || '/' || stage AS id, priority, state, sum(counted)::bigint AS counted, sum(tasks)::bigint AS tasks, count(*) OVER () AS found
+FROM (
+    SELECT type, stage, priority, backlog_state(state) AS state, 0 AS counted, count(*) AS tasks
+    FROM task WHERE backlog_state(state) IS NOT NULL GROUP BY type, stage, priority, backlog_state(state)
+    UNION ALL
+    SELECT type, stage, priority, state, tasks, 0 FROM backlog
+    UNION ALL
+    SELECT type, stage, priority, state, tasks, 0 FROM backlog_change
+) AS c
+GROUP BY type, stage, priority, state HAVING sum(counted) <> sum(tasks)
+ORDER BY type, stage, priority, state LIMIT $1;

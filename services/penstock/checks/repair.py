@@ -8,6 +8,7 @@
 | unsent | under its type's lock: the note goes, and what it queued is ready again |
 | unpublished | published, as the sweeper does; the events' ids make a repetition harmless |
 | undelivered | its record is written again, as the releaser does |
+| miscounted | counted anew: what is missing is added, while all goes on |
 | unbegun | due at once, on the diverted way: another topic, another pool, past what kept it |
 
 A service that does not run cannot be made up for: what is unheard, unread or unproven is left, and so is what waits.
@@ -32,7 +33,7 @@ from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.kafka.outbox import Publisher, publish, redeliver
 from penstock.kafka.topics import HEARTBEATS
-from penstock.postgres import callbacks, outbox, release
+from penstock.postgres import backlog, callbacks, outbox, release
 from penstock.postgres.advance import CALLBACK_HORIZON_S, Ending, advance, tallies
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -83,6 +84,7 @@ class Repair:
             Rule.UNDELIVERED: self._redeliver,
             Rule.UNBEGUN: unbegun.divert,
             Rule.HELD: self._let_go,
+            Rule.MISCOUNTED: self._recount,
         }
 
     async def put_back(self, rules: Counter[Rule]) -> Counter[Rule]:
@@ -96,6 +98,9 @@ class Repair:
             if rule in self._ways:
                 done[rule] = await self._ways[rule]()
         return +done
+
+    async def _recount(self) -> int:
+        return await backlog.recount(self._pool)
 
     async def _promote(self) -> int:
         return await self._repeat("checks.promote", AT_A_TIME, GRACE_S)

@@ -25,6 +25,7 @@ class Rule(StrEnum):
     UNBEGUN = "unbegun"
     HELD = "held"
     UNREAD = "unread"
+    MISCOUNTED = "miscounted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Offender:
 
     Attributes:
         rule: which it breaks.
-        what: "task", "release", "event", "callback" or "topic".
-        id: its id; of a topic, its name and partition.
+        what: "task", "release", "event", "callback", "topic" or "counter".
+        id: its id; of a topic, its name and partition; of a counter, type and stage.
         lacks: one sentence.
     """
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL alone can tell: timers, leases nobody hears, and what is owed for too long."""
+"""What PostgreSQL alone can tell: timers, leases nobody hears, what is owed for too long, counters that are wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import asyncpg
 
 from penstock.checks.report import Found, Offender, Rule
+from penstock.core.task import Priority
 from penstock.kafka.topics import HEARTBEATS
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -45,6 +46,14 @@ _QUESTIONS = (
         Rule.UNDELIVERED,
         "callback",
         lambda r: f"to {r['target']} was due {r['late_s']:.0f} s ago: is callbacks running?",
+    ),
+    _Asked(
+        Rule.MISCOUNTED,
+        "counter",
+        lambda r: (
+            f"at {Priority(r['priority']).name}, {r['state']}: {r['counted']:,} are counted, and there are {r['tasks']:,}"
+        ),
+        None,
     ),
 )
 

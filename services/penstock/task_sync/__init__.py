@@ -22,6 +22,7 @@ Guarantees
 - A type is released by one process at a time: the lock lives in the session through which the release goes. Replicas share
   the types evenly (`core.spread`); one is handed over with nothing under way, and taken over within two looks
   (`own_retry_s`) of its owner's death.
+- How many tasks wait, by type, stage and priority, is known exactly at any moment without counting them (`counting`).
 - A delayed task is released when it is due by the server's clock, and not before.
 - What has ended longer ago than `history_keep_days` moves to history, and days of history are archived and dropped, by one process
   at a time and giving way to releases (`history`).

@@ -17,6 +17,7 @@ from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import KnownTypes
 from penstock.task_sync import figures
+from penstock.task_sync.counting import Counting
 from penstock.task_sync.history import History
 from penstock.task_sync.ingest import Ingest
 from penstock.task_sync.lookout import LookOut
@@ -49,6 +50,8 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             ingest = Ingest(settings, pool, producer, types, objects)
             history = History(settings, objects)
             await session.listen(READY_CHANNEL, gate.heard_ready)
+            counting = Counting(settings, pool, gate)
+            await session.listen(READY_CHANNEL, counting.heard)
             await session.listen(TYPES_CHANNEL, gate.heard_types)
             await session.listen(DUE_CHANNEL, gate.heard_due)
             await session.listen(REPLICAS_CHANNEL, gate.heard_replicas)
@@ -61,6 +64,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                         *figures.samples(gate),
                         *figures.of_ingest(ingest),
                         *figures.of_history(history),
+                        *counting.samples(),
                     ],
                 )
             )
@@ -69,6 +73,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                 process.together(gate.run(stopping), ingest.run(stopping)),
                 recheck.run(),
                 history.run(),
+                counting.run(),
                 lookout.look(),
                 lookout.measure(),
             )

@@ -1,0 +1,74 @@
+-- How many tasks wait: counters that the triggers of migration 0017 keep.
+
+-- name: fold
+-- Takes the changes of some types into their counters; how many there were, and whether something is in flight. Nobody waits for rows
+-- that are not committed yet: they are left for the next time.
+WITH gone AS (
+    DELETE FROM backlog_change WHERE type = ANY ($1::text[]) RETURNING type, stage, priority, state, tasks
+), folded AS (
+    INSERT INTO backlog AS b (type, stage, priority, state, tasks)
+    SELECT type, stage, priority, state, sum(tasks) FROM gone
+    GROUP BY type, stage, priority, state HAVING sum(tasks) <> 0
+    -- In one order, should two processes be at it.
+    ORDER BY type, stage, priority, state
+    ON CONFLICT (type, priority, stage, state) DO UPDATE SET tasks = b.tasks + excluded.tasks
+)
+SELECT (SELECT count(*) FROM gone) AS changes,
+       (SELECT coalesce(sum(tasks), 0) FROM (
+            SELECT tasks FROM backlog WHERE type = ANY ($1::text[]) AND state = 'in_flight'
+            UNION ALL
+            SELECT tasks FROM gone WHERE state = 'in_flight') AS f) > 0 AS in_flight;
+
+-- name: sweep
+-- Stages that nothing waits in any more need no counter.
+DELETE FROM backlog WHERE type = ANY ($1::text[]) AND tasks = 0;
+
+-- name: lines
+-- Of each type, priority and stage how many tasks there are in which state, and since when the oldest is ready. The first
+-- `limit` ($5) of one type ($1; null is all) or of some ($6) behind a line ($2, $3, $4; null is from the first).
+WITH counted AS MATERIALIZED (
+    SELECT type, priority, stage, state, sum(tasks)::bigint AS tasks
+    FROM (SELECT type, priority, stage, state, tasks FROM backlog
+          UNION ALL
+          SELECT type, priority, stage, state, tasks FROM backlog_change) AS c
+    WHERE ($1::text IS NULL OR type = $1) AND ($6::text[] IS NULL OR type = ANY ($6))
+      AND ($2::text IS NULL OR (type, priority, stage) > ($2, $3::smallint, $4::text))
+    GROUP BY type, priority, stage, state HAVING sum(tasks) <> 0
+), line AS MATERIALIZED (
+    SELECT type, priority, stage,
+           coalesce(max(tasks) FILTER (WHERE state = 'ready'), 0) AS ready,
+           coalesce(max(tasks) FILTER (WHERE state = 'scheduled'), 0) AS scheduled,
+           coalesce(max(tasks) FILTER (WHERE state = 'paused'), 0) AS paused,
+           coalesce(max(tasks) FILTER (WHERE state = 'waiting'), 0) AS waiting,
+           coalesce(max(tasks) FILTER (WHERE state = 'in_flight'), 0) AS in_flight
+    FROM counted GROUP BY type, priority, stage ORDER BY type, priority, stage LIMIT $5
+)
+SELECT l.*, o.oldest_s
+FROM line l
+LEFT JOIN LATERAL (
+    SELECT extract(epoch FROM greatest(interval '0', now() - t.updated_at))::double precision AS oldest_s FROM task t
+    WHERE t.type = l.type AND t.stage = l.stage AND t.priority = l.priority AND backlog_state(t.state) = 'ready' AND l.ready > 0
+    ORDER BY t.type, t.stage, t.priority, t.updated_at LIMIT 1
+) o ON true
+ORDER BY l.type, l.priority, l.stage;
+
+-- name: recount_alone
+SELECT pg_advisory_xact_lock(hashtextextended('penstock.backlog', 0));
+
+-- name: recount
+-- Makes the counters what the tasks are, however many write meanwhile: what is missing in a snapshot is missing for good, so it is
+-- added as one more change. One at a time (`recount_alone`).
+WITH truth AS (
+    SELECT type, stage, priority, backlog_state(state) AS state, count(*) AS tasks FROM task
+    WHERE backlog_state(state) IS NOT NULL GROUP BY type, stage, priority, backlog_state(state)
+), wrong AS (
+    SELECT type, stage, priority, state, sum(tasks) AS tasks
+    FROM (SELECT type, stage, priority, state, tasks FROM truth
+          UNION ALL SELECT type, stage, priority, state, -tasks FROM backlog
+          UNION ALL SELECT type, stage, priority, state, -tasks FROM backlog_change) AS c
+    GROUP BY type, stage, priority, state HAVING sum(tasks) <> 0
+), put_right AS (
+    INSERT INTO backlog_change (type, stage, priority, state, tasks)
+    SELECT type, stage, priority, state, tasks FROM wrong
+)
+SELECT count(*) AS lines FROM wrong;

@@ -1,0 +1,432 @@
+"""The counters of what waits: whatever is done to tasks, they are what is there; they are told, repaired and folded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from collections import Counter
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import asyncpg
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.running import make_topics, running_service
+from tests.waiting import wait_until
+
+from penstock.checks.app import Rule, check
+from penstock.contracts.context import Context
+from penstock.contracts.files import schemas_folder
+from penstock.contracts.submission import Submission
+from penstock.core.completion import Fence, Outcome, Tally, Verdict
+from penstock.core.task import Priority, State
+from penstock.local.ports import choose_port
+from penstock.postgres import advance, backlog, tasks, types
+from penstock.postgres.connection import connect, open_pool
+from penstock.postgres.migrations import migrate
+from penstock.postgres.queries import query
+from penstock.settings import Platform
+from penstock.task_sync import counting
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
+
+TYPES = ("t", "u")
+OPEN = {
+    "scheduled": "scheduled",
+    "ready": "ready",
+    "queued": "in_flight",
+    "running": "in_flight",
+    "waiting": "waiting",
+    "paused": "paused",
+}
+
+
+@pytest.fixture
+async def pool(database):
+    async with open_pool(database, "test", size=8) as pool:
+        for name in TYPES:
+            await types.register(pool, types.TaskType(name=name, partitions=1))
+        yield pool
+
+
+async def told(pool):
+    """What the counters say: by type, priority, stage and state."""
+    return Counter(
+        {
+            (line.type, line.priority, line.stage, state): getattr(line, state)
+            for line in await backlog.lines(pool)
+            for state in backlog.STATES
+            if getattr(line, state)
+        }
+    )
+
+
+async def there(pool):
+    """The same by the tasks themselves."""
+    rows = await pool.fetch("SELECT type, priority, stage, state FROM task")
+    return Counter(
+        (row["type"], row["priority"], row["stage"], OPEN[row["state"]])
+        for row in rows
+        if row["state"] in OPEN
+    )
+
+
+async def wrong(pool):
+    """What a check finds, in one snapshot."""
+    return await pool.fetch(query("checks.miscounted"), 10)
+
+
+class Life:
+    """Does anything to tasks that the platform does."""
+
+    def __init__(self, pool, seed):
+        self.pool = pool
+        self.chance = random.Random(seed)
+
+    async def some(self, *states):
+        rows = await self.pool.fetch(
+            "SELECT id, step, stage, attempt, state FROM task WHERE state = ANY ($1) ORDER BY id",
+            list(states),
+        )
+        return [row for row in rows if self.chance.random() < 0.4]
+
+    async def ids(self, *states):
+        return [row["id"] for row in await self.some(*states)]
+
+    async def submit(self):
+        now = datetime.now(UTC)
+        wanted = [
+            Submission(
+                type=self.chance.choice(TYPES),
+                context=Context.encode(None),
+                stage=self.chance.choice((None, "second")),
+                priority=self.chance.choice(list(Priority)),
+                idempotency_key=self.chance.choice((None, "one", "two")),
+                run_at=self.chance.choice((None, now + timedelta(hours=1))),
+            )
+            for _ in range(self.chance.randint(1, 9))
+        ]
+        await tasks.submit(self.pool, wanted)
+
+    async def release(self):
+        arguments = (self.chance.choice(TYPES), 5, [], False)
+        await self.pool.fetch(query("release.release"), *arguments)
+
+    async def promote(self):
+        await self.pool.execute("UPDATE task SET due_at = now() WHERE state = 'scheduled' AND id % 2 = 0")
+        await self.pool.fetch(query("release.promote"), 3)
+
+    async def claim(self):
+        rows = await self.some("queued", "running")
+        count = len(rows)
+        await self.pool.fetch(
+            query("leases.claimed"),
+            *([row[name] for row in rows] for name in ("id", "step", "attempt")),
+            ["w"] * count,
+            [0] * count,
+            [1000] * count,
+            [None] * count,
+            [False] * count,
+        )
+
+    async def end(self):
+        endings = []
+        for row in await self.some("queued", "running"):
+            outcome, state, stage, step, attempt, delay_s = self.chance.choice(
+                (
+                    (Outcome.DONE, State.SUCCEEDED, row["stage"], row["step"], row["attempt"], 0.0),
+                    (Outcome.NEXT, State.READY, "next", row["step"] + 1, 0, 0.0),
+                    (Outcome.NEXT, State.SCHEDULED, "next", row["step"] + 1, 0, 60.0),
+                    (Outcome.FAIL, State.FAILED, row["stage"], row["step"], row["attempt"], 0.0),
+                    (Outcome.FAIL, State.SCHEDULED, row["stage"], row["step"], row["attempt"] + 1, 60.0),
+                )
+            )
+            fence = Fence(row["id"], row["step"], row["stage"], row["attempt"])
+            verdict = Verdict(state, stage, step, attempt, delay_s, Tally())
+            endings.append(advance.Ending(fence=fence, outcome=outcome, verdict=verdict, worker="w"))
+        if endings:
+            await advance.advance(self.pool, endings)
+
+    async def cancel(self):
+        await advance.cancel(self.pool, (await self.ids(*OPEN))[:3])
+
+    async def pause(self):
+        await self.pool.fetch(query("operations.pause"), await self.ids(*OPEN))
+
+    async def resume(self):
+        await self.pool.fetch(query("operations.resume"), await self.ids(*OPEN))
+
+    async def reprioritise(self):
+        await self.pool.fetch(
+            query("operations.reprioritise"), (await self.ids(*OPEN))[:4], self.chance.randrange(5)
+        )
+
+    async def recover(self):
+        await self.pool.fetch(query("operations.recover"), await self.ids("failed"))
+
+    async def by_hand(self):
+        """What an operator does to rows."""
+        [row] = (await self.some(*OPEN))[:1] or [None]
+        if row is not None:
+            statement = self.chance.choice(
+                (
+                    "UPDATE task SET state = 'waiting' WHERE id = $1",
+                    "UPDATE task SET stage = 'third' WHERE id = $1",
+                    "DELETE FROM task WHERE id = $1",
+                )
+            )
+            await self.pool.execute(statement, row["id"])
+
+    async def undone(self):
+        """A transaction that comes to nothing."""
+        async with self.pool.acquire() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("UPDATE task SET priority = 4 - priority, stage = 'undone'")
+            await transaction.rollback()
+
+    async def fold(self):
+        await backlog.fold(self.pool, self.chance.choice((TYPES, TYPES[:1])))
+
+    async def sweep(self):
+        await backlog.sweep(self.pool, TYPES)
+
+    async def step(self):
+        steps = (
+            *(self.submit, self.release, self.end) * 3,
+            *(
+                self.promote,
+                self.claim,
+                self.cancel,
+                self.pause,
+                self.resume,
+                self.reprioritise,
+                self.recover,
+            ),
+            *(self.by_hand, self.undone, self.fold, self.sweep),
+        )
+        await self.chance.choice(steps)()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_counters_are_what_is_there_whatever_is_done(pool, seed):
+    """S8: after each of many random submissions, releases, claims, ends, retries, cancellations, pauses, re-prioritisations,
+    recoveries, deletions, rollbacks and folds, the counters are what a count of all tasks says."""
+    life = Life(pool, seed)
+    most = 0
+    for _ in range(150):
+        await life.step()
+        found = await told(pool)
+        assert found == await there(pool)
+        assert not await wrong(pool)
+        most = max(most, len(found))
+    assert most > 10
+    await pool.execute("DELETE FROM task")
+    await backlog.fold(pool, TYPES)
+    assert not await told(pool)
+    await backlog.sweep(pool, TYPES)
+    assert await pool.fetchval("SELECT count(*) FROM backlog") == 0
+    assert await pool.fetchval("SELECT count(*) FROM backlog_change") == 0
+
+
+async def test_counters_are_exact_in_every_snapshot_while_many_write_and_fold(pool):
+    """S8: whoever asks at any moment, and whoever folds at the same time, nothing is counted twice or not at all; and no
+    writer waits for another's counter, so none is in a deadlock."""
+    async with asyncio.TaskGroup() as group:
+
+        async def live(seed):
+            life = Life(pool, seed)
+            for _ in range(60):
+                # Others change the same tasks in another order, which is theirs to put right: see `operations.lock`.
+                try:
+                    await life.step()
+                except asyncpg.DeadlockDetectedError as error:
+                    assert "backlog" not in str(error.detail) + str(error.context)  # noqa: PT017 (most steps raise nothing)
+
+        lives = [group.create_task(live(seed)) for seed in range(10, 14)]
+
+        async def look():
+            while not all(one.done() for one in lives):
+                assert not await wrong(pool)
+
+        group.create_task(look())
+    assert await told(pool) == await there(pool)
+
+
+async def test_the_oldest_is_the_one_that_is_ready_longest(pool):
+    """S8: of each line, since it became ready there; by one probe of an index."""
+    for stage, priority, age_s in (("a", 0, 50), ("a", 0, 200), ("a", 1, 70), ("b", 0, 300)):
+        [one] = await tasks.submit(
+            pool,
+            [Submission(type="t", context=Context.encode(None), stage=stage, priority=Priority(priority))],
+        )
+        await pool.execute(
+            "UPDATE task SET updated_at = now() - make_interval(secs => $2) WHERE id = $1", one.id, age_s
+        )
+    await pool.execute("UPDATE task SET state = 'queued' WHERE stage = 'b'")
+    found = {(line.stage, int(line.priority)): line.oldest_s for line in await backlog.lines(pool)}
+    assert found.pop(("b", 0)) is None
+    assert {place: round(age_s, -1) for place, age_s in found.items()} == {("a", 0): 200, ("a", 1): 70}
+    rows = await pool.fetch(f"EXPLAIN {query('backlog.lines')}", None, None, None, None, 10, None)
+    plan = "\n".join(row[0] for row in rows)
+    assert "using task_ready_since on task" in plan
+    assert plan.count(" on task") == 1
+
+
+async def test_what_was_there_before_the_counters_is_counted(empty_database):
+    """O6: the migration counts what there is, and who writes meanwhile waits for it."""
+    folder = schemas_folder() / "postgres" / "migrations"
+    files = sorted(folder.glob("*.sql"))
+    before = next(number for number, file in enumerate(files) if file.stem.endswith("_backlog"))
+    connection = await connect(empty_database, "test")
+    await connection.execute(query("migrations.prepare"))
+    for file in files[:before]:
+        await connection.execute(file.read_text())
+        await connection.execute(query("migrations.mark"), file.stem)
+    await connection.close()
+    async with open_pool(empty_database, "test") as pool:
+        for name in TYPES:
+            await types.register(pool, types.TaskType(name=name, partitions=1))
+        life = Life(pool, 1)
+        for step in (*(life.submit, life.release, life.end) * 6, life.cancel, life.pause):
+            await step()
+        await migrate(empty_database)
+        assert await told(pool) == await there(pool) != Counter()
+
+
+async def test_wrong_counters_are_found_and_put_right(kafka_servers, prefix, database, pool):
+    """S8, O2b: a counter that is not what is there is named by `penstock check`, and `--repair` makes it so while all go on."""
+    await make_topics(kafka_servers, prefix)
+    settings = Platform(kafka=kafka_servers, prefix=prefix, postgres=database)
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(5)])
+    assert (await check(settings)).clean
+    await backlog.fold(pool, TYPES)
+    await pool.execute("UPDATE backlog SET tasks = tasks + 3")
+    await pool.execute("INSERT INTO backlog VALUES ('t', 'gone', 2, 'paused', 1)")
+    report = await check(settings)
+    assert report.counts == {Rule.MISCOUNTED: 2}
+    assert {(one.what, one.id, one.lacks) for one in report.offenders} == {
+        ("counter", "t/gone", "at MEDIUM, paused: 1 are counted, and there are 0"),
+        ("counter", "t/start", "at MEDIUM, ready: 8 are counted, and there are 5"),
+    }
+    async with asyncio.TaskGroup() as group:
+        life = Life(pool, 3)
+
+        async def live():
+            for _ in range(20):
+                await life.submit()
+                await life.fold()
+
+        group.create_task(live())
+        # Each would put the same right, and only one may.
+        repaired = [group.create_task(backlog.recount(pool)) for _ in range(3)]
+    assert sorted(one.result() for one in repaired) == [0, 0, 2]
+    assert await told(pool) == await there(pool)
+    await pool.execute("UPDATE backlog SET tasks = 0")
+    repaired = await check(settings, repair=True)
+    assert (repaired.well, repaired.repaired.keys()) == (True, {Rule.MISCOUNTED})
+    assert not await wrong(pool)
+
+
+async def scraped(port):
+    url = f"http://127.0.0.1:{port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        text = await answer.text()
+    return {
+        tuple(
+            sample.labels[name] for name in ("type", "stage", "priority", "state") if name in sample.labels
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("penstock_backlog")
+    }
+
+
+async def test_task_sync_folds_and_tells_prometheus(kafka_servers, prefix, database, pool, monkeypatch):
+    """S8: the owner folds what has changed, and its metrics tell depth and oldest age by type, stage and priority; also of
+    what ends without a word."""
+    monkeypatch.setattr(counting, "FOLD_S", 0.1)
+    changes = []
+
+    async def fold(*arguments, really=backlog.fold):
+        found = await really(*arguments)
+        changes.append(found[0])
+        return found
+
+    monkeypatch.setattr(backlog, "fold", fold)
+    await make_topics(kafka_servers, prefix)
+    port = choose_port()
+    settings = TaskSyncSettings(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects="memory:///",
+        metrics_port=port,
+        window=10,
+        window_floor=10,
+        release_batch=10,
+    )
+    wanted = [Submission(type="t", context=Context.encode(None), priority=Priority.LOW) for _ in range(30)]
+    await tasks.submit(pool, wanted)
+    async with running_service(create_app(settings)):
+        line = ("t", "start", "LOW")
+
+        async def tells(**states):
+            found = await scraped(port)
+            return all(found.get((*line, state)) == tasks for state, tasks in states.items()) and found
+
+        found = await wait_until(lambda: tells(ready=20, in_flight=10, paused=0, scheduled=0, waiting=0))
+        assert found[line] > 0
+        await wait_until(lambda: changes[-3:] == [0, 0, 0])
+        await pool.execute(
+            "UPDATE task SET updated_at = now() - interval '1 h' WHERE id = (SELECT max(id) FROM task)"
+        )
+        # Nobody is told of these ends.
+        await pool.execute("UPDATE task SET state = 'succeeded' WHERE state = 'queued'")
+        found = await wait_until(lambda: tells(ready=20, in_flight=0))
+        assert found[line] > 3_500
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 0 FROM backlog_change"))
+    assert not await wrong(pool)
+
+
+async def test_counters_survive_the_death_of_their_owner(kafka_servers, prefix, database, pool, tmp_path):
+    """S8, S7: while task-sync is killed (-9) again and again, the counters are what is there at every look; the next owner folds
+    what the last one left."""
+    await make_topics(kafka_servers, prefix)
+    environment = {
+        **os.environ,
+        "PENSTOCK_KAFKA": kafka_servers,
+        "PENSTOCK_PREFIX": prefix,
+        "PENSTOCK_POSTGRES": database,
+        "PENSTOCK_OBJECTS": f"file://{tmp_path}",
+        "PENSTOCK_OWN_RETRY_S": "0.2",
+    }
+    life = Life(pool, 7)
+
+    async def folded(least):
+        await life.submit()
+        await life.end()
+        assert not await wrong(pool)
+        return await pool.fetchval("SELECT coalesce(sum(tasks), 0) > $1 FROM backlog", least)
+
+    async with AsyncExitStack() as stack:
+        for least in (0, 200, 400):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock", "run", "task-sync"),
+                env=environment,
+                stdout=asyncio.subprocess.DEVNULL,
+            )
+
+            async def end(process=process):
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+
+            stack.push_async_callback(end)
+            await wait_until(lambda least=least: folded(least), timeout=60)
+            process.kill()
+            await process.wait()
+    assert await told(pool) == await there(pool)

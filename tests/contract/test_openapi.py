@@ -14,6 +14,8 @@ from openapi_spec_validator import validate
 from penstock.contracts.files import schemas_folder
 from penstock.core.operations import AT_A_TIME, Verb
 from penstock.core.task import Priority, State
+from penstock.core.why import COUNTED as AHEAD_COUNTED
+from penstock.core.why import Reason
 from penstock.gateway import openapi
 from penstock.gateway.callbacks import LARGEST_PAGE as LARGEST_CALLBACK_PAGE
 from penstock.gateway.callbacks import REPLAYED, Callbacks
@@ -31,6 +33,9 @@ from penstock.gateway.targets import LARGEST_PAGE as LARGEST_TARGET_PAGE
 from penstock.gateway.targets import LONGEST_URL, Targets
 from penstock.gateway.tasks import LARGEST_PAGE, Tasks
 from penstock.gateway.types import Types
+from penstock.gateway.waiting import LARGEST_PAGE as LARGEST_BACKLOG_PAGE
+from penstock.gateway.waiting import PAGE as BACKLOG_PAGE
+from penstock.gateway.waiting import Waiting
 from penstock.http.problems import ERRORS_SHOWN, KINDS
 from penstock.postgres.replay import HELD_COUNTED, PENDING_LOOKED_AT
 
@@ -57,6 +62,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *Tasks(settings, nothing, nothing, nothing, nothing, nothing).routes(),
         *Types(settings, nothing, nothing).routes(),
         *Keys(settings, nothing).routes(),
+        *Waiting(settings, nothing).routes(),
         *Targets(settings, nothing).routes(),
         *Callbacks(settings, nothing).routes(),
         *Operations(settings, nothing, nothing).routes(),
@@ -153,7 +159,16 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         "/callbacks": LARGEST_CALLBACK_PAGE,
         "/operations": LARGEST_OPERATION_PAGE,
         "/types/{name}/keys": LARGEST_KEY_PAGE,
+        "/backlog": LARGEST_BACKLOG_PAGE,
     }
+    assert schemas["Why"]["properties"]["reason"]["enum"] == list(Reason)
+    assert schemas["Why"]["properties"]["state"]["enum"] == [state.value for state in State]
+    assert schemas["Figures"]["properties"]["ahead"]["maximum"] == AHEAD_COUNTED
+    assert schemas["BacklogLine"]["properties"]["priority"]["enum"] == [
+        priority.name for priority in Priority
+    ]
+    backlog_page = openapi.document()["paths"]["/backlog"]["get"]["parameters"][1]["schema"]
+    assert backlog_page["default"] == BACKLOG_PAGE
     asked = schemas["OperationRequest"]["properties"]
     assert asked["verb"]["enum"] == schemas["Operation"]["properties"]["verb"]["enum"] == [*Verb]
     assert schemas["Operation"]["properties"]["state"]["enum"] == list(OPERATION_STATES)

@@ -14,10 +14,12 @@ import aiohttp
 import asyncpg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.test_client_cli import documents, penstock, set_state
 from tests.running import make_topics, running_service
 from tests.waiting import wait_until
 
 from penstock.checks.app import Rule, check
+from penstock.client import Client
 from penstock.contracts.context import Context
 from penstock.contracts.files import schemas_folder
 from penstock.contracts.submission import Submission
@@ -32,6 +34,8 @@ from penstock.settings import Platform
 from penstock.task_sync import counting
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
+
+__all__ = ["penstock"]  # fixture
 
 TYPES = ("t", "u")
 OPEN = {
@@ -430,3 +434,38 @@ async def test_counters_survive_the_death_of_their_owner(kafka_servers, prefix, 
             process.kill()
             await process.wait()
     assert await told(pool) == await there(pool)
+
+
+async def test_the_backlog_over_http_and_by_command(penstock, database):
+    """S8, O8: `GET /backlog` by pages, of all types or one, and `penstock types backlog`; also what nothing has folded yet."""
+    assert (await penstock("types", "add", "report")).exit_code == 0
+    for _ in range(3):
+        await penstock("submit", "media", "--priority", "LOW")
+    await penstock("submit", "media", "--stage", "a/b ü")
+    [report] = documents(await penstock("submit", "report", "--json"))
+    await set_state(database, "running", report["id"])
+    async with Client(os.environ["PENSTOCK_GATEWAY"]) as client:
+        lines = [line async for line in client.backlog()]
+        assert [line["type"] for line in lines] == ["media", "media", "report"]
+        places = {(line["stage"], line["priority"]) for line in lines}
+        assert places == {("probe", "LOW"), ("a/b ü", "MEDIUM"), ("start", "MEDIUM")}
+        by_place = {line["stage"]: line for line in lines}
+        assert (by_place["probe"]["ready"], by_place["probe"]["oldest_s"] > 0) == (3, True)
+        assert (by_place["start"]["in_flight"], by_place["start"]["oldest_s"]) == (1, None)
+        assert [line["stage"] async for line in client.backlog("report")] == ["start"]
+        assert [line["stage"] async for line in client.backlog("media", limit=1)] == ["a/b ü"]
+        assert [line async for line in client.backlog("nothing")] == []
+        paged, cursor = [], {}
+        while cursor is not None:
+            page = await client._ask("GET", "/backlog", query=[("limit", "1"), *cursor.items()])
+            paged += page["backlog"]
+            cursor = {"cursor": page["next"]} if page["next"] else None
+        assert [line | {"oldest_s": 0} for line in paged] == [line | {"oldest_s": 0} for line in lines]
+        async with client._session.get(f"{client.url}/backlog?cursor=media/LOUD/x") as answer:
+            assert answer.status == 422
+    shown = await penstock("types", "backlog")
+    assert shown.stdout.splitlines()[0].split()[:4] == ["type", "priority", "stage", "ready"]
+    assert any(line.split()[:4] == ["media", "LOW", "probe", "3"] for line in shown.stdout.splitlines())
+    [one] = documents(await penstock("types", "backlog", "report", "--json"))
+    assert one["in_flight"] == 1
+    assert "nothing waits" in (await penstock("types", "backlog", "nothing")).stdout

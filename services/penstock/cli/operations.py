@@ -14,6 +14,7 @@ from penstock.cli.output import (
     as_json,
     console,
     counts_text,
+    fields,
     moment,
     print_json,
     progress,
@@ -36,6 +37,8 @@ _DONE = {
     Verb.REPRIORITISE: "re-prioritised",
     Verb.RECOVER: "recovered",
 }
+# Of the figures of `why`.
+_MOMENTS = ("since", "due_at")
 
 _FILTERS = (
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
@@ -79,7 +82,7 @@ def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def tasks() -> None:
-    """Cancels, pauses, resumes, re-prioritises and recovers tasks: by id, or all that match.
+    """Cancels, pauses, resumes, re-prioritises and recovers tasks: by id, or all that match; tells why one is waiting.
 
     What is asked for is written down and goes on by itself, whatever becomes of this terminal; `penstock audit` lists it,
     `penstock tasks stop` stops it.
@@ -194,6 +197,24 @@ def stop(operation_id: str, by: str | None, gateway: str | None, json_: bool) ->
         print_json(told)
     else:
         click.echo(f"operation {told['id']} is {told['state']}: {told['changed']:,} tasks changed")
+
+
+@tasks.command()
+@click.argument("task_id", metavar="ID", type=Whole(1))
+@gateway_option
+@as_json
+def why(task_id: int, gateway: str | None, json_: bool) -> None:
+    """Tells why a task is waiting, or what it does instead, and by which figures."""
+    with client(gateway) as found:
+        told = found.why(task_id)
+    if json_:
+        print_json(told)
+        return
+    click.echo(f"task {told['id']} ({told['type']}, {told['state']}): {told['sentence']}")
+    fields(
+        (name.replace("_", " "), moment(value) if name in _MOMENTS else str(value))
+        for name, value in told["figures"].items()
+    )
 
 
 @click.command()

@@ -17,6 +17,7 @@ from penstock.errors import NotFound
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _SHOWN = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "events")
+_BACKLOG = ("type", "priority", "stage", "ready", "scheduled", "paused", "waiting", "in_flight")
 
 
 @click.group(invoke_without_command=True)
@@ -24,7 +25,7 @@ _SHOWN = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "even
 @as_json
 @click.pass_context
 def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
-    """Lists task types; `types show` tells all of one, `types add` registers one, `types set` changes one."""
+    """Lists task types; `types show` tells all of one, `types add` registers one, `types set` changes one, `types backlog` counts what waits."""
     if ctx.invoked_subcommand is not None:
         return
     with client(gateway) as found:
@@ -56,6 +57,34 @@ def show(name: str, gateway: str | None, json_: bool) -> None:
     else:
         shown = {**one, "released by": _owner(owners, name)}
         fields((field.replace("_", " "), _text(value)) for field, value in shown.items())
+
+
+@types.command()
+@click.argument("name", required=False)
+@gateway_option
+@as_json
+def backlog(name: str | None, gateway: str | None, json_: bool) -> None:
+    """Shows how many tasks wait, of one type or of all, by priority and stage, and for how long the first is ready."""
+    with client(gateway) as found:
+        lines = list(found.backlog(name))
+    if json_:
+        for line in lines:
+            print_json(line)
+    elif lines:
+        heads = [head.replace("_", " ") for head in _BACKLOG]
+        table(
+            [*heads, "oldest"], ([*(_number(line[head]) for head in _BACKLOG), _age(line)] for line in lines)
+        )
+    else:
+        console().print("nothing waits")
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _age(line: Mapping[str, Any]) -> str:
+    return "" if line["oldest_s"] is None else f"{line['oldest_s']:,.1f} s"
 
 
 def _owner(owners: Mapping[str, str | None], name: str) -> str:

@@ -18,6 +18,7 @@ import orjson
 import penstock
 from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.client.operating import Operating
+from penstock.client.waiting import Waiting
 from penstock.core.delivery import parse_retry_after
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
@@ -38,7 +39,7 @@ LARGEST_PAGE = 500
 _BETWEEN_TRIES = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
 
 
-class Client(Operating):
+class Client(Operating, Waiting):
     """Speaks with a gateway, for the time of an `async with` block.
 
     Args:

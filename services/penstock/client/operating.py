@@ -32,7 +32,9 @@ Document = Mapping[str, Any]
 Query = Sequence[tuple[str, str]]
 
 
-class _Asking(Protocol):
+class Asking(Protocol):
+    """What asks the gateway: the other half of `Client`."""
+
     async def _ask(
         self, method: str, path: str, body: bytes | None = None, *, query: Query = (), safe: bool = True
     ) -> dict[str, Any]: ...
@@ -42,7 +44,7 @@ class Operating:
     """The part of `Client` that is for operators; documents are those of the API's description."""
 
     async def operate(
-        self: _Asking,
+        self: Asking,
         verb: Verb | str,
         which: TaskFilter,
         *,
@@ -116,7 +118,7 @@ class Operating:
             found = await self._ask("GET", f"/operations/{found['id']}")
 
     async def operations(
-        self: _Asking, *, verb: Verb | str | None = None, state: str | None = None, limit: int | None = None
+        self: Asking, *, verb: Verb | str | None = None, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Document]:
         """The audit: operations, latest first, each as of `Operation`; at most `limit`, by default all of them.
 
@@ -125,11 +127,11 @@ class Operating:
             state: running, done, stopped or failed.
             limit: at most so many.
         """
-        query = _given(verb=verb, state=state)
-        async for one in _pages(self, "/operations", "operations", query, limit, LARGEST_OPERATION_PAGE):
+        query = given(verb=verb, state=state)
+        async for one in pages(self, "/operations", "operations", query, limit, LARGEST_OPERATION_PAGE):
             yield one
 
-    async def operation(self: _Asking, id: str) -> Document:  # noqa: A002 (the platform's word for it)
+    async def operation(self: Asking, id: str) -> Document:  # noqa: A002 (the platform's word for it)
         """One operation.
 
         Raises:
@@ -137,7 +139,7 @@ class Operating:
         """
         return await self._ask("GET", f"/operations/{quote(id, safe='')}")
 
-    async def stop_operation(self: _Asking, id: str, by: str | None = None) -> Document:  # noqa: A002 (as above)
+    async def stop_operation(self: Asking, id: str, by: str | None = None) -> Document:  # noqa: A002 (as above)
         """Stops an operation; what it has done stays done. Returns it as it is now.
 
         Raises:
@@ -146,7 +148,7 @@ class Operating:
         body = orjson.dumps({"by": by or _myself()})
         return await self._ask("POST", f"/operations/{quote(id, safe='')}/stop", body)
 
-    async def change_type(self: _Asking, name: str, **settings: Any) -> Document:
+    async def change_type(self: Asking, name: str, **settings: Any) -> Document:
         """Changes a task type; what is left out stays as it is. Returns it as it is now.
 
         Args:
@@ -160,7 +162,7 @@ class Operating:
         return await self._ask("PATCH", f"/types/{quote(name, safe='')}", orjson.dumps(settings))
 
     async def keys(
-        self: _Asking,
+        self: Asking,
         type: str,  # noqa: A002 (the platform's word for it)
         *,
         key: str | None = None,
@@ -172,10 +174,10 @@ class Operating:
             NotFound: there is no such type.
         """
         path = f"/types/{quote(type, safe='')}/keys"
-        async for found in _pages(self, path, "keys", _given(key=key), limit, LARGEST_KEY_PAGE):
+        async for found in pages(self, path, "keys", given(key=key), limit, LARGEST_KEY_PAGE):
             yield found
 
-    async def change_key(self: _Asking, type: str, key: str, **settings: Any) -> Document:  # noqa: A002 (the platform's word)
+    async def change_key(self: Asking, type: str, key: str, **settings: Any) -> Document:  # noqa: A002 (the platform's word)
         """Pauses, weighs or limits a key; what is left out stays as it is. Returns the `Key` as it is now.
 
         Args:
@@ -190,7 +192,7 @@ class Operating:
         body = orjson.dumps({"key": key, **settings})
         return await self._ask("POST", f"/types/{quote(type, safe='')}/keys", body)
 
-    async def reset_key(self: _Asking, type: str, key: str) -> bool:  # noqa: A002 (the platform's word for it)
+    async def reset_key(self: Asking, type: str, key: str) -> bool:  # noqa: A002 (the platform's word for it)
         """Forgets what was said of a key; False when nothing was.
 
         Raises:
@@ -201,7 +203,7 @@ class Operating:
         return bool(found["changed"])
 
     async def targets(
-        self: _Asking, *, state: str | None = None, prefix: str | None = None, limit: int | None = None
+        self: Asking, *, state: str | None = None, prefix: str | None = None, limit: int | None = None
     ) -> AsyncIterator[Document]:
         """Targets in the order of their URLs, each as of `Target`; at most `limit`, by default all of them.
 
@@ -210,16 +212,16 @@ class Operating:
             prefix: only URLs that begin with this.
             limit: at most so many.
         """
-        query = _given(state=state, prefix=prefix)
-        async for target in _pages(self, "/targets", "targets", query, limit, LARGEST_TARGET_PAGE):
+        query = given(state=state, prefix=prefix)
+        async for target in pages(self, "/targets", "targets", query, limit, LARGEST_TARGET_PAGE):
             yield target
 
-    async def target(self: _Asking, url: str) -> Document | None:
+    async def target(self: Asking, url: str) -> Document | None:
         """One target; None when nothing was ever sent to it or said of it."""
         found = (await self._ask("GET", "/targets", query=[("url", url)]))["targets"]
         return found[0] if found else None
 
-    async def disable_target(self: _Asking, url: str, why: str) -> Document:
+    async def disable_target(self: Asking, url: str, why: str) -> Document:
         """Sends nothing more to a target until it is enabled: `changed`, and the `target` as it is now.
 
         Raises:
@@ -227,7 +229,7 @@ class Operating:
         """
         return await self._ask("POST", "/targets/disable", orjson.dumps({"url": url, "why": why}))
 
-    async def enable_target(self: _Asking, url: str) -> Document:
+    async def enable_target(self: Asking, url: str) -> Document:
         """Sends to a target again, with its health begun anew: `changed`, and the `target` as it is now.
 
         Raises:
@@ -235,7 +237,7 @@ class Operating:
         """
         return await self._ask("POST", "/targets/enable", orjson.dumps({"url": url}))
 
-    async def limit_target(self: _Asking, url: str, rate: float | None) -> Document:
+    async def limit_target(self: Asking, url: str, rate: float | None) -> Document:
         """The most calls a second that a target gets; None is the setting of the service.
 
         Raises:
@@ -245,7 +247,7 @@ class Operating:
         return await self._ask("POST", "/targets/limit", orjson.dumps(wire))
 
     async def callbacks(
-        self: _Asking,
+        self: Asking,
         *,
         target: str | None = None,
         task_id: int | None = None,
@@ -264,14 +266,12 @@ class Operating:
             until: ended, or created, before.
             limit: at most so many.
         """
-        query = _given(
-            target=target, task_id=task_id, state=state, since=_moment(since), until=_moment(until)
-        )
-        async for callback in _pages(self, "/callbacks", "callbacks", query, limit, LARGEST_CALLBACK_PAGE):
+        query = given(target=target, task_id=task_id, state=state, since=_moment(since), until=_moment(until))
+        async for callback in pages(self, "/callbacks", "callbacks", query, limit, LARGEST_CALLBACK_PAGE):
             yield callback
 
     async def replay(
-        self: _Asking,
+        self: Asking,
         ids: Sequence[str] | None = None,
         *,
         target: str | None = None,
@@ -351,7 +351,8 @@ def _myself() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _given(**filters: object) -> list[tuple[str, str]]:
+def given(**filters: object) -> list[tuple[str, str]]:
+    """Query parameters: those that are not None."""
     return [(name, str(value)) for name, value in filters.items() if value is not None]
 
 
@@ -360,9 +361,10 @@ def _moment(moment: datetime | None) -> str | None:
     return moment.astimezone().isoformat() if moment is not None else None
 
 
-async def _pages(
-    client: _Asking, path: str, name: str, query: Query, limit: int | None, largest: int
+async def pages(
+    client: Asking, path: str, name: str, query: Query, limit: int | None, largest: int
 ) -> AsyncIterator[Document]:
+    """The documents under `name` of all pages, at most `limit`; at most `largest` are on a page."""
     left = limit
     cursor: list[tuple[str, str]] = []
     while left is None or left > 0:

@@ -149,6 +149,19 @@ class SyncClient:
         """See `Client.register_type`."""
         return self._run(self._client.register_type(name, **settings))
 
+    def why(self, task_id: int) -> Mapping[str, Any]:
+        """See `Client.why`."""
+        return self._run(self._client.why(task_id))
+
+    def backlog(
+        self,
+        type: str | None = None,  # noqa: A002 (the platform's word for it)
+        *,
+        limit: int | None = None,
+    ) -> Iterator[Mapping[str, Any]]:
+        """See `Client.backlog`."""
+        return self._each(self._client.backlog(type, limit=limit))
+
     def operate(
         self,
         verb: Verb | str,

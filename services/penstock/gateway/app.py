@@ -21,6 +21,7 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import Targets
 from penstock.gateway.tasks import Tasks
 from penstock.gateway.types import Types, keep_fresh
+from penstock.gateway.waiting import Waiting
 from penstock.http.server import problems, same_origin
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
@@ -63,6 +64,7 @@ def create_app(
                 middlewares=[problems, same_origin], client_max_size=settings.gateway_body_limit_bytes
             )
             app.add_routes(Tasks(settings, pool, known, objects, broker, door).routes())
+            app.add_routes(Waiting(settings, pool).routes())
             app.add_routes(Types(settings, pool, known).routes())
             app.add_routes(Keys(settings, pool).routes())
             app.add_routes(Targets(settings, pool).routes())

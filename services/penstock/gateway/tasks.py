@@ -178,7 +178,7 @@ class Tasks:
         """GET /tasks/{id}."""
         refuse_unknown_parameters(request, "context")
         resolve = choice_in_query(request, "context", "value", ("value", "ref")) == "value"
-        row = await tasks.get(self._pool, _id_of(request))
+        row = await tasks.get(self._pool, id_of(request))
         return respond(await views.detail(row, self._objects if resolve else None))
 
     async def find(self, request: web.Request) -> web.Response:
@@ -214,7 +214,7 @@ class Tasks:
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /tasks/{id}/cancel."""
-        task_id = _id_of(request)
+        task_id = id_of(request)
         cancelled, owed = await advance.cancel(self._pool, [task_id], source=self._settings.event_source)
         self._broker.owe(owed)
         if not cancelled:
@@ -246,7 +246,12 @@ def _below(base: str, fault: Invalid) -> Invalid:
     return type(fault)(fault.reason, pointer=base + fault.pointer)
 
 
-def _id_of(request: web.Request) -> int:
+def id_of(request: web.Request) -> int:
+    """The task id in a request's path.
+
+    Raises:
+        NotFound: no id is as large.
+    """
     text = request.match_info["id"]
     if len(text) > 19 or int(text) > LARGEST_ID:
         raise NotFound(f"there is no task {text[:40]}")

@@ -1,0 +1,60 @@
+"""Who reads the ready topic of a type, and how much of it they have not taken."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+
+from penstock.core.why import Readers
+from penstock.errors import KafkaUnavailable
+from penstock.kafka.connection import admin_client, make_consumer, running, translated
+from penstock.kafka.topics import ready, workers_group
+from penstock.settings import Kafka
+
+# Somebody waits for the answer.
+ANSWER_S = 5.0
+
+
+async def readers(settings: Kafka, type_name: str, partitions: int) -> Readers:
+    """The workers of a type, also those behind a gateway, and their lag. Joins no group.
+
+    Raises:
+        KafkaUnavailable: no broker answered in time, or there is no such topic yet.
+    """
+    topic = settings.prefix + ready(type_name, partitions).name
+    group = workers_group(settings.prefix, type_name)
+    try:
+        async with asyncio.timeout(ANSWER_S), admin_client(settings) as admin:
+            with translated():
+                # Asked about a topic that does not exist, a consumer would wait for it to be made.
+                if topic not in await admin.list_topics():
+                    raise KafkaUnavailable(f"there is no topic {topic} yet")
+                committed = await admin.list_consumer_group_offsets(group)
+                workers = await _workers(admin, group, topic)
+            async with running(make_consumer(settings, None)) as consumer:
+                with translated():
+                    asked = [TopicPartition(topic, number) for number in range(partitions)]
+                    ends = await consumer.end_offsets(asked)
+                    begins = await consumer.beginning_offsets(asked)
+    except TimeoutError as error:
+        raise KafkaUnavailable(f"no broker at {settings.kafka} answers within {ANSWER_S:g} s") from error
+    taken = {tp: meta.offset for tp, meta in committed.items()}
+    return Readers(workers, sum(max(0, end - max(begins[tp], taken.get(tp, 0))) for tp, end in ends.items()))
+
+
+async def _workers(admin: AIOKafkaAdminClient, group: str, topic: str) -> int | None:
+    [response] = await admin.describe_consumer_groups([group])
+    described = response.to_object()["groups"][0]
+    if described["state"] not in ("Stable", "Empty", "Dead"):
+        return None
+    return sum(
+        any(
+            tp.topic == topic
+            for tp in ConsumerProtocolMemberAssignment.decode(member["member_assignment"]).partitions()
+        )
+        for member in described["members"]
+        if member["member_assignment"]
+    )

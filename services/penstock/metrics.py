@@ -106,6 +106,13 @@ WINDOW_DRAIN = Metric(
 RELEASED = Metric(
     "penstock_released_total", "Tasks that this process has brought to ready topics, by type.", ("type",)
 )
+LIMIT = Metric(
+    "penstock_limit",
+    "What a type may have, by limit: in_flight (tasks; what there are is told by penstock_backlog), starts_per_s (attempts a second; what "
+    "start is told by penstock_released_total) or per_key (tasks in flight of one key).",
+    ("type", "limit"),
+)
+PAUSED = Metric("penstock_type_paused", "1 while a type is paused, else 0.", ("type",))
 BACKLOG = Metric(
     "penstock_backlog",
     "Tasks of a type, stage and priority in a state: ready, scheduled, paused, waiting or in_flight (queued or running).",

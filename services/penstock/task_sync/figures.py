@@ -20,6 +20,15 @@ def samples(gate: Release) -> Iterator[Sample]:
         yield Sample(metrics.WINDOW_LAG, one.lag, (name,))
         yield Sample(metrics.WINDOW_DRAIN, window.drain_per_s, (name,))
         yield Sample(metrics.RELEASED, one.released, (name,))
+        yield Sample(metrics.PAUSED, bool(one.type.paused), (name,))
+        limits = (
+            ("in_flight", one.type.max_in_flight),
+            ("starts_per_s", one.type.starts_per_s),
+            ("per_key", one.type.max_per_key),
+        )
+        for limit, most in limits:
+            if most is not None:
+                yield Sample(metrics.LIMIT, most, (name, limit))
 
 
 def of_history(history: History) -> Iterator[Sample]:

@@ -101,7 +101,8 @@ async def test_keys_are_text_of_any_kind_and_shown_with_their_tasks(caller):
 
 
 async def test_verbs_for_limits_and_keys(penstock):
-    """S5: the command line sets, pauses and resumes types and keys; `none` takes a limit away."""
+    """S5: the command line sets, pauses and resumes types and keys; `none` takes a limit away. Tasks are listed and
+    operated on by their key."""
     for arguments, (field, value) in {
         ("types", "set", "media", "--max-in-flight", "5", "--fair"): ("max_in_flight", 5),
         ("types", "set", "media", "--starts-per-s", "2.5"): ("starts_per_s", 2.5),
@@ -124,5 +125,11 @@ async def test_verbs_for_limits_and_keys(penstock):
     [task] = documents(await penstock("submit", "media", "--key", "acme", "--json"))
     [shown] = documents(await penstock("get", str(task["id"]), "--json"))
     assert shown["key"] == "acme"
+    await penstock("submit", "media", "--key", "other")
+    assert [one["id"] for one in documents(await penstock("list", "--key", "acme", "--json"))] == [task["id"]]
+    [paused] = documents(await penstock("tasks", "pause", "--key", "acme", "--json"))
+    assert (paused["count"], paused["found_in"]) == (1, {"ready": 1})
+    [states] = documents(await penstock("list", "--key", "other", "--json"))
+    assert states["state"] == "ready"
     assert (await penstock("types", "set", "media")).exit_code == 2
     assert (await penstock("keys", "set", "media", "acme")).exit_code == 2

@@ -316,9 +316,9 @@ async def test_filters(gateway: Caller) -> None:
     """Each filter narrows the list, and all must match."""
     await gateway.post("/types", {"name": "other"})
     batch: list[dict[str, Any]] = [
-        {"type": "media", "labels": {"c": "1", "d": "x:y"}},
+        {"type": "media", "labels": {"c": "1", "d": "x:y"}, "key": "a/ü"},
         {"type": "media", "stage": "late", "run_at": "2090-01-01T00:00:00Z"},
-        {"type": "other", "idempotency_key": "k", "labels": {"c": "1"}},
+        {"type": "other", "idempotency_key": "k", "labels": {"c": "1"}, "key": "b"},
     ]
     ids = [t["id"] for t in (await gateway.post("/tasks", batch)).body["tasks"]]
     for query, expected in (
@@ -331,6 +331,9 @@ async def test_filters(gateway: Caller) -> None:
         ("label=c:1&label=d:x:y", [0]),
         ("idempotency_key=k", [2]),
         ("label=c:2", []),
+        ("key=a/%C3%BC", [0]),
+        ("key=b&type=other", [2]),
+        ("key=b&type=media", []),
     ):
         page = (await gateway.get(f"/tasks?{query}")).body
         assert [task["id"] for task in page["tasks"]] == [ids[n] for n in expected], query

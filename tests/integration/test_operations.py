@@ -218,10 +218,11 @@ async def test_what_is_to_be_paused_is_where_its_stage_ends(db: Any, to: str, la
 
 
 async def test_filters_select(gateway: Caller, db: Any) -> None:
-    """O2c: by type, stage, state, priority, time of creation and end, and text of the error, alone and together."""
+    """O2c: by type, stage, key, state, priority, time of creation and end, and text of the error, alone and together."""
     many = {
         "plain": await insert(db, 1, "failed"),
         "stage": await insert(db, 1, "failed", stage="'cut'"),
+        "key": await insert(db, 1, "failed", key="'acme'"),
         "state": await insert(db, 1, "quarantined"),
         "priority": await insert(db, 1, "failed", priority="0"),
         "type": await insert(db, 1, "failed", "other"),
@@ -248,6 +249,8 @@ async def test_filters_select(gateway: Caller, db: Any) -> None:
 
     only = {name: set(ids) for name, ids in many.items()}
     assert await found(stage="cut") == only["stage"]
+    assert await found(key="acme") == only["key"]
+    assert await found(key="acme", type="other") == set()
     assert await found(states=["quarantined"]) == only["state"]
     assert await found(priorities=["HIGHEST", "LOW"]) == only["priority"]
     assert await found(type="other") == only["type"]
@@ -270,6 +273,7 @@ WRONG = [
     ({"verb": "erase", "filter": {"type": "media"}, "by": "a"}, 422),
     ({"verb": "pause", "filter": {"typ": "media"}, "by": "a"}, 422),
     ({"verb": "pause", "filter": {"type": "me\0dia"}, "by": "a"}, 422),
+    ({"verb": "pause", "filter": {"key": ""}, "by": "a"}, 422),
     ({"verb": "pause", "filter": {"states": ["succeeded", "paused"]}, "by": "a"}, 422),
     ({"verb": "pause", "filter": {"type": "media"}, "priority": "LOW", "by": "a"}, 422),
     ({"verb": "reprioritise", "filter": {"type": "media"}, "by": "a"}, 422),

@@ -48,14 +48,14 @@ RETURNING extract(epoch FROM next_at - clock_timestamp())::double precision AS w
 -- behind a row that tells how far it has looked and at how many. Which tasks are walked over is $5: those named by `ids`,
 -- the `failed` of a type (by index), or `all`.
 WITH looked AS (
-    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing FROM task
+    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
      WHERE $5::text = 'ids' AND id = ANY ($6::bigint[]) AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
     UNION ALL
-    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing FROM task
+    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
      WHERE $5::text = 'failed' AND type = $9 AND state IN ('failed', 'quarantined') AND id > $1 AND id <= $2
      ORDER BY id LIMIT $3)
     UNION ALL
-    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing FROM task
+    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
      WHERE $5::text = 'all' AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
 ), matching AS (
     SELECT id, state FROM looked t
@@ -67,6 +67,7 @@ WITH looked AS (
           ELSE true END
       AND ($9::text IS NULL OR t.type = $9)
       AND ($10::text IS NULL OR t.stage = $10)
+      AND ($19::text IS NULL OR t.key = $19)
       AND ($11::jsonb IS NULL OR t.labels @> $11)
       AND ($12::smallint[] IS NULL OR t.priority = ANY ($12))
       AND ($13::timestamptz IS NULL OR t.created_at >= $13)

@@ -70,6 +70,7 @@ WHERE ($1::text IS NULL OR t.type = $1)
   AND ($4::jsonb IS NULL OR t.labels @> $4)
   AND ($5::text IS NULL OR t.idempotency_key = $5)
   AND ($6::bigint IS NULL OR t.id < $6)
+  AND ($8::text IS NULL OR t.key = $8)
 ORDER BY t.id DESC
 LIMIT $7;
 

@@ -44,6 +44,7 @@ _FILTERS = (
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
     click.option("--type", "type_", help="Of this type."),
     click.option("--stage", help="In this stage, or ended in it."),
+    click.option("--key", help="Of this key."),
     click.option(
         "--state",
         "states",
@@ -130,6 +131,7 @@ def _operate(verb: Verb, given: Mapping[str, Any], priority: str | None = None) 
         ids=given["ids"],
         type=given["type_"],
         stage=given["stage"],
+        key=given["key"],
         states=given["states"],
         labels=labels_of(given["labels"]),
         priorities=given["priorities"],

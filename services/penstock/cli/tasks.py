@@ -215,6 +215,7 @@ def _why(error: Mapping[str, str] | None) -> str:
 @click.option("--type", "type_", help="Task type.")
 @click.option("--state", "states", multiple=True, type=_STATE, help="Repeatable.")
 @click.option("--stage", help="Stage.")
+@click.option("--key", help="Key: tenant or resource.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Repeatable; all must match.")
 @click.option("--idempotency-key", help="Idempotency key.")
 @click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most tasks.")
@@ -254,6 +255,7 @@ def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
         "type": given.get("type_"),
         "state": given.get("states") or (),
         "stage": given.get("stage"),
+        "key": given.get("key"),
         "labels": labels_of(given.get("labels") or ()),
         "idempotency_key": given.get("idempotency_key"),
     }
@@ -286,6 +288,7 @@ def _listed(ids: Sequence[int]) -> str:
 @click.option("--type", "type_", help="Instead of ids: all present tasks of this type.")
 @click.option("--state", "states", multiple=True, type=_STATE, help="Instead of ids: in this state now.")
 @click.option("--stage", help="Instead of ids: in this stage now.")
+@click.option("--key", help="Instead of ids: of this key.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Instead of ids; repeatable.")
 @gateway_option
 @as_json

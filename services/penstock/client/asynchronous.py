@@ -170,12 +170,14 @@ class Client(Operating, Waiting):
         type: str | None = None,  # noqa: A002 (the platform's word for it)
         state: str | Sequence[str] = (),
         stage: str | None = None,
+        key: str | None = None,
         labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Task]:
         """Tasks, newest first, that match all filters; at most `limit`, by default all of them."""
-        query = [(name, value) for name, value in (("type", type), ("stage", stage)) if value is not None]
+        named = (("type", type), ("stage", stage), ("key", key))
+        query = [(name, value) for name, value in named if value is not None]
         query += [("state", one) for one in ([state] if isinstance(state, str) else state)]
         query += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
         if idempotency_key is not None:

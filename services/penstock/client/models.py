@@ -100,6 +100,7 @@ class TaskFilter:
     Attributes:
         ids: these; at most 10,000.
         type, stage: of this name.
+        key: with this one.
         states: in one of these; by default in any in which the verb can change them.
         labels: with all of these.
         priorities: with one of these.
@@ -111,6 +112,7 @@ class TaskFilter:
     ids: Sequence[int] = ()
     type: str | None = None
     stage: str | None = None
+    key: str | None = None
     states: Sequence[State | str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     priorities: Sequence[Priority | str] = ()
@@ -126,6 +128,7 @@ class TaskFilter:
             "ids": list(self.ids),
             "type": self.type,
             "stage": self.stage,
+            "key": self.key,
             "states": [str(state) for state in self.states],
             "labels": dict(self.labels),
             "priorities": [priority_name(one) for one in self.priorities],

@@ -105,6 +105,7 @@ class SyncClient:
         type: str | None = None,  # noqa: A002 (the platform's word for it)
         state: str | Sequence[str] = (),
         stage: str | None = None,
+        key: str | None = None,
         labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
         limit: int | None = None,
@@ -115,6 +116,7 @@ class SyncClient:
                 type=type,
                 state=state,
                 stage=stage,
+                key=key,
                 labels=labels,
                 idempotency_key=idempotency_key,
                 limit=limit,

@@ -261,6 +261,7 @@ def which_of(raw: dict[str, Any]) -> Which:
         type=raw.get("type"),
         stage=raw.get("stage"),
         states=[State(state) for state in raw["states"]] if "states" in raw else None,
+        key=raw.get("key"),
         labels=raw.get("labels"),
         priorities=[int(Priority[name]) for name in raw["priorities"]] if "priorities" in raw else None,
         created_since=moment("created_since"),

@@ -184,7 +184,7 @@ class Tasks:
     async def find(self, request: web.Request) -> web.Response:
         """GET /tasks: newest first, by keyset, so that pages hold still while tasks come in."""
         refuse_unknown_parameters(
-            request, "type", "state", "stage", "label", "idempotency_key", "limit", "cursor"
+            request, "type", "state", "stage", "key", "label", "idempotency_key", "limit", "cursor"
         )
         limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
         before = number_in_query(request, "cursor", 0, low=1, high=LARGEST_ID)
@@ -195,6 +195,7 @@ class Tasks:
             stage=text_in_query(request, "stage"),
             labels=_labels_in(request),
             idempotency_key=text_in_query(request, "idempotency_key"),
+            key=text_in_query(request, "key"),
             before=before or None,
             limit=limit + 1,
         )

@@ -41,6 +41,7 @@ class Which:
     Attributes:
         ids: these.
         type, stage: of this name.
+        key: with this one.
         states: in one of these.
         labels: with all of these.
         priorities: with one of these.
@@ -52,6 +53,7 @@ class Which:
     ids: Sequence[int] | None = None
     type: str | None = None
     stage: str | None = None
+    key: str | None = None
     states: Sequence[State] | None = None
     labels: Mapping[str, str] | None = None
     priorities: Sequence[int] | None = None
@@ -155,6 +157,7 @@ async def look(
             which.finished_until,
             which.error,
             priority,
+            which.key,
         )
     found = {row["id"]: row["state"] for row in rows}
     full = len(found) == limit

@@ -171,6 +171,7 @@ async def find(
     stage: str | None = None,
     labels: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
+    key: str | None = None,
     before: int | None = None,
     limit: int = 50,
 ) -> list[asyncpg.Record]:
@@ -189,6 +190,7 @@ async def find(
             idempotency_key,
             before,
             limit,
+            key,
         )
     return found
 

@@ -162,6 +162,20 @@ async def test_tasks_without_key_from_before_are_not_forgotten(owner, pool):
     assert owner.limits._timers, "whoever looked too early looks again"
 
 
+async def test_a_type_that_has_keys_again_looks_for_those_without_at_once(owner, pool):
+    """S5: changes take effect within a second, also for a type that had keys before: what came without one meanwhile does
+    not wait for the slow look."""
+    await register(pool, max_per_key=1, max_in_flight=100)
+    await submit(pool, 1)
+    assert len(await owner.drain()) == 1
+    await register(pool, max_in_flight=100)
+    await owner.limits.load()
+    assert await owner.drain() == []
+    meanwhile = await submit(pool, 2)
+    await register(pool, max_per_key=1, max_in_flight=100)
+    assert await owner.drain() == meanwhile
+
+
 async def test_a_long_line_is_looked_through_in_pieces(owner, pool, monkeypatch):
     """S5: a line is looked through for tasks without a key a piece at a time and from where the last one ended: the first
     time at once, later with releases between; what has no key is found wherever it is."""

@@ -278,6 +278,8 @@ WRONG = [
     ({"verb": "pause", "filter": {"type": "media"}, "priority": "LOW", "by": "a"}, 422),
     ({"verb": "reprioritise", "filter": {"type": "media"}, "by": "a"}, 422),
     ({"verb": "recover", "filter": {"created_since": "2016-12-31T23:59:60Z"}, "by": "a"}, 422),
+    ({"verb": "recover", "filter": {"created_since": "0001-01-01T00:00:00+23:59"}, "by": "a"}, 422),
+    ({"verb": "recover", "filter": {"created_until": "9999-12-31T23:59:59-23:59"}, "by": "a"}, 422),
     ({"verb": "recover", "filter": {"type": "media"}, "rate": 0, "by": "a"}, 422),
     ({"verb": "recover", "filter": {"type": "media"}, "id": "a b", "by": "a"}, 422),
 ]
@@ -335,6 +337,21 @@ async def test_a_rate_is_held_and_can_be_stopped(gateway: Caller, db: Any) -> No
     paused = await db.fetchval("SELECT count(*) FROM task WHERE state = 'paused'")
     assert paused == stopped["changed"] < 100
     assert (await gateway.post(f"{path}/stop", {"by": "cy"})).body == stopped
+
+
+async def test_all_that_a_gateway_left_is_gone_on_with_by_the_next(
+    environment: dict[str, Any], db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O2c: also what is behind as many operations as are looked for at a time, and that take long themselves."""
+    monkeypatch.setattr(operations, "AT_ONCE", 2)
+    for number in range(5):
+        await insert(db, 2, labels=f"""'{{"n": "{number}"}}'""")
+        filter_json = f'{{"labels": {{"n": "{number}"}}, "type": "media"}}'
+        await operations.begin(
+            db, f"left-{number}", Verb.CANCEL, "ann", filter_json, None, 0.001 if number < 4 else None
+        )
+    async with running_gateway(**environment) as gateway:
+        assert (await ended(gateway, "left-4"))["changed"] == 2
 
 
 async def test_a_task_that_somebody_holds_is_waited_for_alone(

@@ -58,3 +58,9 @@ def test_without_ageing_nobody_gains_anything():
     """S3: off by default: LOWEST waits for as long as it takes."""
     assert first([Head(1, 4, 1e9), Head(2, 0, 0.0)], 2, None) == {2: 0, 1: 4}
     assert list(first([Head(1, 4, -5.0), Head(2, 3, 0.0)], 2, 1.0)) == [2, 1]
+
+
+def test_a_tiny_time_of_ageing_is_no_overflow():
+    """S3: whatever number a type was given, its tasks have an order: who has waited at all is HIGHEST."""
+    assert level_of(Head(1, 4, 1.0), 5e-324) == 0
+    assert level_of(Head(1, 4, 0.0), 5e-324) == 4

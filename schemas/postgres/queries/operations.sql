@@ -17,8 +17,8 @@ WHERE ($1::text IS NULL OR verb = $1) AND ($2::text IS NULL OR state = $2) AND (
 ORDER BY seq DESC LIMIT $4;
 
 -- name: running
--- What is to be gone on with.
-SELECT id FROM audit WHERE state = 'running' ORDER BY seq LIMIT $1;
+-- What is to be gone on with, but for what is known ($2).
+SELECT id FROM audit WHERE state = 'running' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1;
 
 -- name: stop
 UPDATE audit SET state = 'stopped', stopped_by = $2, finished_at = now() WHERE id = $1 AND state = 'running';
@@ -132,11 +132,12 @@ WHERE id = ANY ($1::bigint[]) AND state NOT IN ('succeeded', 'failed', 'cancelle
 RETURNING id;
 
 -- name: recover
--- The stage it ended in is tried anew, with all its tries, as another attempt.
+-- The stage it ended in is tried anew, with all its tries, as another attempt. What has begun counts as such (see
+-- `limits.heads`), whatever its type was like when it ended.
 WITH recovered AS (
     UPDATE task
     SET state = 'ready', attempt = attempt + 1, failures = 0, losses = 0, error = NULL, finished_at = NULL, due_at = NULL,
-        updated_at = now()
+        updated_at = now(), tracked = tracked OR step > 0
     WHERE id = ANY ($1::bigint[]) AND state IN ('failed', 'quarantined')
     RETURNING id, type
 ), woken AS (

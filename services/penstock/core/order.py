@@ -32,7 +32,9 @@ def level_of(head: Head, ageing_s: float | None) -> int:
     if ageing_s is None:
         return head.level
     # A clock that was put back makes nobody younger than new.
-    return max(0, head.level - int(max(0.0, head.waited_s) / ageing_s))
+    gained = max(0.0, head.waited_s) / ageing_s
+    # Bounded first: of a tiny `ageing_s` it may be infinite.
+    return head.level - int(min(gained, head.level))
 
 
 def first(heads: Iterable[Head], limit: int, ageing_s: float | None) -> dict[int, int]:

@@ -147,5 +147,5 @@ class Window:
         # One look before the horizon stays: the rate is that from there on.
         while len(self._looks) > 2 and now_s - self._looks[1][0] >= HORIZON_S:
             self._looks.popleft()
-        while self._stride > 1 and len(self._watched) < MOST_WATCHED // 4:
-            self._stride //= 2
+        if len(self._watched) < MOST_WATCHED // 4:
+            self._stride = 1

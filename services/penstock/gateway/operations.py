@@ -213,8 +213,8 @@ class Operations:
                 continue
 
     async def _adopt(self) -> None:
-        for operation_id in await operations.running(self._pool):
-            if operation_id not in self._due:
+        while found := await operations.running(self._pool, [*self._due]):
+            for operation_id in found:
                 row = await operations.get(self._pool, operation_id)
                 assert row is not None
                 log.info("going on with operation %s (%s)", operation_id, row["verb"])

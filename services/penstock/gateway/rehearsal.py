@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import InvalidRecord
@@ -25,7 +25,8 @@ def moment_of(raw: Mapping[str, Any], name: str, base: str = "") -> datetime | N
         InvalidRecord: there is no such moment.
     """
     try:
-        return datetime.fromisoformat(raw[name]) if name in raw else None
-    except ValueError as error:
+        # In UTC there may be no such year.
+        return datetime.fromisoformat(raw[name]).astimezone(UTC) if name in raw else None
+    except (ValueError, OverflowError) as error:
         # The schema lets leap seconds through.
         raise InvalidRecord(f"no such moment: {error}", pointer=f"{base}/{name}") from error

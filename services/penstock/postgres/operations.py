@@ -214,14 +214,18 @@ async def find(
     return rows
 
 
-async def running(executor: Any) -> list[str]:
-    """The ids of operations that are to be gone on with, the first `AT_ONCE`.
+async def running(executor: Any, known: Sequence[str]) -> list[str]:
+    """The ids of operations that are to be gone on with, but for some: the first `AT_ONCE`.
+
+    Args:
+        executor: what runs the statement.
+        known: ids to be left out.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        return [row["id"] for row in await executor.fetch(query("operations.running"), AT_ONCE)]
+        return [row["id"] for row in await executor.fetch(query("operations.running"), AT_ONCE, known)]
 
 
 async def stop(executor: Any, operation_id: str, stopped_by: str) -> None:

@@ -101,6 +101,8 @@ class Limits:
     def forget(self, type_name: str) -> None:
         """The type is another process's: what is remembered of it is worth nothing any more."""
         self._memories.pop(type_name, None)
+        if (timer := self._timers.pop(type_name, None)) is not None:
+            timer.cancel()
 
     def close(self) -> None:
         """Wakes nobody any more."""
@@ -136,6 +138,9 @@ class Limits:
             batch = await release.release(self._session, task_type, limit, take_confirmed())
             return Released(batch, batch is not None and len(batch.tasks) == limit)
         memory = self._memories.setdefault(name, _Memory())
+        if not keyed:
+            # When it has keys again, what came meanwhile without one is looked for at once.
+            memory.adopted, memory.adopt_at_s, memory.adopt_from = False, float("-inf"), Place()
         untracked = await self._track(task_type, memory)
         if untracked is not None:
             return untracked

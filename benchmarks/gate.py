@@ -2,8 +2,9 @@
 
     python -m benchmarks.gate [--seconds 8] [--rounds 3] [--waiting 0 100000 1000000]
 
-For each case a broker, a database and task-sync of its own: so many tasks wait already, of the same type and of lower
-priority (and, in the last case, of 200 types), when 100,000 more are let go; a worker that only claims takes them as
+Where there is one type, its window is at its ceiling from the start (`PENSTOCK_WINDOW_FLOOR`), so that it is the release that
+limits; of 200 types most would have nothing left to wait. For each case a broker, a database and task-sync of its own: so many tasks wait already, of the same type and of lower
+priority (and, in the last case, of 200 types), when 200,000 more are let go; a worker that only claims takes them as
 fast as they come. The rate is that of the records it got in the given seconds from the first on; rounds in turn, the
 medians compared. With it: task-sync's memory at the end, the CPU that it and PostgreSQL used for a thousand tasks, and
 the rows that PostgreSQL's own plan of the release read for one batch.
@@ -33,7 +34,7 @@ from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.queries import query
 
-RELEASED = 100_000
+RELEASED = 200_000
 TYPES = 200
 BATCH = 1000
 MEASURED = types.TaskType(name="measured", first_stage="one", paused=True)
@@ -76,6 +77,7 @@ async def measure(case: Case, seconds: float) -> Found:
             services={"task-sync": SERVICES["task-sync"]},
             kafka_port=0,
             postgres_port=0,
+            environment={"PENSTOCK_WINDOW_FLOOR": "5000"} if case.types == 1 else {},
         )
         async with (
             Deployment(options) as deployment,

@@ -41,6 +41,8 @@ Claim = Callable[[], Awaitable[list[int]]]
 Told = tuple[float, float, list[int]]
 PROCESSES = 4
 SQL = Path(__file__).with_name("claims.sql")
+# A group whose members have kept their partitions for so many seconds is complete.
+SETTLED_S = 3.0
 # A worker that finds nothing asks again after so many seconds.
 NOTHING_S = 0.005
 
@@ -109,8 +111,12 @@ async def by_kafka(settings: Platform, type_name: str, name: str, most: int) -> 
     consumer = make_consumer(settings, workers_group(settings.prefix, type_name), topic, name=name)
     async with running(make_producer(settings)) as producer, running(consumer):
         link = Link(producer, settings, name)
-        while not consumer.assignment():
+        # Each that joins after it makes all of them share the partitions anew.
+        shared, since_s = consumer.assignment(), time.monotonic()
+        while not shared or time.monotonic() - since_s < SETTLED_S:
             await asyncio.sleep(0.05)
+            if consumer.assignment() != shared:
+                shared, since_s = consumer.assignment(), time.monotonic()
 
         async def poll() -> list[int]:
             fetched = await consumer.getmany(timeout_ms=1000, max_records=most)

@@ -4,8 +4,8 @@
     python -m benchmarks.claims [--seconds 5] [--tasks 100000] [--workers 1 4 16 64]
 
 All on the same broker, database, table (Penstock's own) and tasks, in turn. Workers do nothing but claim. Through Kafka
-task-sync releases (with a full window) and the heartbeats service takes leases down meanwhile. Claims a second: tasks claimed in the given
-seconds from the moment the first were there. p99: of the seconds from a worker's asking until it has the answer, the wait
+task-sync releases (with a full window) and the heartbeats service takes leases down meanwhile. Claims a second: tasks
+claimed in the given seconds from the moment the first were there. p99: of the seconds from a worker's asking until it has the answer, the wait
 for a lock or for records included. Nothing may be claimed twice.
 
 Writes benchmarks/results/claims.json, docs/claims.svg and the table in docs/claims.md.

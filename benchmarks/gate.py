@@ -5,9 +5,11 @@
 For each case a broker, a database and task-sync of its own: so many tasks wait already, of the same type and of lower
 priority (and, in the last case, of 200 types), when 100,000 more are let go; a worker that only claims takes them as
 fast as they come. The rate is that of the records it got in the given seconds from the first on; rounds in turn, the
-medians compared. The window is as it is by default; of workers that get nothing done
-it lets no more than about 8,000 a second through, so look at the CPU, too. With it: task-sync's memory at the end, the CPU that it and PostgreSQL used for a thousand tasks, and
-the rows that PostgreSQL's own plan of the release read for one batch.
+medians compared. The window is as it is by default; of workers that get nothing done it lets no more than about 8,000 a
+second through, so look at the CPU, too.
+
+With it: task-sync's memory at the end, the CPU that it and PostgreSQL used for a thousand tasks, and the rows that
+PostgreSQL's own plan of the release read for one batch.
 """
 
 from __future__ import annotations

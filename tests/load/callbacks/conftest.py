@@ -17,7 +17,7 @@ from tests.load.callbacks.figures import RUN
 collect_ignore = (
     []
     if LONG or os.environ.get("PENSTOCK_LOAD", "") not in ("", "0")
-    else ["test_health.py", "test_recovery.py"]
+    else ["test_hanging.py", "test_health.py", "test_recovery.py"]
 )
 
 

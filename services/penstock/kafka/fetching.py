@@ -12,10 +12,9 @@ from typing import Any
 
 # Seconds a fetch waits while records come. Faust lets it wait 1.5 s.
 BUSY_S = 0.05
-# Seconds without records after which there is rest, and how long a fetch waits then: after a rebalance the fetch
-# of another assignment may still be waiting.
-QUIET_AFTER_S = 2.0
-QUIET_S = 1.0
+# Seconds without records after which there is rest, and how long a fetch waits then, the longest rest first: after a
+# rebalance the fetch of another assignment may still be waiting.
+RESTS = ((30.0, 2.5), (2.0, 1.0))
 # What a lingering fetch need not wait for any longer.
 LINGER_BYTES = 64 * 1024
 
@@ -44,8 +43,8 @@ class Fetching:
         if fetcher._records or assignment is not self._assignment:  # noqa: SLF001 (as above)
             self._assignment = assignment
             self._busy_s = now_s
-        quiet = now_s - self._busy_s >= QUIET_AFTER_S
-        wait_s = QUIET_S if quiet else self._linger_s or BUSY_S
+        rest_s = next((wait_s for after_s, wait_s in RESTS if now_s - self._busy_s >= after_s), None)
+        wait_s = rest_s or self._linger_s or BUSY_S
         fetcher._fetch_max_wait_ms = int(wait_s * 1000)  # noqa: SLF001 (as above)
-        fetcher._fetch_min_bytes = LINGER_BYTES if self._linger_s and not quiet else 1  # noqa: SLF001 (as above)
+        fetcher._fetch_min_bytes = LINGER_BYTES if self._linger_s and rest_s is None else 1  # noqa: SLF001 (as above)
         return self._plan(assignment)

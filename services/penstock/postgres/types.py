@@ -240,6 +240,7 @@ class KnownTypes:
             try:
                 self._types = await all_types(self._pool)
             except BaseException:
+                # Nothing was read: the next who asks tries again, also after a cancellation.
                 self._outdated = True
                 raise
             self._loaded_s = asyncio.get_running_loop().time()

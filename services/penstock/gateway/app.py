@@ -110,10 +110,12 @@ async def _serve(
         log.info("listening on http://%s:%d", settings.gateway_host, port)
         serves(port)
         await stopping.wait()
-        await site.stop()
-        # Before the server waits for its answers: long-polls end now.
-        await hold.close()
     finally:
+        for listener in list(runner.sites):
+            await listener.stop()
+        # Before the server waits for its answers: long-polls end now, and whatever ends the gateway, its members leave
+        # their groups instead of being missed.
+        await hold.close()
         await runner.cleanup()
 
 

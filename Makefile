@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that run the tests; each has its own Kafka and PostgreSQL.
+WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 
 .PHONY: help demo test test-fast lint format types walls chaos load load-callbacks containers lock clean install bench-%
@@ -15,7 +17,7 @@ demo: $(INSTALLED) ## the main job, end to end: real video files through three s
 	@$(BIN)/python -m examples.media.demo
 
 test: $(INSTALLED) ## everything CI runs but lint: unit, contract, integration, acceptance and a short chaos run
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest tests --numprocesses $(WORKERS) --dist loadgroup
 
 test-fast: $(INSTALLED) ## the tests that need no server: seconds
 	@$(BIN)/python -m pytest tests/unit tests/contract

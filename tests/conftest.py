@@ -29,10 +29,14 @@ from penstock.local.database import EmbeddedPostgres
 from penstock.local.supervisor import Supervisor
 from penstock.postgres.migrations import migrate
 from penstock.settings import Kafka
+from tests.telling import Telling
 
 # No test has a time limit: machines are noisy.
 hypothesis.settings.register_profile("penstock", deadline=None)
 hypothesis.settings.load_profile("penstock")
+
+# Folders whose tests run in one process each, by that process's name.
+_HEAVY = {"chaos": "faults", "load": "faults", "containers": "containers"}
 
 _ROOT = pytest.StashKey[Path]()
 _WELL = pytest.StashKey[bool]()
@@ -44,9 +48,19 @@ def pytest_configure(config: pytest.Config) -> None:
     Runs of one user share a folder otherwise, and each closes it to all others when it begins: an embedded PostgreSQL of
     another run, which belongs to the user `postgres`, then finds its data no more when it restarts.
     """
+    config.pluginmanager.register(Telling())
     if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-tests-")
         config.stash[_ROOT] = Path(os.environ["PYTEST_DEBUG_TEMPROOT"])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes run the tests, one of them runs all that put the machine under load, one after the other."""
+    for item in items:
+        kind = item.path.relative_to(config.rootpath / "tests").parts[0]
+        if kind in _HEAVY:
+            item.add_marker(pytest.mark.xdist_group(_HEAVY[kind]))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -7,18 +7,23 @@ from rich.console import Console
 
 from tests.chaos.arena import LONG
 from tests.chaos.figures import RUN, command
+from tests.telling import tell_at_the_end
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    """The table, and after a full form of all scenarios the file."""
+def _table() -> str:
     if not RUN.rows:
-        return
+        return ""
     console = Console(width=150)
     with console.capture() as table:
         RUN.tell(console)
-    terminalreporter.write_sep("=", "what the faults did")
-    terminalreporter.write(table.get())
-    terminalreporter.write_line(f"again with the same draws: {command()}")
-    chosen = terminalreporter.config.option.keyword or "::" in " ".join(terminalreporter.config.args)
-    if LONG and exitstatus == 0 and not chosen:
+    return f"{table.get()}again with the same draws: {command()}\n"
+
+
+tell_at_the_end("what the faults did", _table)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After a full form of all scenarios, the file."""
+    chosen = session.config.option.keyword or "::" in " ".join(session.config.args)
+    if RUN.rows and LONG and exitstatus == 0 and not chosen:
         RUN.save(command())

@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.callback_targets import Bench, bench
 from tests.load.callbacks.arena import LONG, Load, Targets, targets_process
 from tests.load.callbacks.figures import RUN
+from tests.telling import tell_at_the_end
 
 # What takes minutes also in its short form, and judges latencies, is not for a suite that runs beside others.
 collect_ignore = (
@@ -38,15 +39,20 @@ def load(platform: Bench) -> Load:
     return Load(platform)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    """The table, and after a full form of all tests the file."""
+def _table() -> str:
     if not RUN.figures:
-        return
+        return ""
     console = Console(width=150)
     with console.capture() as table:
         RUN.tell(console)
-    terminalreporter.write_sep("=", "callbacks under load")
-    terminalreporter.write(table.get())
-    chosen = terminalreporter.config.option.keyword or "::" in " ".join(terminalreporter.config.args)
-    if LONG and exitstatus == 0 and not chosen:
+    return table.get()
+
+
+tell_at_the_end("callbacks under load", _table)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After a full form of all tests, the file."""
+    chosen = session.config.option.keyword or "::" in " ".join(session.config.args)
+    if RUN.figures and LONG and exitstatus == 0 and not chosen:
         RUN.save()

@@ -147,8 +147,10 @@ The status is that of a process which an error ends: a verb, a service or a work
 
 ## Metrics
 
-Served as `http://PENSTOCK_METRICS_HOST:PENSTOCK_METRICS_PORT/metrics` by each process of the gateway, of task-sync and of the callbacks
-service, for Prometheus; they tell of that process alone. Under `penstock up` the first process (the gateway) has that port and each further one, in the
+Served as `http://PENSTOCK_METRICS_HOST:PENSTOCK_METRICS_PORT/metrics` by each process of every service, for Prometheus; they tell of that
+process alone, with what the system knows of it (`process_cpu_seconds_total`, `process_resident_memory_bytes`,
+`process_open_fds`, `process_start_time_seconds` and others). `/livez` beside it answers 200 while the process works, `/readyz` 200 once it has
+what it needs, else 503 with `{{"status": "not ready", "checks": {{NAME: REASON}}}}`. Under `penstock up` the first process (the gateway) has that port and each further one, in the
 order of its log, the next. What all processes have in PostgreSQL is told by `penstock targets`.
 
 | metric | labels | what it is |

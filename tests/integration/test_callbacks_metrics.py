@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 from penstock import metrics
 from penstock.errors import CannotStart, SettingsError
 from penstock.local.ports import choose_port
+from penstock.metrics.serving import serving
 
 Scraped = dict[tuple[str, ...], float]
 
@@ -134,6 +135,6 @@ async def test_metrics_are_off_unless_asked_for(
         async with platform.service(metrics_port=taken):
             pass
     started = []
-    monkeypatch.setattr("penstock.metrics.web.TCPSite", lambda *where: started.append(where))
-    async with metrics.serving(platform.settings(), lambda: ()):
+    monkeypatch.setattr("penstock.metrics.serving.web.TCPSite", lambda *where: started.append(where))
+    async with serving(platform.settings(), "callbacks", lambda: (), {}):
         assert started == []

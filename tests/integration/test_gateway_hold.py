@@ -432,6 +432,7 @@ async def test_health_and_readiness_tell_what_is_away(kafka: Kafka, database: st
         assert answer.status == 503
         assert answer.body["checks"]["kafka"] == "ok"
         assert answer.body["checks"]["postgres"].startswith("PostgreSQL: ")
+        assert (await gateway.get("/livez")).status == 200
         assert (await gateway.get("/healthz")).status == 200
         refused = await gateway.get("/tasks")
         assert refused.status == 503

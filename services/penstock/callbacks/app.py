@@ -10,16 +10,20 @@ import socket
 from contextlib import AsyncExitStack
 from functools import partial
 
-from penstock import metrics, process
+from penstock import process
 from penstock.callbacks.calling import open_caller
 from penstock.callbacks.handlers import Deliverer
 from penstock.callbacks.releaser import Releaser
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.core.acknowledgement import Partition
+from penstock.kafka import health as kafka_health
 from penstock.kafka.connection import make_producer, running, translated
 from penstock.kafka.outbox import partition_of
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
+from penstock.metrics.processing import of_processor
+from penstock.metrics.serving import serving
+from penstock.postgres import health as postgres_health
 from penstock.postgres import targets
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
@@ -69,7 +73,19 @@ def create_app(settings: CallbacksSettings) -> process.Service:
                 fail=processor.fail,
                 chance=random.random,
             )
-            await stack.enter_async_context(metrics.serving(settings, deliverer.figures.samples))
+            await stack.enter_async_context(
+                serving(
+                    settings,
+                    NAME,
+                    lambda: [*of_processor(processor.figures), *deliverer.figures.samples()],
+                    {
+                        "postgres": partial(postgres_health.probe, pool),
+                        "session": session.probe,
+                        "kafka": partial(kafka_health.probe, producer, settings.kafka),
+                        "group": processor.probe,
+                    },
+                )
+            )
             await session.listen(targets.CHANNEL, deliverer.targets.outdated)
             await process.leading(processor.run(stopping, ready), deliverer.run(stopping), releaser.run())
 

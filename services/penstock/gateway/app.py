@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from penstock import metrics, process
+from penstock import process
 from penstock.errors import CannotStart
 from penstock.gateway.broker import Broker
 from penstock.gateway.callbacks import Callbacks
@@ -17,12 +17,14 @@ from penstock.gateway.hold import Hold
 from penstock.gateway.keys import Keys
 from penstock.gateway.operations import Operations
 from penstock.gateway.pages import Pages
+from penstock.gateway.requests import Requests
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import Targets
 from penstock.gateway.tasks import Tasks
 from penstock.gateway.types import Types, keep_fresh
 from penstock.gateway.waiting import Waiting
 from penstock.http.server import problems, same_origin
+from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
 from penstock.postgres.health import missing_migrations
@@ -58,10 +60,12 @@ def create_app(
             broker = Broker(settings, pool)
             known = KnownTypes(pool)
             door = Door(settings)
+            requests = Requests()
             hold = Hold(settings, pool, known, objects, broker)
             operations = Operations(settings, pool, broker)
             app = web.Application(
-                middlewares=[problems, same_origin], client_max_size=settings.gateway_body_limit_bytes
+                middlewares=[requests.middleware(), problems, same_origin],
+                client_max_size=settings.gateway_body_limit_bytes,
             )
             app.add_routes(Tasks(settings, pool, known, objects, broker, door).routes())
             app.add_routes(Waiting(settings, pool).routes())
@@ -71,13 +75,16 @@ def create_app(
             app.add_routes(Callbacks(settings, pool).routes())
             app.add_routes(operations.routes())
             app.add_routes(hold.routes())
-            app.add_routes(Pages(pool, broker).routes())
+            pages = Pages(pool, broker)
+            app.add_routes(pages.routes())
 
             def serves(port: int) -> None:
                 listening(port)
                 ready()
 
-            async with metrics.serving(settings, door.samples):
+            async with serving(
+                settings, NAME, lambda: [*door.samples(), *requests.samples()], pages.probes()
+            ):
                 await process.leading(
                     _serve(app, settings, hold, stopping, serves),
                     broker.run(),

@@ -15,7 +15,8 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.event import Owed
 from penstock.errors import Fatal, KafkaUnavailable
-from penstock.kafka.connection import make_producer, start, translated
+from penstock.kafka.connection import make_producer, start
+from penstock.kafka.health import probe
 from penstock.kafka.outbox import Publisher, send_all
 from penstock.kafka.topics import Topic
 from penstock.postgres import outbox
@@ -24,7 +25,6 @@ from penstock.settings import Kafka
 log = logging.getLogger(__name__)
 
 CONNECT_AGAIN_S = 1.0
-PROBE_S = 3.0
 STOP_S = 5.0
 
 
@@ -79,14 +79,7 @@ class Broker:
         Raises:
             KafkaUnavailable: none answers.
         """
-        client = self.producer.client
-        try:
-            with translated():
-                await asyncio.wait_for(client.fetch_all_metadata(), PROBE_S)
-        except TimeoutError as error:
-            raise KafkaUnavailable(
-                f"no broker at {self._settings.kafka} answers within {PROBE_S:g} s"
-            ) from error
+        await probe(self.producer, self._settings.kafka)
 
     async def run(self) -> None:
         """Connects, then publishes until cancelled; what is under way is finished if Kafka answers.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
-from collections.abc import Awaitable
+from functools import partial
 
 import asyncpg
 from aiohttp import web
 
 import penstock
-from penstock.errors import PostgresUnavailable, Unavailable
 from penstock.gateway import openapi
 from penstock.gateway.broker import Broker
 from penstock.gateway.reference import STYLE, render
 from penstock.http.server import respond
-from penstock.postgres.health import missing_migrations
-
-PROBE_S = 3.0
+from penstock.metrics.serving import ALIVE, Probe, readiness
+from penstock.postgres import health as postgres_health
 
 # Nothing on these pages comes from anywhere else, and nothing may.
 _HEADERS = {
@@ -34,7 +31,7 @@ _HOME = """<!doctype html>
 <ul>
 <li><a href="/docs">API reference</a> · <a href="/openapi.json">openapi.json</a></li>
 <li><a href="/tasks">Latest tasks</a> · <a href="/types">task types</a></li>
-<li><a href="/readyz">Readiness</a> · <a href="/healthz">health</a></li>
+<li><a href="/readyz">Readiness</a> · <a href="/livez">liveness</a></li>
 </ul>
 <p>From a terminal:</p>
 <pre>penstock types add demo
@@ -60,9 +57,14 @@ class Pages:
             web.get("/", self.home),
             web.get("/docs", self.docs),
             web.get("/openapi.json", self.openapi),
-            web.get("/healthz", self.healthz),
+            web.get("/healthz", self.livez),
+            web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
         ]
+
+    def probes(self) -> dict[str, Probe]:
+        """What a gateway needs."""
+        return {"postgres": partial(postgres_health.probe, self._pool), "kafka": self._broker.probe}
 
     async def home(self, _request: web.Request) -> web.Response:
         """GET /."""
@@ -77,32 +79,11 @@ class Pages:
         """GET /openapi.json."""
         return web.Response(body=openapi.encoded(), content_type="application/json")
 
-    async def healthz(self, _request: web.Request) -> web.Response:
-        """GET /healthz: the process is alive; restarting it would help nobody."""
-        return respond({"status": "ok"})
+    async def livez(self, _request: web.Request) -> web.Response:
+        """GET /livez, and /healthz: the process is alive; restarting it would help nobody."""
+        return respond(ALIVE)
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """GET /readyz: whether requests would find what they need, and if not, why."""
-        postgres, kafka = await asyncio.gather(_reason(self._postgres()), _reason(self._broker.probe()))
-        checks = {"postgres": postgres or "ok", "kafka": kafka or "ok"}
-        is_ready = postgres is None and kafka is None
-        document = {"status": "ready" if is_ready else "not ready", "checks": checks}
-        return respond(document, 200 if is_ready else 503)
-
-    async def _postgres(self) -> None:
-        try:
-            missing = await asyncio.wait_for(missing_migrations(self._pool), PROBE_S)
-        except TimeoutError as error:
-            raise PostgresUnavailable(f"the database does not answer within {PROBE_S:g} s") from error
-        if missing:
-            raise PostgresUnavailable(
-                f"migrations are missing ({', '.join(missing)}): run `penstock migrate`"
-            )
-
-
-async def _reason(probe: Awaitable[None]) -> str | None:
-    try:
-        await probe
-    except Unavailable as error:
-        return str(error)
-    return None
+        document, status = await readiness(self.probes())
+        return respond(document, status)

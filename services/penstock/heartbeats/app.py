@@ -14,10 +14,14 @@ from penstock.heartbeats.handlers import Watch
 from penstock.heartbeats.reading import Reading
 from penstock.heartbeats.recount import Recount
 from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka import health as kafka_health
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import HEARTBEATS
+from penstock.metrics.processing import of_processor
+from penstock.metrics.serving import serving
+from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
 from penstock.postgres.connection import open_pool
 
@@ -55,6 +59,18 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
             clock = asyncio.get_running_loop().time
             watch = Watch(
                 settings, pool, publisher, reading, Recount(settings, pool).look, lost, clock, random.random
+            )
+            await stack.enter_async_context(
+                serving(
+                    settings,
+                    NAME,
+                    lambda: [*of_processor(processor.figures), *watch.samples()],
+                    {
+                        "postgres": partial(postgres_health.probe, pool),
+                        "kafka": partial(kafka_health.probe, producer, settings.kafka),
+                        "group": processor.probe,
+                    },
+                )
             )
             await process.leading(processor.run(stopping, ready), watch.run(), publisher.run())
             await publisher.drain()

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -19,10 +19,12 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.leases import Key, Lease, LeaseWheel
 from penstock.core.task import IN_HAND
+from penstock.heartbeats.figures import Figures
 from penstock.heartbeats.reading import Reading
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
+from penstock.metrics import Sample
 from penstock.postgres import leases
 from penstock.postgres.advance import Ending, Trial, advance, tallies
 
@@ -99,6 +101,11 @@ class Watch:
         self._young: dict[Key, Claim] = {}
         self._partitions: frozenset[int] = frozenset()
         self._chance = chance
+        self._figures = Figures()
+
+    def samples(self) -> Iterator[Sample]:
+        """What is to be told of it (`penstock.metrics`)."""
+        return self._figures.samples(young=len(self._young), written=len(self._wheel))
 
     async def take(self, delivery: Delivery) -> None:
         """Takes one record in.
@@ -107,6 +114,7 @@ class Watch:
             InvalidRecord: it breaks its contract.
         """
         heartbeat = decode_heartbeat(delivery.value)
+        self._figures.said[heartbeat.kind] += len(heartbeat.tasks)
         if heartbeat.kind is Kind.CLAIM:
             self._claim(heartbeat.tasks, heartbeat, delivery)
             return
@@ -197,6 +205,7 @@ class Watch:
             stood_still_s = now_s - last_s - interval_s
             if stood_still_s > 1.0:
                 log.warning("stood still for %.1f s; leases are extended by as much", stood_still_s)
+                self._figures.stood_still_s += stood_still_s
                 for lease in (*self._wheel, *(claim.lease for claim in self._young.values())):
                     lease.seen_s += stood_still_s
             await self._write_settled(now_s)
@@ -263,6 +272,7 @@ class Watch:
         expired = self._wheel.expired(now_s, self._reading.until_s)
         if len(expired) > max(FEW, SUSPICIOUS * (len(self._wheel) + len(expired))):
             # More likely than that so many workers died at once is that we do not hear.
+            self._figures.suspicions += 1
             log.warning(
                 "%d of %d leases would expire at once: making sure that it is not us who do not hear",
                 len(expired),
@@ -312,6 +322,10 @@ class Watch:
             advanced = await advance(self._pool, endings, source=self._settings.event_source)
             self._publisher.owe(advanced.owed)
             self._bury(expired, advanced.applied, trials)
+            for ending in endings:
+                if ending.fence in advanced.applied:
+                    self._figures.lost[trials[ending.fence.id].type] += 1
+                    self._figures.ended[ending.verdict.state] += 1
             for fence in sorted(advanced.applied):
                 log.warning(
                     "lease expired: task %d, stage %s, attempt %d", fence.id, fence.stage, fence.attempt

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.kafka.processor import ProcessorSettings
-from penstock.settings import Platform, option
+from penstock.settings import Metered, Platform, option
 
 MOST_TICK_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeartbeatsSettings(ProcessorSettings, Platform):
-    """See `Platform` and `ProcessorSettings` for what it shares with others."""
+class HeartbeatsSettings(ProcessorSettings, Platform, Metered):
+    """See `Platform`, `ProcessorSettings` and `Metered` for what it shares with others."""
 
     settle_s: float = option(0.5, "Seconds a claim may live in memory only before it is written as running.")
     tick_s: float = option(

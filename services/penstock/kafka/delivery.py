@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from aiokafka import AIOKafkaProducer
+
+from penstock.contracts.rejected import encode_rejection
+from penstock.errors import Invalid
+from penstock.kafka.connection import translated
 from penstock.settings import Progressing, option
 
 
@@ -59,3 +65,24 @@ class Delivery:
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
+
+
+async def park(
+    producer: AIOKafkaProducer, prefix: str, delivery: Delivery, invalid: Invalid, part: bytes | None
+) -> None:
+    """Writes a record that breaks its contract, or the part of it that does, to `<topic>.rejected`.
+
+    Raises:
+        KafkaUnavailable: it is not parked.
+    """
+    topic = prefix + delivery.topic
+    value = encode_rejection(
+        invalid,
+        topic=topic,
+        partition=delivery.partition,
+        offset=delivery.offset,
+        original=delivery.value if part is None else part,
+        at=datetime.now(UTC),
+    )
+    with translated():
+        await producer.send_and_wait(f"{topic}.rejected", value, key=delivery.key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from penstock.core.acknowledgement import Hand, Partition
@@ -33,6 +34,7 @@ class LookOut:
         hand: what is in hand.
         busy: topics whose agent is with a record now.
         watchdog: wound up at each look.
+        lag: of each topic, kept up to date: how many records there are that are not taken yet.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class LookOut:
         hand: Hand,
         busy: AbstractSet[str],
         watchdog: LoopWatchdog,
+        lag: dict[str, int],
     ) -> None:
         self._name = name
         self._limit_s = limit_s
@@ -52,6 +55,7 @@ class LookOut:
         self._hand = hand
         self._busy = busy
         self._watchdog = watchdog
+        self._lag = lag
         # Offsets that are not read although there are records, by partition, as of a while ago.
         self._lagging: dict[Partition, int] = {}
 
@@ -78,6 +82,7 @@ class LookOut:
             expected = self._hand.expected()
             try:
                 ends = await self._observer.ends(expected)
+                self._count(expected, ends)
                 self._lagging = {
                     partition: offset
                     for partition, offset in expected.items()
@@ -92,6 +97,12 @@ class LookOut:
                 self._lagging = {}
             before = expected
             await asyncio.sleep(self._limit_s / 6)
+
+    def _count(self, expected: Mapping[Partition, int], ends: Mapping[Partition, int]) -> None:
+        behind = dict.fromkeys(self._lag, 0)
+        for (topic, number), offset in expected.items():
+            behind[topic] += max(ends[topic, number] - offset, 0)
+        self._lag.update(behind)
 
     def _marks(self) -> dict[str, int]:
         generation = self._app.generation

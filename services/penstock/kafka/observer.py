@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from penstock.core.acknowledgement import Partition
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import make_consumer, running, translated
 from penstock.settings import Kafka
 
 # A request that takes longer is given up; the caller asks again.
 ANSWER_S = 10.0
+# How long a topic just created may be unknown to another broker.
+NEWS_S = 5.0
 
 
 class Observer:
@@ -42,6 +46,19 @@ class Observer:
         with translated():
             existing = await self._consumer.topics()
         return [self._prefix + topic for topic in topics if self._prefix + topic not in existing]
+
+    async def require(self, topics: Iterable[str]) -> None:
+        """Waits a moment for those of `topics` (bare names) that do not exist: a topic just made may be news to a broker.
+
+        Raises:
+            KafkaUnavailable: no broker answered, or some still do not exist after `NEWS_S`.
+        """
+        topics = list(topics)
+        deadline_s = time.monotonic() + NEWS_S
+        while missing := await self.missing(topics):
+            if time.monotonic() > deadline_s:
+                raise KafkaUnavailable(f"no such topic: {', '.join(missing)}; create the topics first")
+            await asyncio.sleep(0.2)
 
     async def bounds(
         self, partitions: Collection[Partition]

@@ -156,6 +156,11 @@ class Publisher:
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
+    @property
+    def under_way(self) -> int:
+        """Transactions whose debt is on its way to Kafka."""
+        return len(self._under_way)
+
     def fail(self, error: Fatal) -> None:
         """Somebody else has found that this producer can write nothing any more: `run` ends with it."""
         self._broken = error

@@ -32,19 +32,18 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
-from penstock.contracts.rejected import encode_rejection
 from penstock.core.acknowledgement import Arrival, Hand, Partition
 from penstock.core.retry import RetryPolicy
 from penstock.errors import Fatal, Invalid, KafkaUnavailable, SessionLost, Unavailable
-from penstock.kafka.connection import make_producer, running, translated
-from penstock.kafka.delivery import Delivery, Handler, ProcessorSettings
+from penstock.kafka.connection import make_producer, running
+from penstock.kafka.delivery import Delivery, Handler, ProcessorSettings, park
 from penstock.kafka.faust_app import FaustApp
+from penstock.kafka.figures import ProcessorFigures
 from penstock.kafka.lookout import LookOut
 from penstock.kafka.observer import Observer, observing
 from penstock.kafka.topics import Topic
@@ -57,8 +56,6 @@ log = logging.getLogger(__name__)
 WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.1, factor=2, max_s=2.0, jitter=0.3)
 # Offsets are committed this often; a crash redelivers at most what was settled since.
 COMMIT_EVERY_S = 0.5
-# How long a topic just created may be unknown to another broker.
-NEWS_S = 5.0
 # How long a drain waits for what is in hand; `penstock.process` ends the process a little later.
 DRAIN_S = 30.0
 # Faust stops in 0.2 s, or hangs.
@@ -84,6 +81,9 @@ class Processor:
             `on_assigned` that follows.
         under_way: how much is still being done for records that are settled already: a stop waits for that, too.
         linger_s: how long records may wait for others, so that many are taken at once; 0 for where they are urgent.
+
+    Attributes:
+        figures: what it counts of itself.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Processor:
         self._failed = asyncio.Event()
         self._committing = asyncio.Lock()
         self._watchdog = LoopWatchdog()
+        self.figures = ProcessorFigures(self._hand, (topic.name for topic in handlers))
         # Set by `run`.
         self._app: FaustApp
         self._observer: Observer
@@ -148,6 +149,16 @@ class Processor:
         """The offset that comes next of each partition that is read here; handlers have been given all before it."""
         return self._hand.expected()
 
+    async def probe(self) -> None:
+        """Does nothing while it is in its group and reads.
+
+        Raises:
+            KafkaUnavailable: it is joining, or the group rebalances.
+        """
+        is_in = self._assigned.is_set() and self._hand.generation == self._app.generation
+        if not is_in or self._app.rebalancing:
+            raise KafkaUnavailable(f"joining the group {self._settings.prefix}{self._name}")
+
     async def reject(
         self, delivery: Delivery, invalid: Invalid, part: bytes | None = None, *, settle: bool = True
     ) -> None:
@@ -165,16 +176,8 @@ class Processor:
         assert self._producer is not None, "the processor is not running"
         topic = self._settings.prefix + delivery.topic
         log.warning("rejected %s/%d@%d: %s", topic, delivery.partition, delivery.offset, invalid)
-        value = encode_rejection(
-            invalid,
-            topic=topic,
-            partition=delivery.partition,
-            offset=delivery.offset,
-            original=delivery.value if part is None else part,
-            at=datetime.now(UTC),
-        )
-        with translated():
-            await self._producer.send_and_wait(f"{topic}.rejected", value, key=delivery.key)
+        await park(self._producer, self._settings.prefix, delivery, invalid, part)
+        self.figures.rejected[delivery.topic] += 1
         if settle:
             delivery.settle()
 
@@ -190,7 +193,7 @@ class Processor:
         async with AsyncExitStack() as stack:
             self._producer = await stack.enter_async_context(running(make_producer(self._settings)))
             self._observer = await stack.enter_async_context(observing(self._settings))
-            await self._require_topics()
+            await self._observer.require(topic.name for topic in self._handlers)
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
             self._app = self._make_app(folder)
             stack.enter_context(self._watchdog.guard())
@@ -202,6 +205,7 @@ class Processor:
                 self._hand,
                 self._busy,
                 self._watchdog,
+                self.figures.lag,
             )
             attendants = [
                 asyncio.create_task(self._attend(work))
@@ -220,13 +224,6 @@ class Processor:
                 self._watchdog.wind(STOP_S)
                 await self._last_commit()
                 await self._app.stop()
-
-    async def _require_topics(self) -> None:
-        deadline_s = time.monotonic() + NEWS_S
-        while missing := await self._observer.missing(topic.name for topic in self._handlers):
-            if time.monotonic() > deadline_s:
-                raise KafkaUnavailable(f"no such topic: {', '.join(missing)}; create the topics first")
-            await asyncio.sleep(0.2)
 
     async def _start(self) -> None:
         await self._app.start()
@@ -326,6 +323,7 @@ class Processor:
                 return True
             except Unavailable as error:
                 tries += 1
+                self.figures.waits += 1
                 log.warning("%s waits: %s", self._name, error)
                 await asyncio.sleep(WHILE_AWAY.delay_s(tries, random.random()))  # noqa: S311 (jitter)
         return False
@@ -349,6 +347,7 @@ class Processor:
             if starts is None:
                 return
             self._hand.begin(generation, starts)
+            self.figures.generations += 1
         self._room.set()
         now = frozenset(starts)
         # A generation that passed without us (stuck, or superseded) may have had another owner.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import asyncpg
 
 from penstock.contracts.files import schemas_folder
+from penstock.errors import PostgresUnavailable
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+
+PROBE_S = 3.0
 
 
 async def missing_migrations(executor: Any) -> list[str]:
@@ -24,3 +28,17 @@ async def missing_migrations(executor: Any) -> list[str]:
         except asyncpg.UndefinedTableError:
             return expected
     return [name for name in expected if name not in done]
+
+
+async def probe(pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    """Does nothing while the database can be worked with.
+
+    Raises:
+        PostgresUnavailable: it does not answer within `PROBE_S`, or lacks migrations.
+    """
+    try:
+        missing = await asyncio.wait_for(missing_migrations(pool), PROBE_S)
+    except TimeoutError as error:
+        raise PostgresUnavailable(f"the database does not answer within {PROBE_S:g} s") from error
+    if missing:
+        raise PostgresUnavailable(f"migrations are missing ({', '.join(missing)}): run `penstock migrate`")

@@ -43,6 +43,10 @@ class Session:
         if self.lost.is_set() or self.connection.is_closed():
             raise SessionLost("the PostgreSQL session has ended, and its locks with it")
 
+    async def probe(self) -> None:
+        """As `ensure`, for whoever asks whether this process is ready."""
+        self.ensure()
+
     async def listen(self, channel: str, heard: Callable[[str], None]) -> None:
         """Calls `heard` with the payload of each notification on `channel`.
 

@@ -8,10 +8,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from penstock import process
+from penstock.kafka import health as kafka_health
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import STAGE_RESULTS
+from penstock.metrics.processing import of_processor
+from penstock.metrics.serving import serving
+from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
@@ -39,11 +43,27 @@ def create_app(settings: StagesSettings) -> process.Service:
             committer = Committer(
                 settings, pool, publisher, partial(processor.reject, settle=False), random.random
             )
+            await stack.enter_async_context(
+                serving(
+                    settings,
+                    NAME,
+                    lambda: [
+                        *of_processor(processor.figures),
+                        *committer.figures.samples(publishing=publisher.under_way),
+                    ],
+                    {
+                        "postgres": partial(postgres_health.probe, pool),
+                        "session": session.probe,
+                        "kafka": partial(kafka_health.probe, producer, settings.kafka),
+                        "group": processor.probe,
+                    },
+                )
+            )
             await process.leading(
                 processor.run(stopping, ready),
                 committer.run(),
                 publisher.run(),
-                sweep(settings, session, producer),
+                sweep(settings, session, producer, committer.figures),
             )
             await publisher.drain()
 

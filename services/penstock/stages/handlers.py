@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from penstock.errors import Invalid, PostgresUnavailable
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
 from penstock.postgres.advance import Ending, advance, late_attempts, stages_of, tallies
+from penstock.stages.figures import Figures
 from penstock.stages.settings import StagesSettings
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,9 @@ class Committer:
         publisher: of events and callbacks.
         park: writes one entry's fault to the rejected topic, without settling its record.
         chance: random numbers from 0 to 1, for jitter.
+
+    Attributes:
+        figures: what it counts of itself.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Committer:
         self._pending: deque[Pending] = deque()
         self._arrived = asyncio.Event()
         self._chance = chance
+        self.figures = Figures()
 
     async def take(self, delivery: Delivery) -> None:
         """Takes a record in; it is settled once its results are committed.
@@ -83,7 +89,9 @@ class Committer:
         while True:
             await self._arrived.wait()
             batch = self._next_batch()
+            began_s = time.monotonic()
             await self._commit(batch)
+            self.figures.commits.see(time.monotonic() - began_s)
             for pending in batch:
                 pending.delivery.settle()
 
@@ -118,8 +126,11 @@ class Committer:
             }
         )
         late = await self._accept_late({fence: results[fence] for fence in vain if fence not in astray})
-        if len(astray) + late < len(vain):
-            log.info("%d late or repeated results changed nothing", len(vain) - len(astray) - late)
+        in_vain = len(vain) - len(astray) - late
+        self.figures.late += late
+        self.figures.vain += in_vain
+        if in_vain:
+            log.info("%d late or repeated results changed nothing", in_vain)
 
     async def _accept_late(self, results: Mapping[Fence, tuple[str, StageResult]]) -> int:
         """Lets results of expired attempts end the attempts that have taken their place (H10); returns how many."""
@@ -150,6 +161,7 @@ class Committer:
             lambda: advance(self._pool, endings, late=late, source=self._settings.event_source)
         )
         self._publisher.owe(advanced.owed)
+        self.figures.applied(endings, advanced.applied)
         return [fence for fence in results if fence not in advanced.applied]
 
     async def _insist(self, work: Callable[[], Awaitable[Done]]) -> Done:

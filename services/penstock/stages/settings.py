@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.kafka.processor import ProcessorSettings
-from penstock.settings import Platform, option
+from penstock.settings import Metered, Platform, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagesSettings(ProcessorSettings, Platform):
-    """See `Platform` and `ProcessorSettings` for what it shares with others."""
+class StagesSettings(ProcessorSettings, Platform, Metered):
+    """See `Platform`, `ProcessorSettings` and `Metered` for what it shares with others."""
 
     commit_batch: int = option(1_000, "Most results committed by one statement.")
     sweep_every_s: float = option(15.0, "Seconds between looks for events that a crash left unpublished.")

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 from penstock.kafka.outbox import publish
 from penstock.postgres import outbox
 from penstock.postgres.session import Session
+from penstock.stages.figures import Figures
 from penstock.stages.settings import StagesSettings
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,9 @@ log = logging.getLogger(__name__)
 ROWS_AT_A_TIME = 20
 
 
-async def sweep(settings: StagesSettings, session: Session, producer: AIOKafkaProducer) -> None:
+async def sweep(
+    settings: StagesSettings, session: Session, producer: AIOKafkaProducer, figures: Figures
+) -> None:
     """Sweeps at intervals until cancelled.
 
     Raises:
@@ -33,7 +36,7 @@ async def sweep(settings: StagesSettings, session: Session, producer: AIOKafkaPr
     while True:
         owned = owned or bool(await session.fetchval("outbox.sweep", "events"))
         if owned:
-            await sweep_once(settings, session, producer)
+            figures.swept += await sweep_once(settings, session, producer)
         # Woken by the end of the session too: then `fetchval` raises.
         try:
             await asyncio.wait_for(session.lost.wait(), settings.sweep_every_s)

@@ -6,11 +6,15 @@ import asyncio
 import os
 import socket
 from contextlib import AsyncExitStack
+from functools import partial
 
-from penstock import metrics, process
+from penstock import process
+from penstock.kafka import health as kafka_health
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.observer import Observer
+from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
+from penstock.postgres import health as postgres_health
 from penstock.postgres.connection import open_pool
 from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL, REPLICA_NAME, REPLICAS_CHANNEL
 from penstock.postgres.session import open_session
@@ -58,14 +62,21 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             recheck = Recheck(settings, pool, producer, admin, offsets, gate)
             lookout = LookOut(settings.stall_timeout_s, Observer(offsets, settings.prefix), ingest, gate)
             await stack.enter_async_context(
-                metrics.serving(
+                serving(
                     settings,
+                    NAME,
                     lambda: [
                         *figures.samples(gate),
-                        *figures.of_ingest(ingest),
+                        *figures.of_ingest(ingest, lookout.lag),
                         *figures.of_history(history),
                         *counting.samples(),
                     ],
+                    {
+                        "postgres": partial(postgres_health.probe, pool),
+                        "session": session.probe,
+                        "kafka": partial(kafka_health.probe, producer, settings.kafka),
+                        "group": ingest.probe,
+                    },
                 )
             )
             ready()

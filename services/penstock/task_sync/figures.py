@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock import metrics
+from penstock.kafka.topics import SUBMITTED
 from penstock.metrics import Sample
 from penstock.task_sync.history import History
 from penstock.task_sync.ingest import Ingest
@@ -39,8 +40,10 @@ def of_history(history: History) -> Iterator[Sample]:
     yield Sample(metrics.HISTORY_DROPPED, history.dropped)
 
 
-def of_ingest(ingest: Ingest) -> Iterator[Sample]:
-    """What is on its way from the topic `submitted`."""
+def of_ingest(ingest: Ingest, lag: int) -> Iterator[Sample]:
+    """What is on its way from the topic `submitted`, of which so many records are not read yet."""
+    yield Sample(metrics.LAG, lag, (SUBMITTED.name,))
+    yield Sample(metrics.REJECTED, ingest.rejected, (SUBMITTED.name,))
     yield Sample(metrics.INGEST_WAITING, ingest.waiting)
     yield Sample(metrics.INGEST_PAUSED, ingest.paused)
     yield Sample(metrics.INGEST_TAKEN, ingest.taken)

@@ -23,7 +23,7 @@ from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse
 from penstock.core.admission import Load, crowded
-from penstock.errors import Invalid, InvalidRecord, SessionLost, UnknownType
+from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, SessionLost, UnknownType
 from penstock.kafka.connection import make_consumer, translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
@@ -76,6 +76,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._paused: set[int] = set()
         self._closing = False
         self.taken = 0
+        self.rejected = 0
         # What is under way now, and how often it has moved.
         self._under_way: dict[str, int] = {}
         self._rebalances = 0
@@ -119,6 +120,15 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
     def paused(self) -> int:
         """Partitions that are not read on, because too much of them waits."""
         return len(self._paused)
+
+    async def probe(self) -> None:
+        """Does nothing while this process is in its group.
+
+        Raises:
+            KafkaUnavailable: it is joining, or the group rebalances.
+        """
+        if not self._assigned:
+            raise KafkaUnavailable(f"joining the group {service_group(self._settings.prefix, 'task-sync')}")
 
     def rebalancing(self) -> dict[str, Hashable]:
         """As `under_way`, of joining the group: each further rebalance is a move. Takes a broker that answers."""
@@ -252,6 +262,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                     at=datetime.now(UTC),
                 )
                 rejected.append((record.key, value))
+                self.rejected += 1
             # A batch of large contexts, each on its way to the object store, may take long and still moves.
             self._under_way[what] += 1
         following = records[-1].offset + 1

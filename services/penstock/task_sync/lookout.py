@@ -34,6 +34,9 @@ class LookOut:
         observer: asked for the lag: the consumer's own figures stand still when it does.
         ingest: told by what it has at hand, and by its lag.
         gate: told by what it has at hand.
+
+    Attributes:
+        lag: records of `submitted` that were not in PostgreSQL when it was last looked.
     """
 
     def __init__(self, limit_s: float, observer: Observer, ingest: Ingest, gate: Release) -> None:
@@ -43,6 +46,7 @@ class LookOut:
         self._gate = gate
         # Offsets that are not read although there are records, as of a while ago; None when nobody can tell.
         self._lagging: dict[Partition, int] | None = None
+        self.lag = 0
 
     async def look(self) -> None:
         """Looks until cancelled.
@@ -65,6 +69,7 @@ class LookOut:
             try:
                 # Also of a partition that may be another's: somebody must answer for there to be a group.
                 ends = await self._observer.ends({(SUBMITTED.name, 0), *positions})
+                self.lag = sum(max(ends[partition] - offset, 0) for partition, offset in positions.items())
                 self._lagging = {
                     partition: offset
                     for partition, offset in positions.items()

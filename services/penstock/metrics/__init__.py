@@ -1,27 +1,14 @@
-"""Metrics: every name and what it means, and the page from which Prometheus reads them.
+"""Metrics: every name and what it means, and the port on which a process tells of itself.
 
 What a service counts are plain numbers of its own, read when somebody asks: counting costs the hot path an addition,
-and nothing is kept here. The page is served by the service's own loop, so that a loop which stands still is seen.
+and nothing is kept here. `serving` answers from the service's own loop, so that a loop which stands still is seen.
+All names of Penstock stand in this module; `process_*` come from prometheus_client (`penstock.metrics.page`).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-from aiohttp import web
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
-
-from penstock.errors import CannotStart
-from penstock.settings import Metered
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +34,98 @@ class Metric:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
+
+BUILD_INFO = Metric(
+    "penstock_build_info", "1; which service this process is, in which version.", ("service", "version")
+)
+LOGGED = Metric(
+    "penstock_logged_total",
+    "What this process has logged since it serves metrics, by level: warning, or error (and above).",
+    ("level",),
+)
+
+LAG = Metric(
+    "penstock_lag",
+    "Records of a topic that this process has yet to take from its partitions, when it last looked (every sixth of "
+    "PENSTOCK_STALL_TIMEOUT_S).",
+    ("topic",),
+)
+IN_HAND = Metric("penstock_in_hand", "Records that this process has taken and not settled yet.")
+GENERATIONS = Metric(
+    "penstock_generations_total",
+    "Generations of its consumer group that this process has been in: one for each rebalance.",
+)
+REJECTED = Metric(
+    "penstock_rejected_total",
+    "Records, or parts of them, that broke their contract and were parked on TOPIC.rejected.",
+    ("topic",),
+)
+WAITS = Metric(
+    "penstock_waits_total",
+    "Times that what was in hand had to wait because Kafka or PostgreSQL did not answer.",
+)
+
+HEARTBEATS = Metric(
+    "penstock_heartbeats_total",
+    "Attempts that workers have spoken of, by what they said: claim, beat or release.",
+    ("kind",),
+)
+LEASES = Metric(
+    "penstock_leases",
+    "Leases that this process watches, by where they are: memory (claimed a moment ago) or written.",
+    ("where",),
+)
+LEASES_LOST = Metric(
+    "penstock_leases_lost_total", "Leases that expired: their worker was silent. By type.", ("type",)
+)
+LEASE_SUSPICIONS = Metric(
+    "penstock_lease_suspicions_total",
+    "Times that so many leases would have expired at once that this process first made sure that it hears.",
+)
+STOOD_STILL = Metric(
+    "penstock_stood_still_seconds_total",
+    "Seconds in which this process itself stood still, by which it has lengthened all leases.",
+)
+
+ENDED = Metric(
+    "penstock_attempts_ended_total",
+    "Attempts that have ended, by outcome (next, done, retry, fail or expired) and by the state of their task then.",
+    ("outcome", "state"),
+)
+ATTEMPT_SECONDS = Metric(
+    "penstock_attempt_seconds",
+    "Seconds for which handlers ran, by stage, of attempts whose result took effect.",
+    ("stage",),
+    (0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0),
+)
+RESULTS_VAIN = Metric(
+    "penstock_results_vain_total", "Results that changed nothing: repeated, or of an attempt that was over."
+)
+RESULTS_LATE = Metric(
+    "penstock_results_late_total", "Results of expired attempts that were accepted all the same."
+)
+COMMIT_SECONDS = Metric(
+    "penstock_commit_seconds",
+    "Seconds from the beginning of a commit of results until it has taken effect, waiting for PostgreSQL included.",
+    (),
+    (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0),
+)
+PUBLISHING = Metric(
+    "penstock_publishing", "Transactions whose events and callbacks are on their way to Kafka."
+)
+SWEPT = Metric("penstock_swept_events_total", "Events that a crash had left and this process has published.")
+
+REQUESTS = Metric(
+    "penstock_http_requests_total",
+    "Requests answered, by method, route (as in openapi.json) and status; 499 if the client has gone.",
+    ("method", "route", "status"),
+)
+REQUEST_SECONDS = Metric(
+    "penstock_http_request_seconds",
+    "Seconds until they were answered; long-polls wait for tasks.",
+    ("method", "route"),
+    (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0),
+)
 
 CALLBACK_TAKEN = Metric("penstock_callback_taken_total", "Records of callbacks taken in, by path.", ("path",))
 CALLBACK_CALLS = Metric(
@@ -180,73 +259,3 @@ class Sample:
 
 # Asked whenever the page is.
 Source = Callable[[], Iterable[Sample]]
-
-
-class _Sampled(Collector):
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def collect(self) -> Iterator[Family]:
-        by_metric: dict[Metric, list[Sample]] = {}
-        for sample in self._source():
-            by_metric.setdefault(sample.metric, []).append(sample)
-        for metric, samples in by_metric.items():
-            yield _family(metric, samples)
-
-
-def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
-    if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
-        for sample in samples:
-            histogram.add_metric(sample.labels, _cumulated(metric, sample.counts), sample.value)
-        return histogram
-    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = made(metric.name, metric.doc, labels=metric.labels)
-    for sample in samples:
-        family.add_metric(sample.labels, sample.value)
-    return family
-
-
-def _cumulated(metric: Metric, counts: Iterable[int]) -> list[tuple[str, float]]:
-    bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
-    total = 0
-    found: list[tuple[str, float]] = []
-    for bound, count in zip(bounds, counts, strict=True):
-        total += count
-        found.append((bound, total))
-    return found
-
-
-@asynccontextmanager
-async def serving(settings: Metered, source: Source) -> AsyncIterator[None]:
-    """Serves the page at /metrics for as long as the block runs, unless the port is 0.
-
-    Raises:
-        CannotStart: nothing can listen there.
-    """
-    if not settings.metrics_port:
-        yield
-        return
-    registry = CollectorRegistry()
-    registry.register(_Sampled(source))
-
-    async def page(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
-
-    app = web.Application()
-    app.router.add_get("/metrics", page)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, settings.metrics_host, settings.metrics_port).start()
-        except OSError as error:
-            raise CannotStart(
-                f"cannot listen on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}): "
-                "set PENSTOCK_METRICS_PORT to a free port, or to 0 for no metrics"
-            ) from error
-        log.info("metrics at http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
-        yield
-    finally:
-        await runner.cleanup()

@@ -1,0 +1,98 @@
+"""The page that Prometheus reads: samples as its families, and what the process itself uses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+import penstock
+from penstock.metrics import BUILD_INFO, LOGGED, Metric, Sample, Source
+
+
+class Page:
+    """All that one process tells.
+
+    Args:
+        service: its name.
+        source: of its own samples, asked each time.
+    """
+
+    def __init__(self, service: str, source: Source) -> None:
+        self._service = service
+        self._source = source
+        self.logged = LogCounter()
+        self._registry = CollectorRegistry()
+        self._registry.register(_Sampled(self._samples))
+        ProcessCollector(registry=self._registry)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The page as it is now, in the format that an Accept header asks for, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def _samples(self) -> Iterator[Sample]:
+        yield Sample(BUILD_INFO, 1, (self._service, penstock.__version__))
+        yield Sample(LOGGED, self.logged.warnings, ("warning",))
+        yield Sample(LOGGED, self.logged.errors, ("error",))
+        yield from self._source()
+
+
+class LogCounter(logging.Handler):
+    """Counts what is logged.
+
+    Attributes:
+        warnings: entries of level WARNING.
+        errors: entries above.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.warnings = self.errors = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Counts one."""
+        if record.levelno > logging.WARNING:
+            self.errors += 1
+        else:
+            self.warnings += 1
+
+
+class _Sampled(Collector):
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Family]:
+        by_metric: dict[Metric, list[Sample]] = {}
+        for sample in self._source():
+            by_metric.setdefault(sample.metric, []).append(sample)
+        for metric, samples in by_metric.items():
+            yield _family(metric, samples)
+
+
+def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
+        for sample in samples:
+            histogram.add_metric(sample.labels, _cumulated(metric, sample.counts), sample.value)
+        return histogram
+    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = made(metric.name, metric.doc, labels=metric.labels)
+    for sample in samples:
+        family.add_metric(sample.labels, sample.value)
+    return family
+
+
+def _cumulated(metric: Metric, counts: Iterable[int]) -> list[tuple[str, float]]:
+    bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
+    total = 0
+    found: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, counts, strict=True):
+        total += count
+        found.append((bound, total))
+    return found

@@ -12,7 +12,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self, get_type_hints
+from urllib.parse import parse_qs, quote, urlsplit
 
 from penstock.discovery import local_environment
 from penstock.errors import SettingsError
@@ -196,6 +198,48 @@ class Platform(Kafka):
         "`source` of callbacks in the format of CloudEvents: a URI reference that names this deployment.",
     )
 
+    # PostgreSQL behind a pooler, and its password.
+    postgres_session: str = option(
+        "",
+        "URL of the same database past a pooler in transaction mode, for what needs a session of its own: locks, "
+        "notifications, migrations. Given, PENSTOCK_POSTGRES is taken for the pooler's; empty is no pooler.",
+    )
+    postgres_password_file: str = option(
+        "", "File with the password of PostgreSQL, read at the start; for URLs that have none."
+    )
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, /, **given: Any) -> Self:
+        """As `Kafka.load`; the URLs come with the password of `postgres_password_file`.
+
+        A `postgres` that is given is the only one: a session in another database than the pool's would hold the
+        wrong locks.
+
+        Raises:
+            SettingsError: also when the file cannot be read.
+        """
+        if given.get("postgres") and not given.get("postgres_session"):
+            environ = {**(os.environ if environ is None else environ), "PENSTOCK_POSTGRES_SESSION": ""}
+        settings = super().load(environ, **given)
+        if not settings.postgres_password_file:
+            return settings
+        password = _password(settings.postgres_password_file)
+        return dataclasses.replace(
+            settings,
+            postgres=with_password(settings.postgres, password),
+            postgres_session=settings.postgres_session and with_password(settings.postgres_session, password),
+        )
+
+    @property
+    def pooled(self) -> bool:
+        """Whether `postgres` is a pooler in transaction mode, which keeps nothing between two transactions."""
+        return bool(self.postgres_session)
+
+    @property
+    def sessions(self) -> str:
+        """The URL for sessions of one's own."""
+        return self.postgres_session or self.postgres
+
     def validate(self) -> list[str]:
         """A source must be a URI reference, or targets would refuse every event."""
         problems = super().validate()
@@ -204,3 +248,25 @@ class Platform(Kafka):
                 f"event_source={self.event_source!r} is not a URI reference, such as /penstock or https://shop.example/tasks"
             )
         return problems
+
+
+def _password(file: str) -> str:
+    try:
+        password = Path(file).read_text().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"postgres_password_file={file!r} cannot be read: {error}") from error
+    if not password:
+        raise SettingsError(f"postgres_password_file={file!r} is empty")
+    return password
+
+
+def with_password(url: str, password: str) -> str:
+    """A connection URL with a password, unless it has one or is none."""
+    try:
+        parts = urlsplit(url)
+        # Up to the last @, as an unescaped password may have one.
+        has_one = ":" in parts.netloc.rpartition("@")[0] or "password" in parse_qs(parts.query)
+    except ValueError:
+        # Whoever connects says better what is wrong with it.
+        return url
+    return url if has_one else f"{url}{'&' if parts.query else '?'}password={quote(password, safe='')}"

@@ -36,8 +36,8 @@ def create_app(settings: CallbacksSettings) -> process.Service:
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
-            session = await stack.enter_async_context(open_session(settings.postgres, f"{NAME} releaser"))
+            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
+            session = await stack.enter_async_context(open_session(settings.sessions, f"{NAME} releaser"))
             producer = await stack.enter_async_context(running(make_producer(settings)))
             caller = await stack.enter_async_context(open_caller(settings))
             releaser = Releaser(settings, session, pool, producer)

@@ -37,7 +37,9 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         PostgresUnavailable, KafkaUnavailable: it could not be checked, or not all was put back.
     """
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(settings.postgres, "check", size=2))
+        pool = await stack.enter_async_context(
+            open_pool(settings.postgres, "check", pooled=settings.pooled, writing=repair, size=2)
+        )
         consumer = await stack.enter_async_context(running(make_consumer(settings, None)))
         admin = await stack.enter_async_context(admin_client(settings))
         topics = Topics(settings, admin, consumer)
@@ -52,7 +54,7 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         report.add(await _find(settings, pool, topics, queued, unbegun, show), show)
         if not repair or report.clean:
             return report
-        session = await stack.enter_async_context(open_session(settings.postgres, "repair"))
+        session = await stack.enter_async_context(open_session(settings.sessions, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
         report.repaired = await Repair(settings, pool, session, producer, queued, unbegun).put_back(
             report.counts

@@ -35,12 +35,14 @@ def list_(limit: int, *, all_: bool, json_: bool, **given: Any) -> None:
         from penstock.postgres import history as rows  # noqa: PLC0415 (optional packages)
         from penstock.postgres.connection import open_pool  # noqa: PLC0415 (optional packages)
 
-    async def look(dsn: str) -> list[dict[str, Any]]:
-        async with open_pool(dsn, "history", size=1) as pool:
+    async def look(settings: Platform) -> list[dict[str, Any]]:
+        async with open_pool(
+            settings.postgres, "history", pooled=settings.pooled, writing=False, size=1
+        ) as pool:
             return [_document(row) for row in await rows.parts(pool, dropped=all_, limit=limit)]
 
     with Found(Platform, given).telling("postgres") as settings:
-        found = asyncio.run(look(settings.postgres))
+        found = asyncio.run(look(settings))
     if json_:
         for document in found:
             print_json(document)
@@ -106,7 +108,7 @@ def run(
     options = without_nothing(history_keep_days=keep_days, history_retain_days=retain_days, **given)
 
     async def look(settings: TaskSyncSettings) -> dict[str, Any]:
-        async with open_pool(settings.postgres, "history", size=1) as pool:
+        async with open_pool(settings.postgres, "history", pooled=settings.pooled, size=1) as pool:
             return await rehearse(settings, pool)
 
     async def act(settings: TaskSyncSettings) -> dict[str, Any]:

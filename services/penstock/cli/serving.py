@@ -150,7 +150,7 @@ def migrate(json_: bool, **given: Any) -> None:
     with extra("services", "migrating"):
         from penstock.postgres.migrations import migrate as run_migrate  # noqa: PLC0415 (optional packages)
     with Found(Platform, given).telling("postgres") as settings:
-        applied = asyncio.run(run_migrate(settings.postgres))
+        applied = asyncio.run(run_migrate(settings.sessions))
     if json_:
         print_json({"applied": applied})
     else:

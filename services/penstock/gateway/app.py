@@ -51,7 +51,9 @@ def create_app(
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         # First: a wrong setting is told also while the database is away.
         objects = ObjectStore(settings.objects)
-        async with open_pool(settings.postgres, NAME, size=settings.gateway_connections) as pool:
+        async with open_pool(
+            settings.postgres, NAME, pooled=settings.pooled, size=settings.gateway_connections
+        ) as pool:
             missing = await missing_migrations(pool)
             if missing:
                 raise CannotStart(

@@ -115,7 +115,7 @@ async def keep_fresh(settings: GatewaySettings, known: KnownTypes) -> None:
     """Marks the copy outdated whenever a type changes, until cancelled."""
     while True:
         try:
-            async with open_session(settings.postgres, "gateway types") as session:
+            async with open_session(settings.sessions, "gateway types") as session:
                 await session.listen(CHANNEL, lambda _name: known.outdated())
                 # What changed while nobody listened.
                 known.outdated()

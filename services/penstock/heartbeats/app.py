@@ -33,7 +33,7 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
+            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
             producer = await stack.enter_async_context(running(make_producer(settings)))
             publisher = Publisher(producer, settings, partial(outbox.paid, pool))
 

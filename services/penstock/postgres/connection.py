@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -36,6 +37,27 @@ _REFUSED = (
     asyncpg.InsufficientPrivilegeError,
 )
 
+# Of a file that the URL names: a certificate, a key.
+_UNREADABLE = (FileNotFoundError, IsADirectoryError, PermissionError)
+
+READ_ONLY = (
+    "the server takes no writes, as a standby or a primary that was demoted: name every server in the URL "
+    "(postgresql://USER@HOST1,HOST2/DATABASE?target_session_attrs=read-write)"
+)
+
+# What our statements expect of every session. A pooler in transaction mode passes none of it on, so there the roles
+# have it (schemas/postgres/roles.sql, which is tested against this).
+SESSION_SETTINGS = {
+    "search_path": SCHEMA,
+    # Our statements are short and repeated: compiling them costs more than it saves.
+    "jit": "off",
+    # They name rows by key. The planner would go by statistics, which on a table where every row passes
+    # through every state are stale at any time: seen were sequential scans and joins of every row with every other.
+    "enable_seqscan": "off",
+    "enable_nestloop": "off",
+    "enable_mergejoin": "off",
+}
+
 # Up to the last @: an unescaped password may contain any of the separators.
 _PASSWORDS = re.compile(r"(?P<before>://[^:/@]*:).*(?=@)|(?P<name>\bpassword=)[^&]*")
 
@@ -61,6 +83,9 @@ def translated() -> Iterator[None]:
             f"PostgreSQL refuses: {error}: set PENSTOCK_POSTGRES (or --postgres) to "
             "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with a user who may use that database"
         ) from error
+    except asyncpg.ReadOnlySQLTransactionError as error:
+        # Worth trying again: the next connection is to a server that takes writes, once there is one.
+        raise PostgresUnavailable(f"PostgreSQL: {error}: {READ_ONLY}") from error
     except _PASSING as error:
         # The driver puts its own error in the place of a cancellation that meets a lost connection; whoever tries
         # again on `PostgresUnavailable` would never end.
@@ -83,8 +108,8 @@ def _connecting(dsn: str) -> Iterator[None]:
         with translated():
             yield
     except PostgresUnavailable as error:
-        if isinstance(error.__cause__, asyncpg.ClientConfigurationError):
-            raise SettingsError(f"postgres={shown!r} is not a connection URL: {error.__cause__}") from error
+        if wrong := _misconfigured(error.__cause__):
+            raise SettingsError(f"postgres={shown!r} {wrong}") from error
         raise PostgresUnavailable(f"{error} (at {shown})") from error
     except SettingsError as error:
         raise SettingsError(f"{error} (this was {shown})") from error
@@ -101,21 +126,49 @@ def without_password(dsn: str) -> str:
     return _PASSWORDS.sub(lambda found: f"{found['before'] or found['name']}***", dsn)
 
 
-def _options(name: str) -> dict[str, Any]:
-    return {
-        "command_timeout": 60,
-        "server_settings": {
-            "application_name": f"penstock {name}",
-            "search_path": SCHEMA,
-            # Our statements are short and repeated: compiling them costs more than it saves.
-            "jit": "off",
-            # They name rows by key. The planner would go by statistics, which on a table where every row passes
-            # through every state are stale at any time: seen were sequential scans and joins of every row with every other.
-            "enable_seqscan": "off",
-            "enable_nestloop": "off",
-            "enable_mergejoin": "off",
-        },
-    }
+def _misconfigured(cause: BaseException | None) -> str:
+    """What is wrong with a URL that no second try will put right; empty when that is not known."""
+    if isinstance(cause, asyncpg.ClientConfigurationError):
+        return f"is not a connection URL: {cause}"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"leads to a server whose certificate is not accepted: {cause.verify_message}: "
+            "sslrootcert must name the file of the authority that signed it, and the URL the host it was made out to"
+        )
+    if isinstance(cause, _UNREADABLE):
+        return f"names a file that cannot be read: {cause}"
+    if isinstance(cause, ssl.SSLError):
+        return f"cannot be reached by TLS: {cause}: are sslrootcert, sslcert and sslkey PEM files?"
+    if isinstance(cause, asyncpg.ProtocolViolationError) and "startup parameter" in str(cause):
+        return (
+            f"leads to a pooler ({cause}): set PENSTOCK_POSTGRES_SESSION to the URL of the server itself, "
+            "and this one is taken for a pooler in transaction mode"
+        )
+    return ""
+
+
+def read_only(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
+    """Whether the server has said that it takes no writes: it does so by itself, so nothing is asked."""
+    told = connection.get_settings()
+    return "on" in (getattr(told, "in_hot_standby", ""), getattr(told, "default_transaction_read_only", ""))
+
+
+async def _ensure_writable(connection: Any) -> None:
+    """Before each use of a pooled connection: one that this refuses is closed, and the next is to another server.
+
+    Raises:
+        PostgresUnavailable: it takes no writes.
+    """
+    if read_only(connection):
+        raise PostgresUnavailable(f"PostgreSQL: {READ_ONLY}")
+
+
+def _options(name: str, *, pooled: bool = False) -> dict[str, Any]:
+    named = {"application_name": f"penstock {name}"}
+    if pooled:
+        # The next transaction may be in another session, which has none of the statements prepared in this one.
+        return {"command_timeout": 60, "statement_cache_size": 0, "server_settings": named}
+    return {"command_timeout": 60, "server_settings": {**named, **SESSION_SETTINGS}}
 
 
 async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Connection[asyncpg.Record]:
@@ -127,14 +180,18 @@ async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Conne
         durable: see `penstock.postgres.session.open_session`.
 
     Raises:
-        PostgresUnavailable: no server, or none that takes us.
+        PostgresUnavailable: no server, or none that takes us and our writes.
         SettingsError: user, password, database or the URL itself is wrong.
     """
     options = _options(name)
     if not durable:
         options["server_settings"]["synchronous_commit"] = "off"
     with _connecting(dsn):
-        return await asyncpg.connect(dsn, **options)
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(dsn, **options)
+        if read_only(connection):
+            connection.terminate()
+            raise PostgresUnavailable(f"PostgreSQL: {READ_ONLY}")
+        return connection
 
 
 async def _leave_as_is(_connection: object) -> None:
@@ -145,15 +202,40 @@ async def _leave_as_is(_connection: object) -> None:
 
 
 @asynccontextmanager
-async def open_pool(dsn: str, name: str, *, size: int = 4) -> AsyncIterator[asyncpg.Pool[asyncpg.Record]]:
+async def open_pool(
+    dsn: str, name: str, *, size: int = 4, pooled: bool = False, writing: bool = True
+) -> AsyncIterator[asyncpg.Pool[asyncpg.Record]]:
     """A pool of at most `size` connections, closed at the end of the block.
 
+    Args:
+        dsn: connection URL.
+        name: shown in `pg_stat_activity`.
+        size: most connections.
+        pooled: whether the URL leads to a pooler in transaction mode.
+        writing: False also takes a server that only answers, such as a standby.
+
     Raises:
-        PostgresUnavailable: no server, or none that takes us.
+        PostgresUnavailable: no server, or none that takes us and our writes.
         SettingsError: user, password, database or the URL itself is wrong.
+        CannotStart: behind a pooler the role does not find our tables.
     """
+    ensure = _ensure_writable if writing else None
     with _connecting(dsn):
-        pool = await asyncpg.create_pool(dsn, min_size=1, max_size=size, reset=_leave_as_is, **_options(name))
+        pool = await asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=size,
+            reset=_leave_as_is,
+            init=ensure,
+            setup=ensure,
+            **_options(name, pooled=pooled),
+        )
+        if pooled and SCHEMA not in str(await pool.fetchval("SHOW search_path")):
+            pool.terminate()
+            raise CannotStart(
+                f"behind the pooler at {without_password(dsn)} this role does not look into the schema {SCHEMA}: run "
+                "`penstock roles apply` and use its roles, or ALTER ROLE … SET search_path = penstock, and let the pooler reconnect"
+            )
     try:
         yield pool
     finally:

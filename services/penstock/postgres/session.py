@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import SessionLost
-from penstock.postgres.connection import connect, translated
+from penstock.postgres.connection import READ_ONLY, connect, read_only, translated
 from penstock.postgres.queries import query
 
 
@@ -35,13 +35,15 @@ class Session:
         return int(self.connection.get_server_pid())
 
     def ensure(self) -> None:
-        """Does nothing while the session lives.
+        """Does nothing while the session lives and its server takes writes.
 
         Raises:
-            SessionLost: the connection has ended.
+            SessionLost: the connection has ended, or is to a server that has been demoted.
         """
         if self.lost.is_set() or self.connection.is_closed():
             raise SessionLost("the PostgreSQL session has ended, and its locks with it")
+        if read_only(self.connection):
+            raise SessionLost(f"PostgreSQL: {READ_ONLY}")
 
     async def probe(self) -> None:
         """As `ensure`, for whoever asks whether this process is ready."""

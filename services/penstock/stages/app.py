@@ -31,8 +31,8 @@ def create_app(settings: StagesSettings) -> process.Service:
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
-            session = await stack.enter_async_context(open_session(settings.postgres, f"{NAME} sweeper"))
+            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
+            session = await stack.enter_async_context(open_session(settings.sessions, f"{NAME} sweeper"))
             producer = await stack.enter_async_context(running(make_producer(settings)))
             publisher = Publisher(producer, settings, partial(outbox.paid, pool))
 

@@ -39,11 +39,11 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME))
+            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
             # A release that a crash of the server undoes is done again, and the fence sees to the rest: not worth
             # a wait for the disk.
             session = await stack.enter_async_context(
-                open_session(settings.postgres, f"{REPLICA_NAME} {_host()}-{os.getpid()}", durable=False)
+                open_session(settings.sessions, f"{REPLICA_NAME} {_host()}-{os.getpid()}", durable=False)
             )
             producer = await stack.enter_async_context(running(make_producer(settings)))
             offsets = await stack.enter_async_context(running(make_consumer(settings, None)))

@@ -92,7 +92,7 @@ class History:
             PostgresUnavailable, SessionLost: what was done by then stays so.
         """
         # A move that a crash of the server undoes is made again.
-        async with open_session(self._settings.postgres, "history", durable=False) as session:
+        async with open_session(self._settings.sessions, "history", durable=False) as session:
             now = await history.own(session)
             if now is None:
                 raise Conflict("another process is moving and retiring history just now")

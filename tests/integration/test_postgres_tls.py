@@ -1,0 +1,147 @@
+"""PostgreSQL by TLS, and where its password comes from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from penstock.errors import SettingsError
+from penstock.postgres.connection import connect, open_pool
+from penstock.postgres.types import TaskType, register
+from penstock.settings import Platform
+from tests.gateways import running_gateway
+from tests.running import make_topics
+from tests.servers import PASSWORD, QUOTED, Authority, TlsFront
+from tests.system import System
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+async def server(database, authority):
+    """The embedded server has no TLS of its own, so it stands behind one that speaks it the way PostgreSQL does."""
+    parts = urlsplit(database)
+    port = int(parse_qs(parts.query).get("port", [parts.port or 5432])[0])
+    async with TlsFront(authority, port) as front:
+        yield front
+
+
+@pytest.fixture
+async def url(database, authority, server):
+    """Of a user with a password, who verifies the server by name."""
+    parts = urlsplit(database)
+    name = "u_" + parts.path[1:]
+    tls = f"sslmode=verify-full&sslrootcert={authority.root}"
+    async with open_pool(database, "test", size=1) as pool:
+        await pool.execute(f"CREATE ROLE {name} LOGIN SUPERUSER PASSWORD '{PASSWORD}'")
+        yield f"postgresql://{name}:{QUOTED}@localhost:{server.port}{parts.path}?{tls}"
+        await pool.execute(f"DROP ROLE {name}")
+
+
+async def test_every_service_and_the_command_line_verify_the_server(
+    kafka_servers, prefix, server, url, tmp_path
+):
+    """S9: with `sslmode=verify-full` tasks flow from submission to their end, sessions that listen included; the password
+    comes from a file."""
+    await make_topics(kafka_servers, prefix)
+    where = {"kafka": kafka_servers, "prefix": prefix, "postgres": url, "objects": "memory:///"}
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_pool(url, "test"))
+        await register(pool, TaskType(name="t", partitions=2))
+        gateway = await stack.enter_async_context(running_gateway(**where))
+        system = System(kafka_servers, prefix, url, stack, pool)
+        await system.start("task-sync", "heartbeats", "stages")
+        await system.work()
+        answer = await gateway.post("/tasks", [{"type": "t", "context": n} for n in range(3)])
+        assert answer.status in (200, 201), answer.body
+        await system.become(succeeded=3)
+        names = await pool.fetch(
+            "SELECT application_name AS name FROM pg_stat_activity WHERE usename = current_user"
+        )
+        wanted = {"gateway", "gateway types", "task-sync", "stages", "stages sweeper", "heartbeats"}
+        assert {f"penstock {name}" for name in wanted} <= {row["name"] for row in names}
+        assert server.secured >= len(wanted)
+    file = tmp_path / "password"
+    file.write_text(PASSWORD + "\n")
+    environment = {
+        **os.environ,
+        "PENSTOCK_POSTGRES": url.replace(f":{QUOTED}@", "@"),
+        "PENSTOCK_POSTGRES_PASSWORD_FILE": str(file),
+    }
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "penstock", "migrate", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["applied"] == []
+
+
+async def refused(url: str) -> str:
+    with pytest.raises(SettingsError) as one:
+        await connect(url, "test")
+    with pytest.raises(SettingsError):
+        async with open_pool(url, "test"):
+            pass
+    assert "s3cret" not in str(one.value)
+    return str(one.value)
+
+
+async def test_who_cannot_be_verified_is_told_apart(server, url, authority, tmp_path):
+    """S9, O8: another authority, another host and a file that is not there are wrong settings, each in its own words;
+    nothing is tried without TLS instead."""
+    stranger = Authority(tmp_path / "stranger")
+
+    def with_root(path: object) -> str:
+        return url.replace(str(authority.root), str(path))
+
+    assert "is not accepted" in await refused(with_root(stranger.root))
+    assert "127.0.0.1" in await refused(url.replace("@localhost", "@127.0.0.1"))
+    assert "nothing.pem" in await refused(with_root(tmp_path / "nothing.pem"))
+    (tmp_path / "empty.pem").write_text("")
+    assert "sslrootcert" in await refused(with_root(tmp_path / "empty.pem"))
+    assert (server.secured, server.refused) == (0, 0)
+
+
+def test_the_password_file_is_for_urls_without_one(tmp_path):
+    """Whatever is in the password, the URL stays one; what cannot be read is told."""
+    file = tmp_path / "password"
+    file.write_text("p&=w@/\n")
+    environ = {
+        "PENSTOCK_POSTGRES": "postgresql://u@h/d?sslmode=require",
+        "PENSTOCK_POSTGRES_SESSION": "postgresql://u:own@h/d",
+        "PENSTOCK_POSTGRES_PASSWORD_FILE": str(file),
+    }
+    settings = Platform.load(environ)
+    assert settings.postgres == "postgresql://u@h/d?sslmode=require&password=p%26%3Dw%40%2F"
+    assert settings.sessions == "postgresql://u:own@h/d"
+    for text, words in (("\n", "is empty"), (None, "cannot be read")):
+        file.unlink()
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(SettingsError, match=words):
+            Platform.load(environ)
+
+
+def test_a_database_that_is_named_is_the_only_one():
+    """A verb with --postgres does not lock in the database that the environment names for sessions."""
+    environ = {
+        "PENSTOCK_POSTGRES": "postgresql://u@pool/d",
+        "PENSTOCK_POSTGRES_SESSION": "postgresql://u@h/d",
+    }
+    assert Platform.load(environ).sessions == "postgresql://u@h/d"
+    named = Platform.load(environ, postgres="postgresql://u@other/d")
+    assert (named.sessions, named.pooled) == ("postgresql://u@other/d", False)

@@ -109,19 +109,21 @@ async def test_verbs_for_limits_and_keys(penstock):
         ("types", "set", "media", "--max-in-flight", "none"): ("max_in_flight", None),
         ("types", "pause", "media"): ("paused", True),
         ("types", "resume", "media"): ("paused", False),
-        ("keys", "set", "media", "acme", "--weight", "3", "--max-in-flight", "9"): ("weight", 3),
-        ("keys", "set", "media", "acme", "--max-in-flight", "none"): ("max_in_flight", None),
-        ("keys", "pause", "media", "acme"): ("paused", True),
-        ("keys", "resume", "media", "acme"): ("paused", False),
+        ("types", "keys", "set", "media", "acme", "--weight", "3", "--max-in-flight", "9"): ("weight", 3),
+        ("types", "keys", "set", "media", "acme", "--max-in-flight", "none"): ("max_in_flight", None),
+        ("types", "keys", "pause", "media", "acme"): ("paused", True),
+        ("types", "keys", "resume", "media", "acme"): ("paused", False),
     }.items():
         [told] = documents(await penstock(*arguments, "--json"))
         assert told[field] == value, arguments
     [kept] = documents(await penstock("types", "show", "media", "--json"))
     assert (kept["first_stage"], kept["fair"], kept["starts_per_s"]) == ("probe", True, 2.5)
-    listed = await penstock("keys", "list", "media")
+    listed = await penstock("types", "keys", "list", "media")
     assert "acme" in listed.stdout
-    assert documents(await penstock("keys", "reset", "media", "acme", "--json")) == [{"changed": True}]
-    assert "nothing was said" in (await penstock("keys", "list", "media")).stdout
+    assert documents(await penstock("types", "keys", "reset", "media", "acme", "--json")) == [
+        {"changed": True}
+    ]
+    assert "nothing was said" in (await penstock("types", "keys", "list", "media")).stdout
     [task] = documents(await penstock("submit", "media", "--key", "acme", "--json"))
     [shown] = documents(await penstock("get", str(task["id"]), "--json"))
     assert shown["key"] == "acme"
@@ -132,4 +134,4 @@ async def test_verbs_for_limits_and_keys(penstock):
     [states] = documents(await penstock("list", "--key", "other", "--json"))
     assert states["state"] == "ready"
     assert (await penstock("types", "set", "media")).exit_code == 2
-    assert (await penstock("keys", "set", "media", "acme")).exit_code == 2
+    assert (await penstock("types", "keys", "set", "media", "acme")).exit_code == 2

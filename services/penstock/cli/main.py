@@ -7,7 +7,7 @@ from typing import IO, Any
 import click
 
 import penstock
-from penstock.cli import callbacks, history, keys, operations, serving, targets, tasks, types
+from penstock.cli import callbacks, history, operations, serving, targets, tasks, types
 from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
 from penstock.http.problems import Faults
 from penstock.process import exit_status, quiet_libraries
@@ -80,7 +80,6 @@ for verb in (
     operations.tasks,
     operations.audit,
     types.types,
-    keys.keys,
     targets.targets,
     callbacks.callbacks,
     history.history,

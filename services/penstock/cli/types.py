@@ -12,6 +12,7 @@ from penstock.cli.gateway import client, gateway_option, without_nothing
 from penstock.cli.numbers import NO_LIMIT, Finite, OrNone, Whole
 from penstock.cli.output import as_json, console, fields, print_json, table
 from penstock.cli.reading import CALLBACK_FORMS, callbacks_of
+from penstock.cli.type_keys import keys
 from penstock.errors import NotFound
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -25,7 +26,7 @@ _BACKLOG = ("type", "priority", "stage", "ready", "scheduled", "paused", "waitin
 @as_json
 @click.pass_context
 def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
-    """Lists task types; `types show` tells all of one, `types add` registers one, `types set` changes one, `types backlog` counts what waits."""
+    """Lists task types; `types show` tells all of one, `types add` registers one, `types set` changes one, `types backlog` counts what waits; `types keys` is about tenants and resources."""
     if ctx.invoked_subcommand is not None:
         return
     with client(gateway) as found:
@@ -39,6 +40,9 @@ def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
         table(heads, ([*(str(one[name]) for name in _SHOWN), _owner(owners, one["name"])] for one in known))
     else:
         console().print("no task types; register one with `penstock types add NAME`")
+
+
+types.add_command(keys)
 
 
 @types.command()

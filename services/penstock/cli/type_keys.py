@@ -1,4 +1,4 @@
-"""The verbs about keys of a type: tenants and resources."""
+"""The verbs about keys of a type, `penstock types keys`: tenants and resources."""
 
 from __future__ import annotations
 

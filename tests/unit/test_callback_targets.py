@@ -54,6 +54,7 @@ def targets_of(in_hand: Callable[[str], bool] = lambda _url: False) -> Targets:
         "me",
         partition_of=lambda _url: 0,
         room=lambda: 100,
+        waiting=lambda _url: 0,
         changed=lambda _url: None,
         in_hand=in_hand,
     )

@@ -371,6 +371,43 @@ def test_a_path_that_has_no_slot_does_not_keep_a_target_from_the_other():
     assert called_s[0] == 0.5
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from(["bound", "free"]), st.floats(0, 0.2)), min_size=1, max_size=100),
+    st.sampled_from([None, 4.0, 30.0]),
+)
+def test_a_path_that_is_bound_keeps_to_it_and_takes_nothing_from_the_other(asks, rate):
+    """Issue 5, number 5: the calls of a path that may make ten a second are a tenth of one apart; the other path has
+    the target's own rate, and together they keep to that."""
+    rates, now_s = Rates(lambda _target: rate), 0.0
+    called_s = {"bound": [], "free": []}
+    for path, passed_s in asks:
+        now_s += passed_s
+        at_s = rates.turn(TARGETS[0], path, now_s, 10.0 if path == "bound" else None)
+        if at_s is None:
+            called_s[path].append(now_s)
+        else:
+            assert at_s > now_s
+            assert rate or path == "bound"
+    for earlier_s, later_s in itertools.pairwise(called_s["bound"]):
+        assert later_s - earlier_s >= 0.1 * (1 - 1e-9)
+    if rate:
+        for earlier_s, later_s in itertools.pairwise(sorted(called_s["bound"] + called_s["free"])):
+            assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
+
+
+def test_lanes_that_are_bound_wait_for_their_turn():
+    """Issue 5, number 5: a target that is drained at two a second is called twice a second, then as it comes."""
+    most = 2.0
+    lanes = lanes_of(10, 5, bound=lambda _target: most, patience_s=1)
+    for number in range(10):
+        lanes.put(waiting(f"c{number}", TARGETS[0]))
+    assert [len(lanes.admit(at_s)) for at_s in (0.0, 0.1, 0.5, 0.6)] == [1, 0, 1, 0]
+    assert lanes.next_turn_s() == 1.0
+    assert len(lanes.crowded_out(TARGETS[0])[0]) == 3
+    most = None
+    assert len(lanes.admit(1.0)) == 3
+
+
 def test_the_clocks_of_rates_are_forgotten():
     """Issue 5: a clock is kept while it says something, and no longer."""
     rates = Rates(lambda _target: 10.0)
@@ -379,6 +416,12 @@ def test_the_clocks_of_rates_are_forgotten():
     assert len(rates) == 1000
     rates.turn(TARGETS[0], "path", 1000.0)
     assert len(rates) == 1
+    bound = Rates()
+    assert bound.turn(TARGETS[0], "path", 0.0, 0.01) is None
+    # Its own rate's clock would be forgotten by now.
+    assert bound.turn(TARGETS[0], "path", 80.0, 0.01) == 100.0
+    assert bound.turn(TARGETS[1], "path", 200.0, 0.01) is None
+    assert len(bound) == 1
 
 
 def test_the_slow_pool_is_bounded_in_all_and_for_each():

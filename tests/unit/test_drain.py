@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.core.drain import Drain, DrainPolicy
+from penstock.core.drain import ON_ITS_WAY_S, Drain, DrainPolicy
+from penstock.core.rates import Rates
 
 
 @example(passing=[1.0, 1.0, 1.0], rate=1.75)
@@ -54,6 +55,49 @@ def test_an_answer_makes_it_quick_again():
     assert drain.allow(37, hanging=True) == 1
     assert drain.allow(41.9, hanging=True) == 0
     assert drain.allow(42, hanging=True) == 1
+
+
+@given(
+    st.floats(0.5, 50),
+    st.integers(1, 150),
+    st.floats(0.001, 0.3),
+    st.lists(st.floats(0, ON_ITS_WAY_S), min_size=1, max_size=20),
+)
+def test_calls_of_a_drain_keep_to_its_rate_however_they_arrive(rate, held, tick_s, ways_s):
+    """Issue 5, number 5: what is let go comes late and in bursts, and is called no faster than it may be let go, to the
+    last one; nor much slower."""
+    drain, now_s, arrivals, waiting, called_s = Drain(DrainPolicy(rate=rate)), 0.0, [], 0, []
+    rates, ways = Rates(), itertools.cycle(ways_s)
+    count = held
+    tick_at_s = 0.0
+    while len(called_s) < count:
+        if held and now_s >= tick_at_s:
+            tick_at_s = now_s + tick_s
+            allowed = min(held, drain.allow(now_s, hanging=False, waiting=waiting))
+            held -= allowed
+            arrivals += [now_s + next(ways) for _ in range(allowed)]
+        waiting += sum(at_s <= now_s for at_s in arrivals)
+        arrivals = [at_s for at_s in arrivals if at_s > now_s]
+        most = rate if held or drain.under_way(now_s) else None
+        turn_s = None
+        while waiting and (turn_s := rates.turn("target", "path", now_s, most)) is None:
+            called_s.append(now_s)
+            waiting -= 1
+        now_s = min([*arrivals, *([tick_at_s] if held else []), *([turn_s] if turn_s else [])], default=now_s)
+    for earlier_s, later_s in itertools.pairwise(called_s):
+        assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
+    # What is let go follows what is called: the last is late by the ways there and back, and little else.
+    assert called_s[-1] <= 1.5 * count / rate + 4 * (ON_ITS_WAY_S + tick_s)
+
+
+def test_no_more_is_let_go_than_its_path_can_take():
+    """Issue 5, number 5: what waits there already counts; a second's worth waits at most, and then it goes on."""
+    drain = Drain(DrainPolicy(rate=20))
+    assert drain.allow(0.0, hanging=False, waiting=15) == 5
+    assert drain.allow(1.0, hanging=False, waiting=20) == 0
+    assert drain.allow(2.0, hanging=False, waiting=0) == 20
+    assert drain.allow(2.5, hanging=False, waiting=0) <= 20
+    assert not Drain(DrainPolicy()).under_way(0.0)
 
 
 @pytest.mark.parametrize(

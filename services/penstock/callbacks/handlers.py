@@ -92,15 +92,15 @@ class Deliverer:
             owner,
             partition_of=partition_of,
             room=self._room,
+            waiting=lambda url: self._diverted.waiting_for(url),  # noqa: PLW0108 (made below)
             changed=self._changed,
             in_hand=self._in_hand,
         )
         # One for both paths: a target has one rate.
-        rates = Rates(self.targets.rate_of)
-        self._lanes, self._diverted = (
-            Lanes(room, doubtful=self.targets.is_hanging, rates=rates)
-            for room in (settings.room, settings.diverted_room)
-        )
+        rates, doubtful = Rates(self.targets.rate_of), self.targets.is_hanging
+        self._lanes = Lanes(settings.room, doubtful=doubtful, rates=rates)
+        bound = self.targets.drain_rate_of
+        self._diverted = Lanes(settings.diverted_room, doubtful=doubtful, rates=rates, bound=bound)
         self._slow = SlowPool(settings.callback_slow_slots, settings.callback_slow_target_slots)
         self._ledger = Ledger(
             settings,

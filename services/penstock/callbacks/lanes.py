@@ -74,6 +74,7 @@ class Lanes:
         room: the bounds.
         doubtful: whether a target's latest call was slow.
         rates: when a target may be called next; shared by all lanes that call the same targets.
+        bound: the most calls a second that these lanes may make to a target, whatever its rate; None for any number.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class Lanes:
         *,
         doubtful: Callable[[str], bool] = lambda _target: False,
         rates: Rates | None = None,
+        bound: Callable[[str], float | None] = lambda _target: None,
     ) -> None:
         self._room = room
         self._free = room.slots
         self._reserve = int(room.slots * _RESERVE)
         self._doubtful = doubtful
         self._rates = Rates() if rates is None else rates
+        self._bound = bound
         self._doubted = 0
         self._count = 0
         self._lanes: dict[str, _Lane] = {}
@@ -163,7 +166,7 @@ class Lanes:
                 self._pressed[target] = None
             elif self._doubtful(target) and self._doubted >= self._room.doubtful_slots:
                 self._doubts[target] = None
-            elif (turn_s := self._rates.turn(target, self, now_s)) is not None:
+            elif (turn_s := self._rates.turn(target, self, now_s, self._bound(target))) is not None:
                 heapq.heappush(self._later, (turn_s, target))
             else:
                 lane.in_turn = False
@@ -245,7 +248,7 @@ class Lanes:
         if lane is None:
             return [], 0.0
         pace_s = self._pace_s.get(target, 0.0) / self._room.target_slots
-        pace_s = max(pace_s, self._rates.pace_s(target, self))
+        pace_s = max(pace_s, self._rates.pace_s(target, self, self._bound(target)))
         room = self._room.waiting
         if pace_s:
             room = min(room, int(self._room.patience_s / pace_s))
@@ -292,7 +295,7 @@ class Lanes:
             pace_s is None
             or self._free <= self._reserve
             or self._doubtful(target)
-            or self._rates.pace_s(target, self)
+            or self._rates.pace_s(target, self, self._bound(target))
         ):
             return most
         return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)

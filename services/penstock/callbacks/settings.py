@@ -132,7 +132,8 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         "charged to any; 0 turns this off.",
     )
     callback_drain_rate: float = option(
-        _DRAIN.rate, "Callbacks a second that are let go to one target of what was held for it."
+        _DRAIN.rate,
+        "Callbacks a second that are let go to one target of what was held for it, and calls a second on the diverted path meanwhile.",
     )
     callback_probe_s: float = option(
         _DRAIN.probe_s, "Seconds between the first calls that probe a target which hangs; the wait doubles."

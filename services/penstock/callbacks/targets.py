@@ -58,6 +58,7 @@ class Targets:
         owner: this process, unlike any other.
         partition_of: the partition of a target's records.
         room: how many more may be let go now, for all targets together.
+        waiting: how many of a target's wait for its turn on the diverted path.
         changed: told of a target of which somebody has said something.
         in_hand: whether a target is called, or something in hand waits for it.
 
@@ -73,6 +74,7 @@ class Targets:
         *,
         partition_of: Callable[[str], int],
         room: Callable[[], int],
+        waiting: Callable[[str], int],
         changed: Callable[[str], None],
         in_hand: Callable[[str], bool],
     ) -> None:
@@ -81,6 +83,7 @@ class Targets:
         self._owner = owner
         self._partition_of = partition_of
         self._room = room
+        self._waiting = waiting
         self._told = changed
         self._in_hand = in_hand
         self._targets = Known()
@@ -95,6 +98,7 @@ class Targets:
         self._outdated: set[str] = set()
         self._urgent = asyncio.Event()
         self._look_at_s = 0.0
+        self._clock = asyncio.get_running_loop().time
         self.granted = 0
 
     def __len__(self) -> int:
@@ -114,6 +118,14 @@ class Targets:
         target = self._targets.get(url)
         own = target.rate if target is not None else None
         return own or self._settings.callback_rate or None
+
+    def drain_rate_of(self, url: str) -> float | None:
+        """The most calls a second it is to get on the diverted path: while it is abnormal, and while it is drained."""
+        target = self._targets.get(url)
+        drained = target is not None and (
+            url in self._held or target.drain.under_way(self._clock()) or self.abnormal(target)
+        )
+        return self._settings.drain.rate if drained else None
 
     def abnormal(self, target: Target) -> bool:
         """Whether its callbacks are to be diverted."""
@@ -235,7 +247,7 @@ class Targets:
                 await asyncio.wait_for(self._keep(self._changed | self._seen), LAST_KEEP_S)
 
     async def _run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:
-        clock = asyncio.get_running_loop().time
+        clock = self._clock
         keep_at_s, keep_all_at_s = clock() + KEEP_EVERY_S, clock() + KEEP_QUIET_EVERY_S
         while True:
             try:
@@ -324,7 +336,8 @@ class Targets:
                 continue
             if room <= 0:
                 break
-            if allowed := min(target.drain.allow(now_s, hanging=target.hanging), room):
+            allowed = target.drain.allow(now_s, hanging=target.hanging, waiting=self._waiting(url))
+            if allowed := min(allowed, room):
                 wanted[url] = allowed
                 room -= allowed
         if not wanted:

@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint format types walls chaos load load-callbacks containers lock clean install bench-%
+.PHONY: help demo test test-fast lint format types walls chaos load load-callbacks containers images test-containers lock clean install bench-%
 
 help: ## this list
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[.a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([.a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 demo: $(INSTALLED) ## the main job, end to end: real video files through three stages on a real broker and database
 	@$(BIN)/python -m examples.media.demo
@@ -49,14 +49,28 @@ bench-claims: $(INSTALLED) ## claim contention against the ways this design repl
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
 	@$(BIN)/python -m benchmarks.claims
 
-containers: ## builds the image and brings the whole platform up with docker compose
+images: ## builds the images: services and command line, the base of workers, the media example's worker
 	docker build -f infra/Dockerfile -t penstock:local .
-	docker compose up --wait
+	docker build -f infra/Dockerfile --target worker -t penstock-worker:local .
+	docker build -f examples/media/Dockerfile -t penstock-media:local .
 
-lock: $(INSTALLED) ## renews constraints.txt and the image's infra/requirements.txt from pyproject.toml
+containers: .env images ## the whole platform with docker compose: builds, starts, waits until it is healthy and says where to go
+	docker compose up --detach
+	@docker compose logs --no-log-prefix where
+
+test-containers: $(INSTALLED) ## the tests in real containers; skipped without a Docker engine
+	@$(BIN)/python -m pytest tests/containers -v
+
+.env: ## secrets for docker compose, made up at random unless the file is there
+	@$(PYTHON) infra/make_env.py .env.example .env
+
+lock: $(INSTALLED) ## renews constraints.txt and the requirements of the images from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o benchmarks/requirements.txt benchmarks/requirements.in
-	@echo 'hatchling' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra services --constraint constraints.txt -o infra/requirements.txt pyproject.toml -
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt --extra services -o infra/requirements.txt pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-worker.txt pyproject.toml
+	@echo 'hatchling' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-build.txt -
+	@printf 'av\npillow\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o examples/media/requirements.txt -
 
 clean: ## removes the environment and the demo's data
 	rm -rf $(VENV) .penstock

@@ -24,7 +24,9 @@ def _fresh(name: str) -> str:
 def main() -> None:
     """The command line: the example, and what is to be written."""
     example, target = map(Path, sys.argv[1:])
-    text = re.sub(r"^(\w+)=$", lambda found: f"{found[1]}={_fresh(found[1])}", example.read_text(), flags=re.MULTILINE)
+    text = re.sub(
+        r"^(\w+)=$", lambda found: f"{found[1]}={_fresh(found[1])}", example.read_text(), flags=re.MULTILINE
+    )
     # Never over another, and for nobody else to read.
     try:
         file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

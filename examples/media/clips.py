@@ -1,8 +1,12 @@
-"""Makes video files to work on, for those who have none at hand: moving patterns, and one file that is no video."""
+"""Makes video files to work on, for those who have none at hand: moving patterns, and one file that is no video.
+
+python -m examples.media.clips FOLDER [COUNT]
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +52,8 @@ def _frames(size: tuple[int, int], count: int, seed: int) -> Iterator[Image.Imag
         y = height / 2 + (height / 2 - radius) * math.sin(2 * turn)
         ImageDraw.Draw(image).ellipse((x - radius, y - radius, x + radius, y + radius), fill=(250, 240, 210))
         yield image
+
+
+if __name__ == "__main__":
+    for clip in make_clips(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3):
+        print(clip)

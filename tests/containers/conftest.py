@@ -1,0 +1,52 @@
+"""One platform for all tests of this folder, where there is a Docker engine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.containers.platform import Platform
+
+
+def _no_engine() -> str | None:
+    """Why there are no containers here, or None."""
+    if shutil.which("docker") is None:
+        return "there is no docker command"
+    for words in (["docker", "info"], ["docker", "compose", "version"]):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"`{' '.join(words)}` says: {(done.stderr or done.stdout).strip().splitlines()[-1:]}"
+    return None
+
+
+@pytest.fixture(scope="session")
+def engine() -> None:
+    """A Docker engine with compose."""
+    if why := _no_engine():
+        pytest.skip(f"needs a Docker engine with compose: {why}")
+
+
+@pytest.fixture(scope="session")
+def platform(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """Everything docker-compose.yml starts, healthy, and a type `steps` with workers."""
+    found = Platform(Path(tmp_path_factory.mktemp("containers")))
+    try:
+        found.build()
+        found.compose_now("up", "--detach")
+        asyncio.run(_register(found))
+        yield found
+        sys.stderr.write(found.compose_now("logs", "--timestamps", "--tail", "60", check=False).stdout)
+    finally:
+        found.remove()
+
+
+async def _register(platform: Platform) -> None:
+    async with platform.client() as client:
+        # Short, so that a killed worker's tasks go on soon.
+        await client.register_type("steps", first_stage="one", lease_ms=6_000, max_losses=20)

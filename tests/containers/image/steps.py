@@ -1,0 +1,27 @@
+"""A worker of three short stages, as a user's image has it."""
+
+import asyncio
+
+from penstock.worker import Done, Next, Task, Worker
+
+worker = Worker()
+
+
+@worker.stage("steps.one")
+async def one(task: Task) -> Next:
+    await asyncio.sleep(0.05)
+    return Next("two", task.context)
+
+
+# Not async: on a thread.
+@worker.stage("steps.two")
+def two(task: Task) -> Next:
+    return Next("three", task.context)
+
+
+@worker.stage("steps.three")
+async def three(task: Task) -> Done:
+    return Done(task.context)
+
+
+worker.run()

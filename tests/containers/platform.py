@@ -1,0 +1,267 @@
+"""One run of docker-compose.yml under a name of its own, and what a test does with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any, Self
+
+from penstock.client import Client
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+IMAGE = Path(__file__).parent / "image"
+
+# What runs, and how often.
+REPLICAS = {
+    "kafka": 1,
+    "postgres": 1,
+    "gateway": 1,
+    "task-sync": 2,
+    "heartbeats": 2,
+    "stages": 2,
+    "callbacks": 2,
+    "steps": 2,
+    "receiver": 1,
+}
+SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks", "steps")
+
+# Far more than anything here takes on two busy cores; it only ends what will never come.
+PATIENCE_S = 240
+
+
+def free_port() -> int:
+    """One that nobody has now. It must stay the same when a container is made again, so the engine cannot choose it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Platform:
+    """Containers, networks, volumes and images with this run's name; `remove` takes away all of them and nothing else.
+
+    Args:
+        folder: for its .env.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"penstock-test-{secrets.token_hex(4)}"
+        self.gateway_url = f"http://127.0.0.1:{(port := free_port())}"
+        self.receiver_port = free_port()
+        self.images = {
+            kind: f"{self.name}-{kind}:test" for kind in ("services", "worker", "media", "steps", "receiver")
+        }
+        self._env_file = folder / ".env"
+        subprocess.run(
+            [sys.executable, ROOT / "infra/make_env.py", ROOT / ".env.example", self._env_file],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        self.secrets = dict(
+            line.split("=", 1) for line in self._env_file.read_text().splitlines() if line[:1].isalpha()
+        )
+        self._environment = {
+            **os.environ,
+            "PENSTOCK_IMAGE": self.images["services"],
+            "PENSTOCK_MEDIA_IMAGE": self.images["media"],
+            "PENSTOCK_PUBLISH": f"127.0.0.1:{port}",
+            # The target is in the network `edge`, whose addresses the engine chooses.
+            "PENSTOCK_CALLBACK_ALLOW": "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16",
+            "TEST_STEPS": self.images["steps"],
+            "TEST_RECEIVER": self.images["receiver"],
+            "TEST_RECEIVER_PORT": str(self.receiver_port),
+        }
+
+    def docker_now(
+        self, *words: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `docker …` to its end.
+
+        Raises:
+            AssertionError: it failed; the message has what it said.
+        """
+        done = subprocess.run(
+            ["docker", *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            cwd=ROOT,
+            check=False,
+        )
+        assert not check or done.returncode == 0, (
+            f"docker {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+        return done
+
+    def compose_now(
+        self, *words: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `docker compose …` of this run."""
+        files = ("-f", "docker-compose.yml", "-f", "tests/containers/compose.yml")
+        return self.docker_now(
+            "compose",
+            "--env-file",
+            str(self._env_file),
+            "-p",
+            self.name,
+            *files,
+            *words,
+            stdin=stdin,
+            check=check,
+        )
+
+    async def docker(self, *words: str, **given: Any) -> str:
+        """As `docker_now`, beside what else goes on; returns its output."""
+        return (await asyncio.to_thread(self.docker_now, *words, **given)).stdout
+
+    async def compose(self, *words: str, **given: Any) -> str:
+        """As `compose_now`, beside what else goes on; returns its output."""
+        return (await asyncio.to_thread(self.compose_now, *words, **given)).stdout
+
+    def build(self) -> None:
+        """Builds every image, as a user would: the platform's by compose, the others by the Dockerfiles."""
+        self.compose_now("build", "migrate")
+        self.docker_now(
+            "build", "-f", "infra/Dockerfile", "--target", "worker", "-t", self.images["worker"], "."
+        )
+        bases = (f"SERVICES={self.images['services']}", f"WORKER={self.images['worker']}")
+        for target in ("steps", "receiver"):
+            arguments = [word for base in bases for word in ("--build-arg", base)]
+            self.docker_now("build", "--target", target, *arguments, "-t", self.images[target], str(IMAGE))
+
+    def remove(self) -> None:
+        """Takes everything away."""
+        self.compose_now("--profile", "*", "down", "--volumes", "--timeout", "5", check=False)
+        self.docker_now("rmi", *self.images.values(), check=False)
+
+    def client(self) -> Client:
+        """Speaks with the gateway, and waits long for one that is being replaced."""
+        return Client(self.gateway_url, patience_s=PATIENCE_S)
+
+    async def containers(self, service: str) -> list[str]:
+        """The ids of a service's containers, running or not."""
+        return (await self.compose("ps", "--all", "--quiet", service)).split()
+
+    async def running(self) -> dict[str, Counter[str]]:
+        """By service, how many containers have which health; what does not run has its state instead."""
+        found: dict[str, Counter[str]] = {}
+        for line in (await self.compose("ps", "--all", "--format", "json")).splitlines():
+            one = json.loads(line)
+            found.setdefault(one["Service"], Counter())[one["Health"] or one["State"]] += 1
+        return found
+
+    async def wait_healthy(self, **more: int) -> None:
+        """Until every container that belongs here is healthy."""
+        wanted = {service: {"healthy": count} for service, count in {**REPLICAS, **more}.items()}
+
+        async def well() -> bool:
+            found = await self.running()
+            return all(found.get(service) == state for service, state in wanted.items())
+
+        await wait_until(well, timeout=PATIENCE_S, every=0.5, what=f"healthy: {wanted}")
+
+    async def told(self) -> dict[int, str]:
+        """Of which tasks the target was told by a callback, and in which state it was said to be."""
+
+        def ask() -> dict[str, str]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.receiver_port}/told", timeout=10) as answer:
+                found: dict[str, str] = json.load(answer)
+                return found
+
+        return {int(number): state for number, state in (await asyncio.to_thread(ask)).items()}
+
+    async def check(self) -> None:
+        """`penstock check`, in a container: nothing is in limbo."""
+        assert "clean: nothing is in limbo" in await self.compose("run", "--rm", "--no-deps", "check")
+
+
+class Load:
+    """Submits tasks over HTTP, a few at a time, for as long as the block runs.
+
+    At its end every task that was acknowledged has succeeded, and the target was told of it.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._stopping = asyncio.Event()
+        self._run = secrets.token_hex(4)
+        self.acknowledged: list[int] = []
+
+    async def __aenter__(self) -> Self:
+        self._client = await self._platform.client().__aenter__()
+        self._submitting = asyncio.create_task(self._submit())
+        await self.progress(5)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopping.set()
+        try:
+            if kind is not None:
+                self._submitting.cancel()
+                await asyncio.wait([self._submitting])
+                return
+            await self._submitting
+            await self.settled(self.acknowledged)
+        finally:
+            await self._client.__aexit__(None, None, None)
+
+    async def _submit(self) -> None:
+        number = 0
+        while not self._stopping.is_set():
+            drafts = [draft(f"{self._run}-{number}-{one}") for one in range(4)]
+            self.acknowledged += [task.id for task in await self._client.submit_many(drafts)]
+            number += 1
+            # A pace, and the end of the block ends it.
+            await asyncio.wait([asyncio.ensure_future(self._stopping.wait())], timeout=0.25)
+
+    async def progress(self, count: int = 12) -> None:
+        """Until so many tasks that were submitted from now on have gone all the way."""
+        before = len(self.acknowledged)
+        await wait_until(
+            lambda: self._submitting.done() or len(self.acknowledged) >= before + count,
+            timeout=PATIENCE_S,
+            what=f"{count} more tasks are acknowledged",
+        )
+        if self._submitting.done():
+            self._submitting.result()
+        await self.settled(self.acknowledged[before : before + count])
+
+    async def settled(self, ids: list[int]) -> None:
+        """Until these tasks have succeeded and the target was told so of each."""
+        states = await self._client.wait(ids, timeout_s=PATIENCE_S)
+        assert states == {"succeeded": len(ids)}
+
+        async def missing() -> set[int]:
+            told = await self._platform.told()
+            return {number for number in ids if told.get(number) != "succeeded"}
+
+        async def all_told() -> bool:
+            return not await missing()
+
+        began = time.monotonic()
+        try:
+            await wait_until(all_told, timeout=PATIENCE_S, every=0.2)
+        except TimeoutError as error:
+            raise AssertionError(
+                f"no callback for {sorted(await missing())} of {len(ids)} tasks after {time.monotonic() - began:.0f} s"
+            ) from error
+
+
+def draft(key: str) -> dict[str, Any]:
+    """A task of three stages with a callback, as of `submitted.schema.json`."""
+    return {
+        "type": "steps",
+        "context": {"key": key},
+        "idempotency_key": key,
+        "callbacks": ["http://receiver:9000/hooks"],
+    }

@@ -11,15 +11,15 @@ from contextlib import AsyncExitStack
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.gateways import running_gateway
+from tests.running import make_topics
+from tests.servers import PASSWORD, QUOTED, Authority, TlsFront
+from tests.system import System
 
 from penstock.errors import SettingsError
 from penstock.postgres.connection import connect, open_pool
 from penstock.postgres.types import TaskType, register
 from penstock.settings import Platform
-from tests.gateways import running_gateway
-from tests.running import make_topics
-from tests.servers import PASSWORD, QUOTED, Authority, TlsFront
-from tests.system import System
 
 
 @pytest.fixture

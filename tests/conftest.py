@@ -29,6 +29,7 @@ from penstock.local.database import EmbeddedPostgres
 from penstock.local.supervisor import Supervisor
 from penstock.postgres.migrations import migrate
 from penstock.settings import Kafka
+from tests.secured import SecureKafka, start_secure_kafka
 from tests.telling import Telling
 
 # No test has a time limit: machines are noisy.
@@ -119,6 +120,14 @@ def kafka_servers(request: pytest.FixtureRequest) -> str:
     broker = EmbeddedKafka(supervisor, folder / "kafka")
     _run(broker.start())
     return broker.servers
+
+
+@pytest.fixture(scope="session")
+def secure_kafka(_servers: tuple[Supervisor, Path]) -> SecureKafka:
+    """A broker of its own that wants to know who its clients are."""
+    supervisor, folder = _servers
+    found: SecureKafka = _run(start_secure_kafka(supervisor, folder / "secure-kafka"))
+    return found
 
 
 @pytest.fixture(scope="session")

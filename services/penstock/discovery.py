@@ -16,6 +16,23 @@ from penstock.errors import SettingsError
 DEFAULT_DATA_DIR = Path(".penstock")
 DATA_DIR_VARIABLE = "PENSTOCK_DATA_DIR"
 
+_ELSEWHERE = tuple(
+    f"PENSTOCK_KAFKA_{name}"
+    for name in (
+        "CA_FILE",
+        "CERT_FILE",
+        "KEY_FILE",
+        "MECHANISM",
+        "USER",
+        "PASSWORD",
+        "PASSWORD_FILE",
+        "TOKEN_URL",
+        "CLIENT_ID",
+        "CLIENT_SECRET_FILE",
+        "SCOPE",
+    )
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
@@ -28,6 +45,7 @@ class Addresses:
         postgres: connection URL.
         prefix: of topics and groups.
         objects: URL of the object store.
+        kafka_protocol: how the brokers are spoken to; "" is as the environment says, since they are somebody else's.
     """
 
     pid: int
@@ -36,10 +54,18 @@ class Addresses:
     postgres: str
     prefix: str
     objects: str
+    kafka_protocol: str = ""
 
     def environment(self) -> dict[str, str]:
         """The settings under which a service, worker or client finds this deployment."""
+        # Whatever the environment has for another cluster is not meant for ours.
+        protocol = (
+            {**dict.fromkeys(_ELSEWHERE, ""), "PENSTOCK_KAFKA_PROTOCOL": self.kafka_protocol}
+            if self.kafka_protocol
+            else {}
+        )
         return {
+            **protocol,
             "PENSTOCK_KAFKA": self.kafka,
             "PENSTOCK_POSTGRES": self.postgres,
             "PENSTOCK_PREFIX": self.prefix,

@@ -4,6 +4,7 @@
     ├── Fatal                     the process must not go on; its supervisor restarts it
     │   ├── SettingsError         a setting is missing or two contradict each other
     │   ├── CannotStart           something that must be there first is missing or refuses
+    │   ├── KafkaRefused          Kafka does not know who this is, or does not permit what it asks
     │   ├── SessionLost           the Kafka group, the PostgreSQL session or a lock is gone
     │   └── Stalled               there is work and no progress
     ├── Unavailable               a server does not answer: worth trying again
@@ -41,6 +42,10 @@ class SettingsError(Fatal):
 
 class CannotStart(Fatal):
     """Something that must be there first (a package, a port, a directory, a table) is missing or refuses; the message says what to do."""
+
+
+class KafkaRefused(Fatal):
+    """Kafka does not accept who this process says it is, or its access lists do not permit what it asks; the message says what to change."""
 
 
 class SessionLost(Fatal):

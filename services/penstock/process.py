@@ -23,6 +23,7 @@ from penstock.errors import (
     CannotStart,
     Conflict,
     Invalid,
+    KafkaRefused,
     NotFound,
     PenstockError,
     SettingsError,
@@ -44,6 +45,7 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (Unavailable, 5),
     (SettingsError, 6),
     (CannotStart, 6),
+    (KafkaRefused, 6),
 )
 
 # Told once the service serves; the second line of a supervisor's "started".

@@ -47,6 +47,11 @@ def option(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+def secret(doc: str) -> Any:
+    """A field whose value no `repr` shows, and so no log and no traceback."""
+    return field(default="", repr=False, metadata={"doc": doc})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Base of all settings: how to read them and how to refuse them."""
@@ -118,6 +123,14 @@ class Metered(Settings):
         return problems
 
 
+KAFKA_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+KAFKA_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+_OF_TLS = ("kafka_ca_file", "kafka_cert_file", "kafka_key_file")
+_OF_USERS = ("kafka_user", "kafka_password_file", "kafka_password")
+_OF_TOKENS = ("kafka_token_url", "kafka_client_id", "kafka_client_secret_file", "kafka_scope")
+_OPTIONAL = ("kafka_password_file", "kafka_password", "kafka_scope")
+_FILES = (*_OF_TLS, "kafka_password_file", "kafka_client_secret_file")
+
 _ADDRESSES = ("kafka", "postgres", "prefix", "objects")
 
 
@@ -134,6 +147,37 @@ class Kafka(Settings):
     )
     session_timeout_s: float = option(
         10.0, "Seconds after which Kafka gives a silent member's partitions away."
+    )
+
+    # How Kafka knows who this is; `kafka/security.py` makes the clients' arguments of it.
+    kafka_protocol: str = option(
+        "PLAINTEXT", f"How the brokers' listener is spoken to: {', '.join(KAFKA_PROTOCOLS)}."
+    )
+    kafka_ca_file: str = option(
+        "", "PEM file of the authorities that sign the brokers' certificates; left out, the system's own."
+    )
+    kafka_cert_file: str = option(
+        "", "PEM file of this process's certificate, with those between it and its authority."
+    )
+    kafka_key_file: str = option("", "PEM file of that certificate's key, without a passphrase.")
+    kafka_mechanism: str = option(
+        "", f"How SASL shows who this is: {', '.join(KAFKA_MECHANISMS)}. Needed with a SASL protocol."
+    )
+    kafka_user: str = option("", "User of PLAIN and SCRAM.")
+    kafka_password_file: str = option("", "File that holds the user's password.")
+    kafka_password: str = secret(
+        "The password itself; a file is safer, since an environment is shown to many."
+    )
+    kafka_token_url: str = option(
+        "", "Where OAUTHBEARER gets its tokens, by client credentials (RFC 6749, 4.4); https."
+    )
+    kafka_client_id: str = option("", "The client for which that address issues tokens.")
+    kafka_client_secret_file: str = option("", "File that holds the client's secret.")
+    kafka_scope: str = option(
+        "", "Scopes asked for with the token, if the issuer wants any; apart by spaces."
+    )
+    topics_file: str = option(
+        "", "TOML file that declares the topics instead of the packaged schemas/topics.toml."
     )
 
     @classmethod
@@ -166,7 +210,72 @@ class Kafka(Settings):
             for server in self.kafka.split(",")
             if self.kafka and not _SERVER.fullmatch(server.strip())
         ]
+        problems += _security_problems(self)
+        if self.topics_file:
+            problems += _unreadable("topics_file", self.topics_file)
         return problems
+
+
+def _security_problems(given: Kafka) -> list[str]:
+    """What of TLS and SASL contradicts itself; no sentence holds a secret."""
+    protocol, mechanism = given.kafka_protocol, given.kafka_mechanism
+    if protocol not in KAFKA_PROTOCOLS:
+        return [f"kafka_protocol={protocol!r} must be one of {', '.join(KAFKA_PROTOCOLS)}"]
+    sasl, encrypted = protocol.startswith("SASL"), protocol.endswith("SSL")
+    if sasl and mechanism not in KAFKA_MECHANISMS:
+        return [
+            f"kafka_protocol={protocol} needs kafka_mechanism, one of {', '.join(KAFKA_MECHANISMS)}"
+            + (f", not {mechanism!r}" if mechanism else "")
+        ]
+    wanted = _OF_TOKENS if mechanism == "OAUTHBEARER" else _OF_USERS
+    problems = [
+        # Sent by nobody: whoever set it believes this process to be safer than it is.
+        f"{name} is set, but kafka_protocol={protocol} never uses it: use {better}, or leave it out"
+        for names, used, better in (
+            (_OF_TLS, encrypted, "SSL or SASL_SSL"),
+            (("kafka_mechanism", *_OF_USERS, *_OF_TOKENS), sasl, "SASL_SSL"),
+        )
+        for name in names
+        if getattr(given, name) and not used
+    ]
+    if sasl:
+        problems += [
+            f"{name} is set, but kafka_mechanism={mechanism} never uses it: leave it out"
+            for name in (*_OF_USERS, *_OF_TOKENS)
+            if getattr(given, name) and name not in wanted
+        ]
+        problems += [
+            f"kafka_mechanism={mechanism} needs {name}"
+            for name in wanted
+            if name not in _OPTIONAL and not getattr(given, name)
+        ]
+        if wanted is _OF_USERS and bool(given.kafka_password) == bool(given.kafka_password_file):
+            problems.append(f"kafka_mechanism={mechanism} needs either kafka_password_file or kafka_password")
+        if given.kafka_token_url and not _is_private(given.kafka_token_url):
+            problems.append(
+                f"kafka_token_url={given.kafka_token_url} must begin with https://: the client's secret goes there"
+            )
+    if bool(given.kafka_cert_file) != bool(given.kafka_key_file):
+        problems.append("kafka_cert_file and kafka_key_file must be set both or neither")
+    for name in _FILES:
+        if getattr(given, name):
+            problems += _unreadable(name, getattr(given, name))
+    return problems
+
+
+def _is_private(url: str) -> bool:
+    """Whether nobody between here and a URL reads along: https, or this machine."""
+    parts = urlsplit(url)
+    return bool(parts.hostname) and (
+        parts.scheme == "https"
+        or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
+    )
+
+
+def _unreadable(name: str, file: str) -> list[str]:
+    if not Path(file).is_file():
+        return [f"{name}={file}: there is no such file"]
+    return [] if os.access(file, os.R_OK) else [f"{name}={file} may not be read by this user"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from penstock.core.giving_back import Patience
 from penstock.errors import (
     CorruptObject,
     InvalidRecord,
+    KafkaRefused,
     KafkaUnavailable,
     SessionLost,
     Unavailable,
@@ -36,7 +37,7 @@ from penstock.errors import (
 from penstock.gateway.broker import Broker
 from penstock.gateway.settings import GatewaySettings
 from penstock.kafka import membership
-from penstock.kafka.connection import create_topics, make_consumer, translated
+from penstock.kafka.connection import create_topics, make_consumer, start, translated
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.postgres.types import TaskType
@@ -161,6 +162,7 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         Raises:
             Unavailable: Kafka or the object store is away; who waits has been told.
             SessionLost: the partitions were given to others.
+            KafkaRefused: this gateway may not read that topic.
         """
         topic = ready(self._type.name, self._type.partitions)
         consumer = make_consumer(self._settings, self._group, notice_s=NOTICE_S)
@@ -168,12 +170,11 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         try:
             # Task-sync creates it with the first release, which may be yet to come.
             await create_topics(self._settings, [topic])
-            with translated():
-                await consumer.start()
+            await start(consumer)
             while await self._somebody_asks(consumer):
                 await self._fetch(consumer)
                 await self._hand_out(consumer)
-        except (Unavailable, SessionLost) as error:
+        except (Unavailable, SessionLost, KafkaRefused) as error:
             self._tell(error)
             raise
         finally:

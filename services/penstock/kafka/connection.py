@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
     CommitFailedError,
+    GroupAuthorizationFailedError,
     IllegalGenerationError,
     InvalidProducerEpoch,
     KafkaConnectionError,
@@ -20,11 +23,13 @@ from aiokafka.errors import (
     ProducerFenced,
     RebalanceInProgressError,
     TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
     UnknownMemberIdError,
     UnknownProducerId,
 )
 
-from penstock.errors import KafkaUnavailable, SessionLost
+from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
+from penstock.kafka.security import arguments, why_refused
 from penstock.kafka.topics import REJECTION_BYTES, Topic
 from penstock.settings import Kafka
 
@@ -42,6 +47,7 @@ def translated() -> Iterator[None]:
     Raises:
         SessionLost: this member's generation is over and what it holds belongs to others now, or this producer
             can write nothing any more.
+        KafkaRefused: an access list does not permit it.
         KafkaUnavailable: anything else the client library reports.
     """
     try:
@@ -58,6 +64,15 @@ def translated() -> Iterator[None]:
         ProducerFenced,
     ) as error:
         raise SessionLost(f"Kafka: {error!r}") from error
+    except (
+        TopicAuthorizationFailedError,
+        GroupAuthorizationFailedError,
+        ClusterAuthorizationFailedError,
+    ) as error:
+        # Trying again would be silence for ever.
+        raise KafkaRefused(
+            f"Kafka does not permit this: {error!r}; `penstock topics acls` lists what each service needs"
+        ) from error
     except KafkaError as error:
         # An error may meet a cancellation and take its place; whoever tries again on `KafkaUnavailable` would
         # never end.
@@ -70,7 +85,7 @@ def translated() -> Iterator[None]:
 def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
     """An idempotent producer with acks=all, not yet started."""
     return AIOKafkaProducer(
-        bootstrap_servers=settings.kafka,
+        **arguments(settings),
         acks="all",
         enable_idempotence=True,
         linger_ms=linger_ms,
@@ -101,7 +116,7 @@ def make_consumer(
     """
     return AIOKafkaConsumer(
         *topics,
-        bootstrap_servers=settings.kafka,
+        **arguments(settings),
         client_id=name,
         group_id=group,
         enable_auto_commit=False,
@@ -123,23 +138,32 @@ async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
 
     Raises:
         KafkaUnavailable: no broker answered.
+        KafkaRefused: one did, and refuses this process.
     """
-    await _start(client.start(), client.stop)
+    inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 (it has no other way in)
+    await _start(client.start(), client.stop, inner)
 
 
-async def _start(starting: Awaitable[None], stop: Callable[[], Awaitable[None]]) -> None:
+async def _start(
+    starting: Awaitable[None], stop: Callable[[], Awaitable[None]], inner: AIOKafkaClient
+) -> None:
     # Shielded and let end even when cancelled: aiokafka would leave the connection it is opening behind.
     task = asyncio.ensure_future(starting)
     try:
         with translated():
             await asyncio.shield(task)
-    except BaseException:
+        if not inner.cluster.brokers():
+            # The client library takes this for an empty cluster; a broker answers so whose token it has just refused.
+            raise KafkaUnavailable(f"Kafka: {inner.hosts} name no broker")  # noqa: TRY301 (refused as any other is)
+    except BaseException as error:
         await asyncio.wait({task}, timeout=_LET_GO_S)
         if task.done() and not task.cancelled():
             # Read, or asyncio complains that nobody did.
             task.exception()
         task.cancel()
         await stop()
+        if isinstance(error, KafkaUnavailable) and (refused := await why_refused(inner)):
+            raise refused from error
         raise
 
 
@@ -169,8 +193,8 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
     Raises:
         KafkaUnavailable: no broker answered.
     """
-    client = AIOKafkaAdminClient(bootstrap_servers=settings.kafka)
-    await _start(client.start(), client.close)
+    client = AIOKafkaAdminClient(**arguments(settings))
+    await _start(client.start(), client.close, client._client)  # noqa: SLF001 (it has no other way in)
     with translated():
         try:
             yield client

@@ -11,13 +11,16 @@ from typing import Any
 
 import faust
 from aiokafka.errors import KafkaError
+from faust.auth import OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer
 from faust.types import TP
+from faust.types.auth import CredentialsT
 
 from penstock.core.acknowledgement import Partition
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.connection import translated
 from penstock.kafka.fetching import Fetching
+from penstock.kafka.security import arguments
 from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
 
@@ -61,6 +64,7 @@ class FaustApp:
         self._app: Any = faust.App(
             service_group(settings.prefix, name),
             broker=[f"aiokafka://{server.strip()}" for server in settings.kafka.split(",")],
+            broker_credentials=_credentials(settings),
             broker_client_id=f"{name}-{uuid.uuid4().hex[:8]}",
             loop=asyncio.get_running_loop(),
             autodiscover=False,
@@ -164,6 +168,22 @@ class FaustApp:
         # The driver's own: everything above it in Faust is the bookkeeping that loses records. Its errors crash
         # the application, which `check` notices.
         return bool(await self._app.consumer._commit(wanted))  # noqa: SLF001 (see above)
+
+
+def _credentials(settings: Kafka) -> CredentialsT | None:
+    """The arguments of every other client, in Faust's own words; None is PLAINTEXT."""
+    given = arguments(settings)
+    context = given.get("ssl_context")
+    if provider := given.get("sasl_oauth_token_provider"):
+        return OAuthCredentials(oauth_cb=provider, ssl_context=context)
+    if mechanism := given.get("sasl_mechanism"):
+        return SASLCredentials(
+            username=given["sasl_plain_username"],
+            password=given["sasl_plain_password"],
+            mechanism=mechanism,
+            ssl_context=context,
+        )
+    return SSLCredentials(context) if context is not None else None
 
 
 def _consumer_type(linger_s: float) -> type[Consumer]:

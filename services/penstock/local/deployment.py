@@ -14,10 +14,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self
 
 from penstock.core.restart import RestartPolicy
 from penstock.discovery import DEFAULT_DATA_DIR, Addresses
@@ -30,11 +30,10 @@ from penstock.local.jars import Progress
 from penstock.local.leftovers import end_leftovers
 from penstock.local.output import FileLog, both
 from penstock.local.ports import LOOPBACK, choose_port
+from penstock.local.side_by_side import run_both, to_the_end
 from penstock.local.state import CALLBACK_ALLOW, CALLBACK_SECRETS, DataDir, callback_allow, make_secret
 from penstock.local.supervisor import OnLine, Program, Supervisor
 from penstock.settings import Kafka
-
-_T = TypeVar("_T")
 
 DEFAULT_GATEWAY_PORT = 8420
 GATEWAY = "gateway"
@@ -279,7 +278,7 @@ class Deployment:
             both(self._log, self._reporter.line), run_dir=run_dir, policy=options.restart
         )
         # Both at once: each waits mostly for the disk or for itself.
-        kafka, postgres = await _both(self._start_kafka(), self._start_postgres())
+        kafka, postgres = await run_both(self._start_kafka(), self._start_postgres())
         objects = options.objects or f"file://{self.data_dir / 'objects'}"
         if not options.objects:
             (self.data_dir / "objects").mkdir(exist_ok=True)
@@ -293,10 +292,11 @@ class Deployment:
             postgres=postgres,
             prefix=options.prefix,
             objects=objects,
+            kafka_protocol="" if options.kafka else "PLAINTEXT",
         )
         self._secret = os.environ.get(CALLBACK_SECRETS) or make_secret(self.callback_secret_file)
         say("creating topics and tables")
-        await _both(self._create_topics(), self._migrate())
+        await run_both(self._create_topics(), self._migrate())
         say("starting services")
         self._start_services(port)
         await self.wait_ready()
@@ -305,7 +305,7 @@ class Deployment:
     async def _start_kafka(self) -> str:
         options, say = self._options, self._reporter.step
         if options.kafka:
-            await wait_kafka(Kafka(kafka=options.kafka), timeout_s=15)
+            await wait_kafka(self._kafka_settings(options.kafka), timeout_s=15)
             return options.kafka
         say("starting Kafka")
         broker = EmbeddedKafka(
@@ -332,7 +332,12 @@ class Deployment:
         return server.dsn()
 
     async def _create_topics(self) -> None:
-        await create_topics(Kafka(kafka=self.kafka, prefix=self._options.prefix), PLATFORM)
+        await create_topics(self._kafka_settings(self.kafka), PLATFORM)
+
+    def _kafka_settings(self, servers: str) -> Kafka:
+        # Credentials in the environment are for the cluster that the options name; ours asks for none.
+        environment = {**os.environ, **self._options.environment} if self._options.kafka else {}
+        return Kafka.load(environment, kafka=servers, prefix=self._options.prefix)
 
     async def _migrate(self) -> None:
         try:
@@ -370,31 +375,9 @@ class Deployment:
         # Each later step is taken whatever becomes of the earlier ones: nothing must keep running, nor hold the lock.
         try:
             if self._supervisor is not None:
-                await _to_the_end(self._supervisor.close)
+                await to_the_end(self._supervisor.close)
         finally:
             if self._log is not None:
                 self._log.close()
             if self._data_dir is not None:
                 self._data_dir.close()
-
-
-async def _both(first: Coroutine[Any, Any, _T], second: Coroutine[Any, Any, _T]) -> tuple[_T, _T]:
-    """Runs both at once; if one raises, the other is cancelled and waited for, and the first exception passed on."""
-    tasks = [asyncio.create_task(first), asyncio.create_task(second)]
-    try:
-        one, other = await asyncio.gather(*tasks)
-        return one, other
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _to_the_end(function: Callable[[], None]) -> None:
-    """Runs a blocking function in a thread and waits for its end even when cancelled meanwhile."""
-    task = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

@@ -24,7 +24,7 @@ from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse
 from penstock.core.admission import Load, crowded
 from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, SessionLost, UnknownType
-from penstock.kafka.connection import make_consumer, translated
+from penstock.kafka.connection import make_consumer, start, translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
 from penstock.objects import ObjectStore
@@ -163,8 +163,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             KafkaUnavailable: as above.
         """
         self._consumer.subscribe([self._topic], listener=self)
-        with translated():
-            await self._consumer.start()
+        await start(self._consumer)
         try:
             while not stopping.is_set():
                 self._pause_or_resume()

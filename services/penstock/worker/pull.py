@@ -93,7 +93,11 @@ class Puller:
                     if topic in await admin.list_topics():
                         return
             if not told:
-                log.info("type %s is not registered yet (no topic %s): waiting", self._type, topic)
+                log.info(
+                    "type %s is not registered yet (no topic %s, or one this user may not see): waiting",
+                    self._type,
+                    topic,
+                )
                 told = True
             await asyncio.sleep(TOPIC_RETRY_S)
 

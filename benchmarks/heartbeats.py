@@ -26,6 +26,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.kafka.connection import make_producer, running
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.topics import HEARTBEATS
 from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
@@ -80,7 +81,9 @@ async def records(settings: Kafka) -> int:
     consumer = AIOKafkaConsumer(bootstrap_servers=settings.kafka)
     await consumer.start()
     topic = settings.prefix + HEARTBEATS.name
-    ends = await consumer.end_offsets([TopicPartition(topic, n) for n in range(HEARTBEATS.partitions)])
+    ends = await consumer.end_offsets(
+        [TopicPartition(topic, n) for n in range(partitions_of(settings, HEARTBEATS))]
+    )
     await consumer.stop()
     return sum(ends.values())
 

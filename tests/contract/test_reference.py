@@ -17,6 +17,7 @@ from penstock.core.completion import Outcome
 from penstock.core.task import FINAL, State
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.declared import figures
 from penstock.kafka.processor import ProcessorSettings
 from penstock.kafka.topics import PLATFORM, ready
 from penstock.process import exit_status
@@ -95,8 +96,9 @@ def status_table() -> str:
 
 def document() -> str:
     topics = "\n".join(
-        f"| `{topic.name}` | {topic.partitions or 'its type says'} | {topic.retention_ms // 86_400_000} days | {topic.doc} |"
+        f"| `{topic.name}` | {as_declared.partitions or 'its type says'} | {int(as_declared.configs['retention.ms']) // 86_400_000} days | {topic.doc} |"
         for topic in (*PLATFORM, ready("TYPE", 0))
+        for as_declared in (figures(Kafka(), topic),)
     )
     states = ", ".join(f"`{state}`" for state in State if state not in FINAL)
     finals = ", ".join(f"`{state}`" for state in State if state in FINAL)

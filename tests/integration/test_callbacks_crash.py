@@ -16,7 +16,9 @@ from tests.waiting import wait_until
 
 from penstock.errors import SessionLost
 from penstock.kafka.connection import admin_client, make_consumer, running
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.topics import CALLBACKS
+from penstock.settings import Kafka
 
 
 @pytest.fixture
@@ -201,7 +203,7 @@ async def test_records_are_acknowledged(platform: Bench, target: Target, tmp_pat
 async def _written(platform: Bench) -> int:
     async with running(make_consumer(platform.kafka, None)) as consumer:
         name = platform.kafka.prefix + CALLBACKS.name
-        partitions = [TopicPartition(name, number) for number in range(CALLBACKS.partitions)]
+        partitions = [TopicPartition(name, number) for number in range(partitions_of(Kafka(), CALLBACKS))]
         return sum((await consumer.end_offsets(partitions)).values())
 
 

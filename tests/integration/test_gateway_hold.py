@@ -33,6 +33,7 @@ from penstock.kafka.connection import (
     make_producer,
     running,
 )
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.topics import HEARTBEATS, PLATFORM, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.settings import Kafka
@@ -398,7 +399,7 @@ async def test_a_producer_broken_for_good_ends_the_gateway_whoever_meets_it(
             # To both topics, the partitions of this worker: from now on the broker counts.
             assert (await gateway.post(*REPORT)).status == 200
             for topic in (HEARTBEATS, STAGE_RESULTS):
-                for number in range(topic.partitions):
+                for number in range(partitions_of(kafka, topic)):
                     # As if the broker had lost count.
                     partition = TopicPartition(kafka.prefix + topic.name, number)
                     producers[0]._txn_manager.increment_sequence_number(partition, 1_000)

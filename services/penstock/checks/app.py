@@ -14,6 +14,8 @@ from penstock.checks.repair import Repair
 from penstock.checks.report import Found, Offender, Report, Rule
 from penstock.checks.unbegun import Unbegun
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.declared import partitions_of
+from penstock.kafka.topics import HEARTBEATS
 from penstock.postgres.connection import open_pool, translated
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
@@ -75,6 +77,6 @@ async def _find(
     unbegun: Unbegun,
     show: int,
 ) -> list[Found]:
-    found = await rows.look(pool, show)
+    found = await rows.look(pool, show, partitions_of(settings, HEARTBEATS))
     found += await unbegun.look()
     return found + await Moving(settings, pool, topics, queued).settle()

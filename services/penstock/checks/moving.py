@@ -16,6 +16,7 @@ from penstock.checks.kafka import Topics
 from penstock.checks.queued import Queued
 from penstock.checks.report import Found, Offender, Rule
 from penstock.checks.rows import GRACE_S
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.topics import (
     CALLBACKS,
     CALLBACKS_DIVERTED,
@@ -108,7 +109,7 @@ class Moving:
     async def _unheard(self) -> Suspects:
         """Tasks whose lease nobody can end: no heartbeat processor has the partition they are heard over."""
         with translated():
-            rows = await self._pool.fetch(query("checks.running"), HEARTBEATS.partitions)
+            rows = await self._pool.fetch(query("checks.running"), partitions_of(self._settings, HEARTBEATS))
         if not rows:
             return {}
         watched = await self._topics.read_by_somebody(service_group(self._settings.prefix, "heartbeats"))

@@ -31,6 +31,7 @@ from penstock.checks.rows import GRACE_S
 from penstock.checks.unbegun import Unbegun
 from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, conclude
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.outbox import Publisher, publish, redeliver
 from penstock.kafka.topics import HEARTBEATS
 from penstock.postgres import backlog, callbacks, outbox, release
@@ -139,7 +140,9 @@ class Repair:
         done = 0
         while True:
             with translated():
-                rows = await self._pool.fetch(query("checks.unwatched"), AT_A_TIME, HEARTBEATS.partitions)
+                rows = await self._pool.fetch(
+                    query("checks.unwatched"), AT_A_TIME, partitions_of(self._settings, HEARTBEATS)
+                )
             trials = await tallies(self._pool, [row["id"] for row in rows])
             endings = []
             for row in rows:

@@ -9,7 +9,6 @@ import asyncpg
 
 from penstock.checks.report import Found, Offender, Rule
 from penstock.core.task import Priority
-from penstock.kafka.topics import HEARTBEATS
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -25,6 +24,9 @@ class _Asked:
     argument: float | None = GRACE_S
 
 
+# Stands for how many partitions the topic of heartbeats has.
+_HEARTBEATS = -1.0
+
 _QUESTIONS = (
     _Asked(Rule.OVERDUE, "task", lambda r: f"was due {r['late_s']:.0f} s ago: is task-sync running?"),
     _Asked(
@@ -33,7 +35,7 @@ _QUESTIONS = (
         lambda r: (
             f"is running on {r['worker']}, heard over partition {r['lease_partition']}: nobody watches that"
         ),
-        HEARTBEATS.partitions,
+        _HEARTBEATS,
     ),
     _Asked(Rule.WAITING, "task", lambda _r: "waits, and nothing is written down that could wake it", None),
     _Asked(
@@ -58,15 +60,16 @@ _QUESTIONS = (
 )
 
 
-async def look(pool: asyncpg.Pool[asyncpg.Record], show: int) -> list[Found]:
-    """The offenders against each rule, the first `show` of them.
+async def look(pool: asyncpg.Pool[asyncpg.Record], show: int, heartbeats: int) -> list[Found]:
+    """The offenders against each rule, the first `show` of them; `heartbeats` is how many partitions that topic has.
 
     Raises:
         PostgresUnavailable: no server.
     """
     found = []
     for asked in _QUESTIONS:
-        arguments = [show] if asked.argument is None else [show, asked.argument]
+        argument = heartbeats if asked.argument == _HEARTBEATS else asked.argument
+        arguments = [show] if argument is None else [show, argument]
         with translated():
             rows = await pool.fetch(query(f"checks.{asked.rule.value}"), *arguments)
         if rows:

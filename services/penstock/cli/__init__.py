@@ -11,6 +11,7 @@ standard error. Exit statuses:
     5    something cannot be reached: the gateway, Kafka, PostgreSQL
     6    cannot start: a setting is wrong, Kafka refuses this user, a port or directory is taken, or a package or part is missing
     7    something is in limbo: `penstock check` found it, or --repair could not put it back
+    8    the topics are not as declared: `penstock topics plan` found it, or `apply` had to leave something
     70   a service did not drain in time, or was asked twice to stop
     130  interrupted by Ctrl-C
 

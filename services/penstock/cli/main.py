@@ -7,7 +7,7 @@ from typing import IO, Any
 import click
 
 import penstock
-from penstock.cli import callbacks, history, operations, serving, targets, tasks, types
+from penstock.cli import callbacks, history, operations, serving, targets, tasks, topics, types
 from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
 from penstock.http.problems import Faults
 from penstock.process import exit_status, quiet_libraries
@@ -85,7 +85,7 @@ for verb in (
     history.history,
     serving.check,
     serving.migrate,
-    serving.topics,
+    topics.topics,
 ):
     cli.add_command(verb)
 

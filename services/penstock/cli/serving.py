@@ -15,11 +15,10 @@ from penstock.cli.deployment import Found, data_dir_option
 from penstock.cli.gateway import without_nothing
 from penstock.cli.numbers import Whole
 from penstock.cli.output import as_json, counts_text, print_json, table
+from penstock.cli.topics import kafka_option, prefix_option
 from penstock.discovery import DATA_DIR_VARIABLE
 from penstock.errors import CannotStart
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import PLATFORM
-from penstock.settings import Kafka, Platform
+from penstock.settings import Platform
 
 # A check found something in limbo.
 EXIT_LIMBO = 7
@@ -33,9 +32,7 @@ SERVICES = {
     "callbacks": "callbacks",
 }
 
-kafka_option = click.option("--kafka", metavar="SERVERS", help="Bootstrap servers. Default: $PENSTOCK_KAFKA.")
 postgres_option = click.option("--postgres", metavar="URL", help="Database. Default: $PENSTOCK_POSTGRES.")
-prefix_option = click.option("--prefix", help="Of topics and groups. Default: $PENSTOCK_PREFIX or penstock.")
 
 
 @contextmanager
@@ -155,25 +152,3 @@ def migrate(json_: bool, **given: Any) -> None:
         print_json({"applied": applied})
     else:
         click.echo(f"applied {', '.join(applied)}" if applied else "already up to date")
-
-
-@click.command()
-@kafka_option
-@prefix_option
-@click.option(
-    "--replication", type=click.IntRange(1, 32_767), help="Copies of each partition. Default: the broker's."
-)
-@data_dir_option
-@as_json
-def topics(replication: int | None, json_: bool, **given: Any) -> None:
-    """Creates the platform's topics that do not exist; harmless when they do.
-
-    Ready topics are created by task-sync when their types are registered.
-    """
-    with Found(Kafka, given).telling("kafka") as settings:
-        asyncio.run(create_topics(settings, PLATFORM, replication=replication or -1))
-    names = [settings.prefix + topic.name for topic in PLATFORM]
-    if json_:
-        print_json({"topics": names})
-    else:
-        click.echo("\n".join(names))

@@ -15,6 +15,7 @@ import asyncpg
 from penstock.core.leases import Key, Lease
 from penstock.errors import Unavailable
 from penstock.kafka.connection import admin_client, translated
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.observer import observing
 from penstock.kafka.topics import STAGE_RESULTS, service_group
 from penstock.postgres import leases
@@ -73,7 +74,9 @@ class Recount:
     async def _results_end(self) -> dict[int, int]:
         topic = STAGE_RESULTS.name
         async with observing(self._settings) as observer:
-            ends = await observer.ends([(topic, number) for number in range(STAGE_RESULTS.partitions)])
+            ends = await observer.ends(
+                [(topic, number) for number in range(partitions_of(self._settings, STAGE_RESULTS))]
+            )
         return {number: end for (_topic, number), end in ends.items()}
 
     async def _committed(self) -> bool:

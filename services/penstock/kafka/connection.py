@@ -29,6 +29,7 @@ from aiokafka.errors import (
 )
 
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
+from penstock.kafka.declared import ITS_OWN, figures
 from penstock.kafka.security import arguments, why_refused
 from penstock.kafka.topics import REJECTION_BYTES, Topic
 from penstock.settings import Kafka
@@ -229,38 +230,43 @@ async def send_in_batches(
     return pending
 
 
-async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication: int = -1) -> None:
-    """Creates those of `topics` that do not exist; leaves the others as they are.
+async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication: int | None = None) -> None:
+    """Creates those of `topics` that do not exist, as they are declared; leaves the others as they are.
 
     Args:
-        settings: where, and the prefix put before each name.
-        topics: bare names and their settings.
-        replication: copies of each partition; -1 is the broker's default.
+        settings: where, the prefix put before each name, and the declaration.
+        topics: by their bare names.
+        replication: copies of each partition instead of those declared.
+
+    Raises:
+        KafkaUnavailable: no broker answered, or the cluster cannot make one as declared.
+        KafkaRefused: this user may not create one.
+        SettingsError: the declaration makes no sense.
     """
+    wanted = {settings.prefix + topic.name: figures(settings, topic) for topic in topics}
     async with admin_client(settings) as client:
-        wanted = {settings.prefix + topic.name: topic for topic in topics}
         existing = set(await client.list_topics())
         missing = [
             NewTopic(
                 name=name,
-                num_partitions=topic.partitions,
-                replication_factor=replication,
+                num_partitions=each.partitions,
+                replication_factor=(copies := replication or each.replication),
                 # The client takes -1 only beside an assignment of replicas; the broker, only without one.
-                replica_assignments={} if replication == -1 else None,
-                topic_configs={
-                    "retention.ms": str(topic.retention_ms),
-                    "max.message.bytes": str(topic.max_bytes),
-                },
+                replica_assignments={} if copies == ITS_OWN else None,
+                topic_configs=dict(each.configs),
             )
-            for name, topic in wanted.items()
+            for name, each in wanted.items()
             if name not in existing
         ]
         if not missing:
             return
         response = await client.create_topics(missing)
-        for name, code, *_ in response.topic_errors:
+        for name, code, *message in response.topic_errors:
+            if code == TopicAuthorizationFailedError.errno:
+                raise TopicAuthorizationFailedError(name)
             if code not in (0, TopicAlreadyExistsError.errno):
-                raise KafkaUnavailable(f"Kafka would not create topic {name}: error code {code}")
+                why = message[0] if message and message[0] else f"error code {code}"
+                raise KafkaUnavailable(f"Kafka would not create topic {name}: {why}")
 
 
 async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The names of all topics and consumer groups, and how many partitions each has."""
+"""The names of all topics and consumer groups; `declared` knows how many partitions and copies each has."""
 
 from __future__ import annotations
 
@@ -14,44 +14,73 @@ REJECTION_BYTES = 2 * RECORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it is created: its bare name (without the deployment's prefix) and settings."""
+    """A topic by its bare name (without the deployment's prefix).
+
+    Attributes:
+        name: see above.
+        partitions: how many; None is as `schemas/topics.toml` declares, which `declared.figures` reads.
+        retention_ms: how long its records are kept; None as above.
+        doc: what is on it, in a sentence.
+        max_bytes: its largest record.
+        fixed: why it must not get more partitions while it is in use; "" when it may.
+    """
 
     name: str
-    partitions: int
-    retention_ms: int
+    partitions: int | None
+    retention_ms: int | None
     doc: str
     max_bytes: int = RECORD_BYTES
+    fixed: str = ""
 
 
-SUBMITTED = Topic("submitted", 4, 7 * DAY_MS, "Tasks submitted by any producer.")
-SUBMITTED_REJECTED = Topic(
-    "submitted.rejected", 1, 30 * DAY_MS, "What could not be ingested, with the reason.", REJECTION_BYTES
+def _declared(name: str, doc: str, max_bytes: int = RECORD_BYTES, *, fixed: str = "") -> Topic:
+    return Topic(name, None, None, doc, max_bytes, fixed)
+
+
+_BY_TARGET = (
+    "keyed by target: each target has one judge, the reader of its partition, and with more partitions it would have two "
+    "until the old records are gone"
 )
-HEARTBEATS = Topic("heartbeats", 8, DAY_MS, "Claims, beats and releases, keyed by worker.")
-HEARTBEATS_REJECTED = Topic(
-    "heartbeats.rejected", 1, 30 * DAY_MS, "Heartbeat records that broke their contract.", REJECTION_BYTES
+_BY_TASK = "keyed by task: what became of one task would lie on two partitions, and its readers could hear it out of order"
+
+SUBMITTED = _declared("submitted", "Tasks submitted by any producer.")
+SUBMITTED_REJECTED = _declared(
+    "submitted.rejected", "What could not be ingested, with the reason.", REJECTION_BYTES
 )
-REVOKED = Topic("revoked", 1, DAY_MS, "Leases taken back, read by every worker.")
-STAGE_RESULTS = Topic("stage-results", 8, 7 * DAY_MS, "Batches of stage results, keyed by worker.")
-STAGE_RESULTS_REJECTED = Topic(
-    "stage-results.rejected", 1, 30 * DAY_MS, "Results that broke their contract.", REJECTION_BYTES
+HEARTBEATS = _declared(
+    "heartbeats",
+    "Claims, beats and releases, keyed by worker.",
+    fixed="keyed by worker, and leases are held by whoever reads their partition: a beat would be read by another than the claim",
 )
-EVENTS = Topic("events", 8, 7 * DAY_MS, "What became of tasks, keyed by task; for consumers.")
-CALLBACKS = Topic("callbacks", 8, 7 * DAY_MS, "Callbacks to deliver now, keyed by target.")
-CALLBACKS_DIVERTED = Topic(
-    "callbacks.diverted", 8, 7 * DAY_MS, "Callbacks of targets that misbehave, keyed by target."
+HEARTBEATS_REJECTED = _declared(
+    "heartbeats.rejected", "Heartbeat records that broke their contract.", REJECTION_BYTES
 )
-CALLBACKS_DEAD = Topic("callbacks.dead", 1, 30 * DAY_MS, "Callbacks whose schedule is exhausted.")
-CALLBACKS_DIVERTED_REJECTED = Topic(
-    "callbacks.diverted.rejected",
-    1,
-    30 * DAY_MS,
-    "Diverted records that broke their contract.",
-    REJECTION_BYTES,
+REVOKED = _declared(
+    "revoked", "Leases taken back, read by every worker.", fixed="every worker reads its only partition"
 )
-CALLBACKS_RESULTS = Topic("callbacks.results", 8, 7 * DAY_MS, "What became of each callback, keyed by task.")
-CALLBACKS_REJECTED = Topic(
-    "callbacks.rejected", 1, 30 * DAY_MS, "Callback records that broke their contract.", REJECTION_BYTES
+STAGE_RESULTS = _declared(
+    "stage-results",
+    "Batches of stage results, keyed by worker.",
+    fixed="the search for lost records goes by the ends of its partitions: results on one it does not know yet would be taken "
+    "for lost, and their stages run again",
+)
+STAGE_RESULTS_REJECTED = _declared(
+    "stage-results.rejected", "Results that broke their contract.", REJECTION_BYTES
+)
+EVENTS = _declared("events", "What became of tasks, keyed by task; for consumers.", fixed=_BY_TASK)
+CALLBACKS = _declared("callbacks", "Callbacks to deliver now, keyed by target.", fixed=_BY_TARGET)
+CALLBACKS_DIVERTED = _declared(
+    "callbacks.diverted", "Callbacks of targets that misbehave, keyed by target.", fixed=_BY_TARGET
+)
+CALLBACKS_DEAD = _declared("callbacks.dead", "Callbacks whose schedule is exhausted.")
+CALLBACKS_DIVERTED_REJECTED = _declared(
+    "callbacks.diverted.rejected", "Diverted records that broke their contract.", REJECTION_BYTES
+)
+CALLBACKS_RESULTS = _declared(
+    "callbacks.results", "What became of each callback, keyed by task.", fixed=_BY_TASK
+)
+CALLBACKS_REJECTED = _declared(
+    "callbacks.rejected", "Callback records that broke their contract.", REJECTION_BYTES
 )
 
 PLATFORM = (
@@ -72,11 +101,13 @@ PLATFORM = (
 )
 
 
+# The name in the declaration of all ready topics, and with a dot what each begins with.
+READY = "ready"
+
+
 def ready(type_name: str, partitions: int) -> Topic:
     """The ready topic of one task type; only task-sync writes to it."""
-    return Topic(
-        f"ready.{type_name}", partitions, 7 * DAY_MS, "Released tasks of one type, one record a task."
-    )
+    return Topic(f"{READY}.{type_name}", partitions, None, "Released tasks of one type, one record a task.")
 
 
 def workers_group(prefix: str, type_name: str) -> str:

@@ -24,6 +24,7 @@ from penstock.contracts.ready import MARK
 from penstock.contracts.result import encode_results
 from penstock.errors import Unavailable
 from penstock.kafka.connection import create_topics, translated
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, Topic, ready, service_group, workers_group
 from penstock.postgres import release
 from penstock.postgres.types import TaskType
@@ -220,7 +221,10 @@ class Recheck:
         """Looks at topics and at what their readers have committed; by bare name."""
         committed: dict[TopicPartition, int] = {}
         partitions = {
-            topic: [TopicPartition(self._settings.prefix + topic.name, n) for n in range(topic.partitions)]
+            topic: [
+                TopicPartition(self._settings.prefix + topic.name, n)
+                for n in range(partitions_of(self._settings, topic))
+            ]
             for topic in groups
         }
         everything = [tp for some in partitions.values() for tp in some]

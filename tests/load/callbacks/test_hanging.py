@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kafka.declared import partitions_of
 from penstock.kafka.outbox import partition_of
 from penstock.kafka.topics import CALLBACKS
+from penstock.settings import Kafka
 from tests.callback_targets import Bench
 from tests.load.callbacks.arena import LONG, Load, Stream, Targets, arrived, latency_within, p99, states_of
 from tests.load.callbacks.figures import RUN
@@ -47,7 +49,9 @@ async def test_hanging_targets_in_one_partition(
 
     def in_one(group: str, count: int) -> list[str]:
         urls = targets.urls(group, 100 * count)
-        return [url for url in urls if partition_of(url.encode(), CALLBACKS.partitions) == 3][:count]
+        return [url for url in urls if partition_of(url.encode(), partitions_of(Kafka(), CALLBACKS)) == 3][
+            :count
+        ]
 
     async with platform.process(tmp_path, **SETTINGS):
         # Once only: ten of thirty within half a minute would make the service suspect itself.

@@ -1,0 +1,208 @@
+"""What each service may do on Kafka, and nothing else: the one list, of which commands and manifests are printed.
+
+Reading and writing include looking (Describe). Idempotent producers need no more than Write on a topic they write to.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.kafka.topics import (
+    CALLBACKS,
+    CALLBACKS_DEAD,
+    CALLBACKS_DIVERTED,
+    CALLBACKS_DIVERTED_REJECTED,
+    CALLBACKS_REJECTED,
+    CALLBACKS_RESULTS,
+    EVENTS,
+    HEARTBEATS,
+    HEARTBEATS_REJECTED,
+    READY,
+    REVOKED,
+    STAGE_RESULTS,
+    STAGE_RESULTS_REJECTED,
+    SUBMITTED,
+    SUBMITTED_REJECTED,
+    Topic,
+)
+
+TOPIC = "topic"
+GROUP = "group"
+LITERAL = "literal"
+PREFIXED = "prefixed"
+
+READ = "Read"
+WRITE = "Write"
+CREATE = "Create"
+DESCRIBE = "Describe"
+ALTER = "Alter"
+DESCRIBE_CONFIGS = "DescribeConfigs"
+ALTER_CONFIGS = "AlterConfigs"
+
+# The prefix of names, without the deployment's, of groups that users' own consumers of events may take.
+CONSUMERS = "consumers."
+_READY = f"{READY}."
+_WORKERS = "workers."
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """One entry of an access list.
+
+    Attributes:
+        service: who.
+        kind: TOPIC or GROUP.
+        name: in full, or what it begins with.
+        pattern: LITERAL or PREFIXED.
+        operations: Kafka's own names.
+    """
+
+    service: str
+    kind: str
+    name: str
+    pattern: str
+    operations: tuple[str, ...]
+
+    def to_wire(self) -> dict[str, Any]:
+        """As the `acls` of a Strimzi KafkaUser have it."""
+        return {
+            "resource": {"type": self.kind, "name": self.name, "patternType": self.pattern},
+            "operations": list(self.operations),
+        }
+
+
+def _topics(*operations: str, of: Iterable[Topic]) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    return [(TOPIC, topic.name, LITERAL, operations) for topic in of]
+
+
+def _all(kind: str, begin: str, *operations: str) -> tuple[str, str, str, tuple[str, ...]]:
+    return (kind, begin, PREFIXED, operations)
+
+
+def _one(kind: str, name: str, *operations: str) -> tuple[str, str, str, tuple[str, ...]]:
+    return (kind, name, LITERAL, operations)
+
+
+_OWED = (EVENTS, CALLBACKS, REVOKED)
+
+_BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
+    # Publishes what cancelling owes, speaks for workers without Kafka, and tells why a task waits.
+    "gateway": [
+        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS, *_OWED)),
+        _all(TOPIC, _READY, READ, CREATE),
+        _all(GROUP, _WORKERS, READ),
+    ],
+    # Takes submissions in, releases, and looks whether records are lost; where nothing is left to read it writes a mark.
+    "task-sync": [
+        _one(TOPIC, SUBMITTED.name, READ),
+        _one(GROUP, "task-sync", READ),
+        *_topics(WRITE, of=(SUBMITTED_REJECTED, HEARTBEATS, STAGE_RESULTS)),
+        _all(TOPIC, _READY, WRITE, CREATE),
+        _all(GROUP, _WORKERS, DESCRIBE),
+        _one(GROUP, "heartbeats", DESCRIBE),
+        _one(GROUP, "stages", DESCRIBE),
+    ],
+    # Takes silent workers out of their groups, which Kafka counts as reading as a member.
+    "heartbeats": [
+        _one(TOPIC, HEARTBEATS.name, READ),
+        _one(GROUP, "heartbeats", READ),
+        *_topics(WRITE, of=(HEARTBEATS_REJECTED, *_OWED)),
+        _one(TOPIC, STAGE_RESULTS.name, DESCRIBE),
+        _one(GROUP, "stages", DESCRIBE),
+        _all(GROUP, _WORKERS, READ),
+    ],
+    "stages": [
+        _one(TOPIC, STAGE_RESULTS.name, READ),
+        _one(GROUP, "stages", READ),
+        *_topics(WRITE, of=(STAGE_RESULTS_REJECTED, *_OWED)),
+    ],
+    "callbacks": [
+        *_topics(READ, WRITE, of=(CALLBACKS, CALLBACKS_DIVERTED)),
+        _one(GROUP, "callbacks", READ),
+        *_topics(
+            WRITE, of=(CALLBACKS_RESULTS, CALLBACKS_DEAD, CALLBACKS_REJECTED, CALLBACKS_DIVERTED_REJECTED)
+        ),
+    ],
+    # The worker SDK. `acls(types=…)` narrows it to some task types.
+    "worker": [
+        _all(TOPIC, _READY, READ),
+        _all(GROUP, _WORKERS, READ),
+        _one(TOPIC, REVOKED.name, READ),
+        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS)),
+    ],
+    # Whoever submits by Kafka.
+    "producer": [_one(TOPIC, SUBMITTED.name, WRITE)],
+    # Whoever listens to events.
+    "consumer": [
+        *_topics(READ, of=(EVENTS, CALLBACKS_RESULTS, CALLBACKS_DEAD)),
+        _all(GROUP, CONSUMERS, READ),
+    ],
+    # The verbs `topics` and `check`, also with --repair.
+    "operator": [
+        _all(TOPIC, "", READ, CREATE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS),
+        _all(GROUP, "", DESCRIBE),
+        *_topics(WRITE, of=(*_OWED, CALLBACKS_DIVERTED)),
+    ],
+}
+
+SERVICES = tuple(_BY_SERVICE)
+
+
+def acls(prefix: str, services: Iterable[str] = SERVICES, *, types: Iterable[str] = ()) -> list[Allowed]:
+    """What services may do in one deployment.
+
+    Args:
+        prefix: of its topics and groups.
+        services: of `SERVICES`.
+        types: the only task types that `worker` may work on; none is all.
+    """
+    return [
+        Allowed(service, kind, prefix + name, pattern, operations)
+        for service in services
+        for kind, name, pattern, operations in _narrowed(service, list(types))
+    ]
+
+
+def _narrowed(service: str, types: list[str]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    for kind, name, pattern, operations in _BY_SERVICE[service]:
+        if service == "worker" and types and pattern == PREFIXED:
+            yield from ((kind, name + type_name, LITERAL, operations) for type_name in types)
+        else:
+            yield kind, name, pattern, operations
+
+
+def commands(allowed: Iterable[Allowed], principal: str) -> list[str]:
+    """The command lines of Kafka's own tool, without how it reaches the cluster.
+
+    Args:
+        allowed: see `acls`.
+        principal: whom the cluster takes a service for, such as `User:penstock-{service}`.
+    """
+    return [
+        shlex.join(
+            [
+                "kafka-acls.sh",
+                "--add",
+                "--allow-principal",
+                principal.format(service=one.service),
+                *(part for operation in one.operations for part in ("--operation", operation)),
+                f"--{one.kind}",
+                one.name,
+                "--resource-pattern-type",
+                one.pattern,
+            ]
+        )
+        for one in allowed
+    ]
+
+
+def strimzi(allowed: Iterable[Allowed]) -> dict[str, Any]:
+    """By service, the `authorization` of a Strimzi KafkaUser."""
+    found: dict[str, Any] = {}
+    for one in allowed:
+        entry = found.setdefault(one.service, {"authorization": {"type": "simple", "acls": []}})
+        entry["authorization"]["acls"].append(one.to_wire())
+    return found

@@ -80,6 +80,7 @@ class PostgresServer:
 
     async def start(self, **settings: str) -> None:
         options = {**_SETTINGS, "port": str(self.port), "unix_socket_directories": "", **settings}
+        log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(  # noqa: ASYNC220 (it forks, and that is all)
             [
                 server_binaries() / "postgres",
@@ -88,10 +89,11 @@ class PostgresServer:
             ],
             **identity(self._user),
             cwd=self.folder,
-            stdout=(self.folder / "log").open("ab"),
+            stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        log.close()
         await wait_until(self._serves, timeout=60, what=f"PostgreSQL serves; see {self.folder / 'log'}")
 
     async def _serves(self) -> bool:
@@ -211,13 +213,15 @@ async def pooler(folder: Path, server_port: int, user: str, database: str, passw
         _open_for_passing(folder)
         for path in (folder, folder / "users", folder / "ini"):
             shutil.chown(path, user_of_it)
+    log = (folder / "log").open("wb")
     process = subprocess.Popen(  # noqa: ASYNC220 (it forks, and that is all)
         [program, "-q", str(folder / "ini")],
         **identity(user_of_it),
-        stdout=(folder / "log").open("wb"),
+        stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    log.close()
 
     async def serves() -> bool:
         try:

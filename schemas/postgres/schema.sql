@@ -49,8 +49,9 @@ BEGIN
 END $$;
 
 CREATE FUNCTION penstock.history_drop(wanted date, number integer, archived boolean) RETURNS boolean
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET lock_timeout TO '1s'
+    SET search_path TO 'penstock', 'pg_temp'
     AS $$
 BEGIN
     UPDATE penstock.history_part SET dropped_at = now()
@@ -64,8 +65,9 @@ BEGIN
 END $$;
 
 CREATE FUNCTION penstock.history_open(wanted date) RETURNS boolean
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET lock_timeout TO '1s'
+    SET search_path TO 'penstock', 'pg_temp'
     AS $$
 DECLARE
     number integer;

@@ -7,7 +7,7 @@ from typing import IO, Any
 import click
 
 import penstock
-from penstock.cli import callbacks, history, operations, serving, targets, tasks, topics, types
+from penstock.cli import callbacks, database, history, operations, serving, targets, tasks, topics, types
 from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
 from penstock.http.problems import Faults
 from penstock.process import exit_status, quiet_libraries
@@ -84,7 +84,8 @@ for verb in (
     callbacks.callbacks,
     history.history,
     serving.check,
-    serving.migrate,
+    database.migrate,
+    database.roles,
     topics.topics,
 ):
     cli.add_command(verb)

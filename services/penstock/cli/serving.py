@@ -136,19 +136,3 @@ def check(ctx: click.Context, /, *, repair: bool, show: int, json_: bool, **give
             click.echo(f"put back: {counts_text(wire['repaired'])}")
             click.echo(f"still in limbo: {counts_text(wire['remaining'])}")
     ctx.exit(0 if report.well else EXIT_LIMBO)
-
-
-@click.command()
-@postgres_option
-@data_dir_option
-@as_json
-def migrate(json_: bool, **given: Any) -> None:
-    """Brings the database's tables up to date; harmless when they are."""
-    with extra("services", "migrating"):
-        from penstock.postgres.migrations import migrate as run_migrate  # noqa: PLC0415 (optional packages)
-    with Found(Platform, given).telling("postgres") as settings:
-        applied = asyncio.run(run_migrate(settings.sessions))
-    if json_:
-        print_json({"applied": applied})
-    else:
-        click.echo(f"applied {', '.join(applied)}" if applied else "already up to date")

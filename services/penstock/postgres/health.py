@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from penstock.contracts.files import schemas_folder
+from penstock.core.migrating import expected
 from penstock.errors import PostgresUnavailable
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -16,18 +17,19 @@ PROBE_S = 3.0
 
 
 async def missing_migrations(executor: Any) -> list[str]:
-    """Migrations this version expects and the database has not; empty when all is well.
+    """Migrations this version cannot work without and the database has not; empty when all is well.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    expected = [file.stem for file in sorted((schemas_folder() / "postgres" / "migrations").glob("*.sql"))]
+    folder = schemas_folder() / "postgres" / "migrations"
+    wanted = expected(sorted(file.stem for file in folder.glob("*.sql")))
     with translated():
         try:
             done = {row["name"] for row in await executor.fetch(query("migrations.applied"))}
         except asyncpg.UndefinedTableError:
-            return expected
-    return [name for name in expected if name not in done]
+            return wanted
+    return [name for name in wanted if name not in done]
 
 
 async def probe(pool: asyncpg.Pool[asyncpg.Record]) -> None:

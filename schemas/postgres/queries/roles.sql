@@ -1,0 +1,37 @@
+-- What the roles of this database have, to lay beside schemas/postgres/roles.sql.
+
+-- name: there
+SELECT rolname::text AS role FROM pg_roles WHERE rolname = ANY ($1::text[]);
+
+-- name: granted
+-- One row a right: on the schema, a table (not its partitions, which go by it), a column, a function; and memberships.
+WITH schema AS (
+    SELECT oid, nspacl FROM pg_namespace WHERE nspname = 'penstock'
+), found AS (
+    SELECT a.grantee, a.privilege_type AS privilege, 'SCHEMA penstock'::text AS object, ''::text AS part FROM schema, aclexplode(nspacl) a
+    UNION ALL
+    SELECT a.grantee, a.privilege_type, c.relname, ''
+    FROM schema s JOIN pg_class c ON c.relnamespace = s.oid AND NOT c.relispartition, aclexplode(c.relacl) a
+    UNION ALL
+    SELECT a.grantee, a.privilege_type, c.relname, t.attname
+    FROM schema s JOIN pg_class c ON c.relnamespace = s.oid AND NOT c.relispartition
+    JOIN pg_attribute t ON t.attrelid = c.oid AND NOT t.attisdropped, aclexplode(t.attacl) a
+    UNION ALL
+    SELECT a.grantee, a.privilege_type,
+           'FUNCTION ' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', ''
+    FROM schema s JOIN pg_proc p ON p.pronamespace = s.oid, aclexplode(p.proacl) a
+    UNION ALL
+    SELECT m.member, '', r.rolname, '' FROM pg_auth_members m JOIN pg_roles r ON r.oid = m.roleid
+)
+SELECT r.rolname::text AS role, f.privilege::text, f.object::text, f.part::text
+FROM found f JOIN pg_roles r ON r.oid = f.grantee
+WHERE r.rolname = ANY ($1::text[]);
+
+-- name: settings
+-- Of some roles in this database: each as name=value.
+SELECT r.rolname::text AS role, unnest(s.setconfig) AS setting
+FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole
+WHERE s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()) AND r.rolname = ANY ($1::text[]);
+
+-- name: database
+SELECT quote_ident(current_database()) AS name;

@@ -1,0 +1,83 @@
+-- Who may do what: a role for each service, with the rights that its statements need and no others. `penstock roles plan`
+-- lays this beside a database, `penstock roles apply` makes it so. The roles cannot log in; to let one in is the operator's:
+-- ALTER ROLE penstock_stages LOGIN PASSWORD '…'. Each also gets, for this database, the settings of a session that
+-- `penstock.postgres.connection` expects, since a pooler passes none on.
+--
+-- What services get is derived from schemas/postgres/queries and their code; a test fails until both agree, and
+-- PENSTOCK_WRITE_ROLES=1 pytest tests/integration/test_roles.py writes it anew.
+
+-- begin: services (generated)
+GRANT USAGE ON SCHEMA penstock TO penstock_gateway;
+GRANT SELECT ON attempt TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE ON audit TO penstock_gateway;
+GRANT SELECT ON backlog TO penstock_gateway;
+GRANT SELECT, INSERT ON backlog_change TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE ON callback TO penstock_gateway;
+GRANT SELECT ON history TO penstock_gateway;
+GRANT SELECT, UPDATE ON ingested TO penstock_gateway;
+GRANT SELECT ON migration TO penstock_gateway;
+GRANT SELECT, INSERT, DELETE ON outbox TO penstock_gateway;
+GRANT SELECT ON release TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE ON target TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE ON task TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE ON task_type TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE, DELETE ON type_key TO penstock_gateway;
+
+GRANT USAGE ON SCHEMA penstock TO penstock_task_sync;
+GRANT EXECUTE ON FUNCTION history_drop(wanted date, number integer, archived boolean) TO penstock_task_sync;
+GRANT EXECUTE ON FUNCTION history_open(wanted date) TO penstock_task_sync;
+GRANT SELECT, DELETE ON attempt TO penstock_task_sync;
+GRANT SELECT, INSERT, UPDATE, DELETE ON backlog TO penstock_task_sync;
+GRANT SELECT, INSERT, DELETE ON backlog_change TO penstock_task_sync;
+GRANT SELECT, UPDATE, DELETE ON callback TO penstock_task_sync;
+GRANT SELECT, INSERT ON history TO penstock_task_sync;
+GRANT SELECT, UPDATE ON history_part TO penstock_task_sync;
+GRANT SELECT, INSERT, UPDATE ON ingested TO penstock_task_sync;
+GRANT SELECT, INSERT, DELETE ON release TO penstock_task_sync;
+GRANT SELECT, INSERT, UPDATE, DELETE ON task TO penstock_task_sync;
+GRANT SELECT ON task_type TO penstock_task_sync;
+GRANT SELECT ON type_key TO penstock_task_sync;
+
+GRANT USAGE ON SCHEMA penstock TO penstock_heartbeats;
+GRANT INSERT ON attempt TO penstock_heartbeats;
+GRANT INSERT ON backlog_change TO penstock_heartbeats;
+GRANT SELECT, INSERT ON callback TO penstock_heartbeats;
+GRANT SELECT, INSERT, DELETE ON outbox TO penstock_heartbeats;
+GRANT SELECT, UPDATE ON task TO penstock_heartbeats;
+GRANT SELECT ON task_type TO penstock_heartbeats;
+
+GRANT USAGE ON SCHEMA penstock TO penstock_stages;
+GRANT SELECT, INSERT ON attempt TO penstock_stages;
+GRANT INSERT ON backlog_change TO penstock_stages;
+GRANT SELECT, INSERT ON callback TO penstock_stages;
+GRANT SELECT, INSERT, DELETE ON outbox TO penstock_stages;
+GRANT SELECT, UPDATE ON task TO penstock_stages;
+GRANT SELECT ON task_type TO penstock_stages;
+
+GRANT USAGE ON SCHEMA penstock TO penstock_callbacks;
+GRANT SELECT, UPDATE ON callback TO penstock_callbacks;
+GRANT SELECT, INSERT, UPDATE, DELETE ON target TO penstock_callbacks;
+-- end: services
+
+-- To say which replica of task-sync owns a type: the names of other users' sessions, and with them their statements, are for
+-- members of this role. Without it that answer names nobody.
+GRANT pg_read_all_stats TO penstock_gateway;
+
+-- For people and dashboards, `penstock check` and `penstock history list`: everything but the headers of callbacks, which
+-- are secrets, in `callbacks` too. What is not granted is named in tests/integration/test_roles.py.
+GRANT USAGE ON SCHEMA penstock TO penstock_reader;
+GRANT SELECT ON attempt TO penstock_reader;
+GRANT SELECT ON audit TO penstock_reader;
+GRANT SELECT ON backlog TO penstock_reader;
+GRANT SELECT ON backlog_change TO penstock_reader;
+GRANT SELECT (id, target, task_id, state, attempt, body, error, due_at, created_at, finished_at, ordered, seq, diverted, replayed_after, spent, published, published_at, waits_since) ON callback TO penstock_reader;
+GRANT SELECT (id, type, state, stage, step, attempt, failures, losses, priority, content_type, context, context_ref, result_type, result, result_ref, error, idempotency_key, events, labels, worker, key, created_at, updated_at, finished_at, attempts, callbacks_owed, moved_at) ON history TO penstock_reader;
+GRANT SELECT ON history_part TO penstock_reader;
+GRANT SELECT ON ingested TO penstock_reader;
+GRANT SELECT ON migration TO penstock_reader;
+GRANT SELECT ON outbox TO penstock_reader;
+GRANT SELECT ON release TO penstock_reader;
+GRANT SELECT ON target TO penstock_reader;
+GRANT SELECT (id, type, state, stage, step, attempt, failures, losses, priority, content_type, context, context_ref, result_type, result, result_ref, error, idempotency_key, events, labels, worker, lease_partition, due_at, created_at, updated_at, finished_at, lease_ms, max_attempts, pausing, key, tracked) ON task TO penstock_reader;
+GRANT SELECT (name, first_stage, partitions, lease_ms, max_attempts, retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events, created_at, updated_at, max_losses, late_results, paused, max_in_flight, starts_per_s, max_per_key, fair, keyed, ageing_s, finish_first) ON task_type TO penstock_reader;
+GRANT SELECT ON type_key TO penstock_reader;

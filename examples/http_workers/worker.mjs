@@ -2,6 +2,8 @@
 //
 //     PENSTOCK_GATEWAY=http://127.0.0.1:8420 node worker.mjs TYPE STAGES.mjs
 //
+// Where the gateway asks who it is, PENSTOCK_API_KEY is a key with the role worker.
+//
 // The module's default export has a function for each stage: (context, { task, signal }) => result. A plain result is done;
 // next(stage, context) goes on there, retry(delayMs) tries again later; what it throws fails the attempt, for good when
 // the error has `permanent: true`. `signal` is aborted when the task is no longer ours; nothing is reported of it then.
@@ -13,6 +15,7 @@ import { pathToFileURL } from 'node:url'
 
 const [type, file] = process.argv.slice(2)
 const gateway = process.env.PENSTOCK_GATEWAY ?? 'http://127.0.0.1:8420'
+const apiKey = process.env.PENSTOCK_API_KEY
 const slots = Number(process.env.SLOTS ?? 4)
 const worker = `${hostname()}-${process.pid}`
 const stopping = new AbortController()
@@ -26,7 +29,7 @@ async function post(path, body, signal) {
     try {
       const answer = await fetch(gateway + path, {
         method: 'POST',
-        headers: { 'Content-Type': 'application/json' },
+        headers: { 'Content-Type': 'application/json', ...(apiKey && { Authorization: `Bearer ${apiKey}` }) },
         body: JSON.stringify({ worker, ...body }),
         signal,
       })

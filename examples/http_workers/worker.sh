@@ -3,6 +3,8 @@
 #
 #     PENSTOCK_GATEWAY=http://127.0.0.1:8420 ./worker.sh TYPE COMMAND [ARGUMENT…]
 #
+# Where the gateway asks who it is, PENSTOCK_API_KEY is a key with the role worker.
+#
 # The command reads the task's context as JSON and writes the result as JSON (nothing is null). PENSTOCK_TASK_ID,
 # PENSTOCK_STAGE and PENSTOCK_ATTEMPT tell what it is for; a stage's name written to file descriptor 3 sends the task there with
 # the result as its context. Status 0 is done, 75 (EX_TEMPFAIL) tries again in RETRY_MS, any other fails with the end of what it
@@ -18,6 +20,8 @@ worker=$(hostname)-$$
 retry_ms=${RETRY_MS:-10000}
 dir=$(mktemp -d)
 running='' stopping=''
+# In a file and not among curl's arguments, which everybody on the machine may read.
+(umask 077; [[ -z ${PENSTOCK_API_KEY-} ]] || printf 'header = "Authorization: Bearer %s"\n' "$PENSTOCK_API_KEY") >"$dir/curl"
 
 # What is running goes on to its end; who waits for work stops at once.
 trap 'stopping=1; [[ -n $running ]] && kill -- "-$running" 2>/dev/null' TERM INT
@@ -29,7 +33,7 @@ post() {
   local body=$dir/body.$BASHPID answer=$dir/answer.$BASHPID status
   cat >"$body"
   while :; do
-    curl --silent --show-error --fail-with-body --max-time 60 --retry 1000000 --retry-delay 1 \
+    curl --config "$dir/curl" --silent --show-error --fail-with-body --max-time 60 --retry 1000000 --retry-delay 1 \
       --header 'Content-Type: application/json' --data-binary "@$body" --output "$answer" "$gateway/$1"
     status=$?
     # 22 is an answer; with any other there was none, and it is not known what became of the request: sending it again is safe.

@@ -86,6 +86,34 @@ BEGIN
     RETURN true;
 END $$;
 
+CREATE TABLE penstock.api_key (
+    id text NOT NULL,
+    name text NOT NULL,
+    digest bytea NOT NULL,
+    role text NOT NULL,
+    namespaces text[],
+    rate double precision,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    expires_at timestamp with time zone,
+    revoked_at timestamp with time zone,
+    last_used_at timestamp with time zone,
+    replaced_by text,
+    CONSTRAINT api_key_digest_check CHECK ((octet_length(digest) = 32)),
+    CONSTRAINT api_key_namespaces_check CHECK ((cardinality(namespaces) > 0)),
+    CONSTRAINT api_key_rate_check CHECK ((rate > (0)::double precision)),
+    CONSTRAINT api_key_role_check CHECK ((role = ANY (ARRAY['reader'::text, 'submitter'::text, 'worker'::text, 'operator'::text, 'admin'::text])))
+);
+
+COMMENT ON COLUMN penstock.api_key.digest IS 'SHA-256 of its secret of 256 random bits';
+
+COMMENT ON COLUMN penstock.api_key.namespaces IS 'in which it may do what its role allows; NULL is all of them';
+
+COMMENT ON COLUMN penstock.api_key.rate IS 'requests a second of one gateway; NULL is its setting';
+
+COMMENT ON COLUMN penstock.api_key.last_used_at IS 'noted at most once a minute by each gateway';
+
+COMMENT ON COLUMN penstock.api_key.replaced_by IS 'id of the key that takes its place: both hold until this one expires';
+
 CREATE TABLE penstock.attempt (
     task_id bigint NOT NULL,
     step integer NOT NULL,
@@ -116,6 +144,8 @@ CREATE TABLE penstock.audit (
     error text,
     created_at timestamp with time zone DEFAULT now() NOT NULL,
     finished_at timestamp with time zone,
+    actor text,
+    namespaces text[],
     CONSTRAINT audit_priority_check CHECK (((priority >= 0) AND (priority <= 4))),
     CONSTRAINT audit_rate_check CHECK ((rate > (0)::double precision)),
     CONSTRAINT audit_state_check CHECK ((state = ANY (ARRAY['running'::text, 'done'::text, 'stopped'::text, 'failed'::text]))),
@@ -137,6 +167,35 @@ COMMENT ON COLUMN penstock.audit.behind IS 'id of the last task it has looked at
 COMMENT ON COLUMN penstock.audit.upto IS 'the largest id when it was asked: it goes no further';
 
 COMMENT ON COLUMN penstock.audit.next_at IS 'when its rate lets it go on';
+
+COMMENT ON COLUMN penstock.audit.actor IS 'the key or the subject of the token that asked; NULL where nobody was asked who they are';
+
+COMMENT ON COLUMN penstock.audit.namespaces IS 'those the actor is confined to; NULL is all of them';
+
+CREATE TABLE penstock.audit_request (
+    seq bigint NOT NULL,
+    at timestamp with time zone DEFAULT now() NOT NULL,
+    actor text NOT NULL,
+    route text NOT NULL,
+    path text NOT NULL,
+    status smallint NOT NULL,
+    remote text
+);
+
+COMMENT ON TABLE penstock.audit_request IS 'what was asked of gateways that ask who it is, questions left out; rows older than PENSTOCK_GATEWAY_AUDIT_DAYS are removed';
+
+COMMENT ON COLUMN penstock.audit_request.route IS 'method and pattern, as in openapi.json';
+
+COMMENT ON COLUMN penstock.audit_request.status IS 'HTTP status of the answer; 499 when the client had gone before it';
+
+ALTER TABLE penstock.audit_request ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.audit_request_seq_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 ALTER TABLE penstock.audit ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.audit_seq_seq
@@ -491,11 +550,17 @@ CREATE TABLE penstock.type_key (
 
 COMMENT ON TABLE penstock.type_key IS 'what operators have said of keys; a key without a row is not paused, weighs 1 and has max_per_key of its type';
 
+ALTER TABLE ONLY penstock.api_key
+    ADD CONSTRAINT api_key_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY penstock.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (task_id, step, attempt);
 
 ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.audit_request
+    ADD CONSTRAINT audit_request_pkey PRIMARY KEY (seq);
 
 ALTER TABLE ONLY penstock.audit
     ADD CONSTRAINT audit_seq_key UNIQUE (seq);
@@ -535,6 +600,8 @@ ALTER TABLE ONLY penstock.task_type
 
 ALTER TABLE ONLY penstock.type_key
     ADD CONSTRAINT type_key_pkey PRIMARY KEY (type, key);
+
+CREATE INDEX audit_request_at ON penstock.audit_request USING btree (at);
 
 CREATE INDEX audit_running ON penstock.audit USING btree (seq) WHERE (state = 'running'::text);
 

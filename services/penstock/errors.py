@@ -19,7 +19,9 @@
     │   ├── TooLarge              beyond a limit that a setting states
     │   └── CorruptObject         an object is not what its reference says
     ├── NotFound                  nothing under that id
-    └── Conflict                  not possible in the state the thing is in
+    ├── Conflict                  not possible in the state the thing is in
+    ├── Unauthenticated           nobody that the gateway knows
+    └── Forbidden                 somebody who may not do this
 
 A class says which way to fail: `Unavailable` is retried, `Invalid` is reported to whoever sent it and parked,
 `Fatal` ends the process. Drivers' own exceptions are translated to these once, in the adapter that uses the driver.
@@ -128,3 +130,11 @@ class NotFound(PenstockError):
 
 class Conflict(PenstockError):
     """The request makes no sense in the state the thing is in."""
+
+
+class Unauthenticated(PenstockError):
+    """No API key or bearer token that holds came with the request."""
+
+
+class Forbidden(PenstockError):
+    """Whoever asks may not do this: another role or namespace is needed."""

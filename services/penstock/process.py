@@ -22,11 +22,13 @@ from pathlib import Path
 from penstock.errors import (
     CannotStart,
     Conflict,
+    Forbidden,
     Invalid,
     KafkaRefused,
     NotFound,
     PenstockError,
     SettingsError,
+    Unauthenticated,
     Unavailable,
 )
 from penstock.kafka.watchdog import LoopWatchdog
@@ -41,6 +43,8 @@ LEAVE_S = 5.0
 _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (Invalid, 3),
     (Conflict, 3),
+    (Unauthenticated, 3),
+    (Forbidden, 3),
     (NotFound, 4),
     (Unavailable, 5),
     (SettingsError, 6),

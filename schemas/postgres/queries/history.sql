@@ -108,6 +108,10 @@ SELECT penstock.history_drop($1, $2, $3) AS dropped;
 -- name: get
 SELECT * FROM history WHERE id = $1;
 
+-- name: own_tasks
+-- Which of some ids are in history, of tasks of these types.
+SELECT id FROM history WHERE id = ANY ($1::bigint[]) AND type = ANY ($2::text[]);
+
 -- name: known
 -- Which of some ids are in history.
 SELECT id FROM history WHERE id = ANY ($1::bigint[]);

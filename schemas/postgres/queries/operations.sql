@@ -2,8 +2,8 @@
 
 -- name: begin
 -- Under an id that is there already nothing is written.
-INSERT INTO audit (id, verb, asked_by, filter, priority, rate, upto)
-VALUES ($1, $2, $3, $4::jsonb, $5, $6, coalesce((SELECT max(id) FROM task), 0))
+INSERT INTO audit (id, verb, asked_by, filter, priority, rate, upto, actor, namespaces)
+VALUES ($1, $2, $3, $4::jsonb, $5, $6, coalesce((SELECT max(id) FROM task), 0), $7, $8)
 ON CONFLICT (id) DO NOTHING
 RETURNING *;
 
@@ -11,9 +11,10 @@ RETURNING *;
 SELECT * FROM audit WHERE id = $1;
 
 -- name: list
--- Latest first; `before` is the last seq of the page before.
+-- Latest first; `before` is the last seq of the page before. $5 are the namespaces that whoever asks may see; NULL is all.
 SELECT * FROM audit
 WHERE ($1::text IS NULL OR verb = $1) AND ($2::text IS NULL OR state = $2) AND ($3::bigint IS NULL OR seq < $3)
+  AND ($5::text[] IS NULL OR namespaces <@ $5)
 ORDER BY seq DESC LIMIT $4;
 
 -- name: running

@@ -7,6 +7,7 @@ SELECT id, target, seq FROM callback
 WHERE id = ANY ($1::text[]) AND ($2::text IS NULL OR state = $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY seq LIMIT $5;
 
 -- name: find_of_task
@@ -15,6 +16,7 @@ WHERE task_id = $1 AND seq > $2
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
   AND ($6::text IS NULL OR state = $6) AND ($7::text IS NULL OR target = $7)
+  AND ($8::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($8))
 ORDER BY seq LIMIT $5;
 
 -- name: find_dead_of_target
@@ -22,6 +24,7 @@ SELECT id, target, seq FROM callback
 WHERE state = 'dead' AND target = $1 AND seq > $2
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY seq LIMIT $5;
 
 -- name: find_dead
@@ -30,6 +33,7 @@ SELECT id, target, seq FROM callback
 WHERE state = 'dead' AND (target, seq) > ($1, $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY target, seq LIMIT $5;
 
 -- name: find_held_of_target
@@ -37,6 +41,7 @@ SELECT id, target, seq FROM callback
 WHERE state = 'held' AND target = $1 AND seq > $2
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY seq LIMIT $5;
 
 -- name: find_held
@@ -44,15 +49,17 @@ SELECT id, target, seq FROM callback
 WHERE state = 'held' AND (target, seq) > ($1, $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY target, seq LIMIT $5;
 
 -- name: find_pending
 -- Among the first $6 that are due: no index has them by target.
 SELECT id, target, seq
-FROM (SELECT id, target, seq, finished_at, created_at FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $6) c
+FROM (SELECT id, target, seq, task_id, finished_at, created_at FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $6) c
 WHERE (target, seq) > ($1, $2) AND ($7::text IS NULL OR target = $7)
   AND ($3::timestamptz IS NULL OR created_at >= $3)
   AND ($4::timestamptz IS NULL OR created_at < $4)
+  AND ($8::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($8))
 ORDER BY target, seq LIMIT $5;
 
 -- name: read

@@ -71,6 +71,7 @@ WHERE ($1::text IS NULL OR t.type = $1)
   AND ($5::text IS NULL OR t.idempotency_key = $5)
   AND ($6::bigint IS NULL OR t.id < $6)
   AND ($8::text IS NULL OR t.key = $8)
+  AND ($9::text[] IS NULL OR t.type = ANY ($9))
 ORDER BY t.id DESC
 LIMIT $7;
 
@@ -81,6 +82,10 @@ SELECT state, count(*) AS tasks FROM task WHERE id = ANY ($1::bigint[]) GROUP BY
 -- name: known
 -- Which of some ids are tasks'.
 SELECT id FROM task WHERE id = ANY ($1::bigint[]);
+
+-- name: own
+-- Which of some ids are of tasks of these types.
+SELECT id FROM task WHERE id = ANY ($1::bigint[]) AND type = ANY ($2::text[]);
 
 -- name: cancel
 -- Returns the tasks that were cancelled by this call; those already final are not. Where their types have limits, that

@@ -6,7 +6,7 @@ standard error. Exit statuses:
     0    done
     1    done, but something is amiss: a watched task did not succeed, a service failed
     2    the command line itself is wrong
-    3    refused: the input is invalid, or the thing is not in a state for it
+    3    refused: the input is invalid, the thing is not in a state for it, or the API key does not allow it
     4    not found
     5    something cannot be reached: the gateway, Kafka, PostgreSQL
     6    cannot start: a setting is wrong, Kafka refuses this user, a port or directory is taken, or a package or part is missing

@@ -7,8 +7,19 @@ from typing import IO, Any
 import click
 
 import penstock
-from penstock.cli import callbacks, database, history, operations, serving, targets, tasks, topics, types
-from penstock.errors import GatewayUnavailable, PenstockError, Unavailable, UnknownType
+from penstock.cli import (
+    callbacks,
+    database,
+    history,
+    keys,
+    operations,
+    serving,
+    targets,
+    tasks,
+    topics,
+    types,
+)
+from penstock.errors import GatewayUnavailable, PenstockError, Unauthenticated, Unavailable, UnknownType
 from penstock.http.problems import Faults
 from penstock.process import exit_status, quiet_libraries
 
@@ -45,6 +56,8 @@ def _hints(error: PenstockError) -> tuple[str, ...]:
         )
     if isinstance(error, UnknownType):
         return ("`penstock types` lists those there are, `penstock types add NAME` registers one",)
+    if isinstance(error, Unauthenticated):
+        return ("set PENSTOCK_API_KEY to a key of this gateway; `penstock keys create` makes one",)
     if isinstance(error, Unavailable):
         return ("is it running, and do PENSTOCK_KAFKA and PENSTOCK_POSTGRES name the right servers?",)
     return ()
@@ -83,6 +96,7 @@ for verb in (
     targets.targets,
     callbacks.callbacks,
     history.history,
+    keys.keys,
     serving.check,
     database.migrate,
     database.roles,

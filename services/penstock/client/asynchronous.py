@@ -25,6 +25,7 @@ from penstock.core.task import FINAL, Priority
 from penstock.discovery import local_environment
 from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError, SettingsError, Throttled
 from penstock.http.problems import error_of, relocated
+from penstock.http.tokens import bearer
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 
@@ -48,11 +49,14 @@ class Client(Operating, Waiting):
         patience_s: for how long a request that is safe to repeat is repeated, in seconds; 0 never repeats.
         timeout_s: seconds one request may take.
         own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
+        api_key: sent with every request: an API key, or a token of the gateway's identity provider; by default
+            PENSTOCK_API_KEY.
 
     Raises:
-        SettingsError: the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
+        SettingsError: the key is none, the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
 
-    Every method raises `GatewayUnavailable` when no gateway answers, or what is behind it is away, and `Throttled` when the
+    Every method raises `Unauthenticated` when the gateway knows the key not, or not any more, `Forbidden` when it does not allow
+    this, `GatewayUnavailable` when no gateway answers, or what is behind it is away, and `Throttled` when the
     gateway has too much to do for longer than `patience_s`.
     """
 
@@ -63,6 +67,7 @@ class Client(Operating, Waiting):
         patience_s: float = 10.0,
         timeout_s: float = 60.0,
         own_keys: bool = True,
+        api_key: str | None = None,
     ) -> None:
         self.url = _base(
             url
@@ -73,12 +78,13 @@ class Client(Operating, Waiting):
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._own_keys = own_keys
+        self._headers = {"User-Agent": f"penstock-client/{penstock.__version__}"} | bearer(
+            api_key if api_key is not None else os.environ.get("PENSTOCK_API_KEY")
+        )
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            timeout=self._timeout, headers={"User-Agent": f"penstock-client/{penstock.__version__}"}
-        )
+        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
         return self
 
     async def __aexit__(self, *_: object) -> None:

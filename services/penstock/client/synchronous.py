@@ -29,8 +29,11 @@ class SyncClient:
         patience_s: float = 10.0,
         timeout_s: float = 60.0,
         own_keys: bool = True,
+        api_key: str | None = None,
     ) -> None:
-        self._client = Client(url, patience_s=patience_s, timeout_s=timeout_s, own_keys=own_keys)
+        self._client = Client(
+            url, patience_s=patience_s, timeout_s=timeout_s, own_keys=own_keys, api_key=api_key
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from aiohttp import web
 
 from penstock import process
 from penstock.errors import CannotStart
+from penstock.gateway.authentication import Access
 from penstock.gateway.broker import Broker
 from penstock.gateway.callbacks import Callbacks
 from penstock.gateway.door import Door
@@ -18,12 +19,14 @@ from penstock.gateway.keys import Keys
 from penstock.gateway.operations import Operations
 from penstock.gateway.pages import Pages
 from penstock.gateway.requests import Requests
+from penstock.gateway.rules import require_rules
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import Targets
 from penstock.gateway.tasks import Tasks
 from penstock.gateway.types import Types, keep_fresh
 from penstock.gateway.waiting import Waiting
-from penstock.http.server import problems, same_origin
+from penstock.http.server import harden, problems, same_origin
+from penstock.metrics import Sample
 from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
@@ -65,10 +68,12 @@ def create_app(
             requests = Requests()
             hold = Hold(settings, pool, known, objects, broker)
             operations = Operations(settings, pool, broker)
+            access = Access(settings, pool, known)
             app = web.Application(
-                middlewares=[requests.middleware(), problems, same_origin],
+                middlewares=[requests.middleware(), *access.around(problems, same_origin)],
                 client_max_size=settings.gateway_body_limit_bytes,
             )
+            app.on_response_prepare.append(harden)
             app.add_routes(Tasks(settings, pool, known, objects, broker, door).routes())
             app.add_routes(Waiting(settings, pool).routes())
             app.add_routes(Types(settings, pool, known).routes())
@@ -77,21 +82,26 @@ def create_app(
             app.add_routes(Callbacks(settings, pool).routes())
             app.add_routes(operations.routes())
             app.add_routes(hold.routes())
-            pages = Pages(pool, broker)
+            pages = Pages(pool, broker, telling=not settings.auth_kinds)
             app.add_routes(pages.routes())
+            require_rules(app.router.routes())
 
             def serves(port: int) -> None:
                 listening(port)
                 ready()
 
-            async with serving(
-                settings, NAME, lambda: [*door.samples(), *requests.samples()], pages.probes()
-            ):
+            def samples() -> Iterator[Sample]:
+                yield from door.samples()
+                yield from requests.samples()
+                yield from access.samples()
+
+            async with access, serving(settings, NAME, samples, pages.probes()):
                 await process.leading(
                     _serve(app, settings, hold, stopping, serves),
                     broker.run(),
                     keep_fresh(settings, known),
                     operations.run(),
+                    access.run(),
                 )
 
     return service

@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 
 from penstock.errors import InvalidRecord
+from penstock.gateway.access import among
 from penstock.gateway.openapi import conform
 from penstock.gateway.rehearsal import COUNTED, SHOWN, moment_of
 from penstock.gateway.settings import GatewaySettings
@@ -90,6 +91,7 @@ class Callbacks:
             state=state,
             since=_moment_in(request, "since"),
             until=_moment_in(request, "until"),
+            types=among(request),
         )
         limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
         found = await replay.find(
@@ -115,6 +117,7 @@ class Callbacks:
             state=raw.get("state", "dead"),
             since=moment_of(raw, "since"),
             until=moment_of(raw, "until"),
+            types=among(request),
         )
         if which.state == "delivered" and which.ids is None:
             raise InvalidRecord(

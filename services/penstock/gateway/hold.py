@@ -33,10 +33,13 @@ from penstock.errors import (
     Unavailable,
     UnknownType,
 )
+from penstock.gateway.access import grant_of
+from penstock.gateway.audit import NOTHING_CHANGED
 from penstock.gateway.backlog import Backlog
 from penstock.gateway.broker import Broker
 from penstock.gateway.intake import Intake
 from penstock.gateway.openapi import conform, problems_in
+from penstock.gateway.ownership import own
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import json_of
 from penstock.http.server import respond
@@ -113,7 +116,7 @@ class Hold:
         # Without a query while the type is known: idle workers cost the database nothing.
         await self._types.require([raw["type"]])
         task_type = self._types.get(raw["type"])
-        if task_type is None:
+        if task_type is None or not grant_of(request).covers(raw["type"]):
             raise UnknownType(f"no task type {raw['type']!r} is registered", pointer="/type")
 
         self._backlog.require_calm()
@@ -128,6 +131,7 @@ class Hold:
             {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
         )
         if not held.tasks:
+            request[NOTHING_CHANGED] = True
             return respond({"tasks": []})
         age_s = asyncio.get_running_loop().time() - held.claimed_s
         response = respond(
@@ -152,9 +156,9 @@ class Hold:
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
         # The body is kept by the request: this is its length, and no second reading.
         with self._backlog.place(len(await request.read())):
-            return await self._set(raw)
+            return await self._set(request, raw)
 
-    async def _set(self, raw: Any) -> web.Response:
+    async def _set(self, request: web.Request, raw: Any) -> web.Response:
         conform({**raw, "results": []} if isinstance(raw, dict) and "results" in raw else raw, "SetRequest")
         entries = raw["results"]
         if not isinstance(entries, list):
@@ -166,12 +170,23 @@ class Hold:
             )
         worker = raw["worker"]
         beats, results, rejected = _sort_out(entries)
-        gone = await self._gone(worker, [beat.key for beat in beats])
+        foreign = await self._foreign(request, beats, results)
+        # As with tasks that are not there: of results nothing is heard, and beats are answered that it is over.
+        results = [result for result in results if result.fence.id not in foreign]
+        gone = await self._gone(worker, [beat.key for beat in beats if beat.key[0] not in foreign])
+        gone |= {beat.key: "over" for beat in beats if beat.key[0] in foreign}
         results = [await self._checked_in(result) for result in results]
         await self._write(worker, [beat for beat in beats if beat.key not in gone], results)
         told = [{"index": beat.index, "why": gone[beat.key]} for beat in beats if beat.key in gone]
         accepted = len(entries) - len(rejected) - len(told)
         return respond({"accepted": accepted, "rejected": rejected, "gone": told})
+
+    async def _foreign(
+        self, request: web.Request, beats: Sequence[Beat], results: Sequence[StageResult]
+    ) -> frozenset[int]:
+        """The tasks that are not this worker's namespaces'; asked for only where it is confined to some."""
+        ids = {beat.key[0] for beat in beats} | {result.fence.id for result in results}
+        return frozenset(ids) - frozenset(await own(request, self._pool, sorted(ids)))
 
     async def _gone(self, worker: str, keys: Sequence[Key]) -> dict[Key, str]:
         """Those of the attempts that are not this worker's to go on with, and why."""

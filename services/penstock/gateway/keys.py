@@ -12,6 +12,7 @@ import asyncpg
 from aiohttp import web
 
 from penstock.errors import NotFound
+from penstock.gateway.access import grant_of
 from penstock.gateway.openapi import conform
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import json_of
@@ -76,7 +77,7 @@ class Keys:
             max_in_flight=int(most) if most is not None else None,
             limits="max_in_flight" in raw,
         )
-        row = await keys.change(self._pool, request.match_info["name"], raw["key"], wanted)
+        row = await keys.change(self._pool, _visible(request), raw["key"], wanted)
         return respond(_shown(row))
 
     async def reset(self, request: web.Request) -> web.Response:
@@ -92,10 +93,17 @@ class Keys:
         return raw
 
     async def _type_of(self, request: web.Request) -> str:
-        name = request.match_info["name"]
+        name = _visible(request)
         if name not in await types.all_types(self._pool):
             raise NotFound(f"there is no task type {name!r}")
         return name
+
+
+def _visible(request: web.Request) -> str:
+    name = request.match_info["name"]
+    if not grant_of(request).covers(name):
+        raise NotFound(f"there is no task type {name!r}")
+    return name
 
 
 def _shown(row: Mapping[str, Any] | asyncpg.Record) -> dict[str, Any]:

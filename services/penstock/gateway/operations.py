@@ -18,12 +18,15 @@ import asyncpg
 import orjson
 from aiohttp import web
 
+from penstock.core.access import Grant
 from penstock.core.operations import Verb
 from penstock.core.task import Priority, State
 from penstock.errors import Conflict, InvalidRecord, NotFound, PostgresUnavailable
 from penstock.gateway import views
+from penstock.gateway.access import grant_of
 from penstock.gateway.broker import Broker
 from penstock.gateway.openapi import conform
+from penstock.gateway.ownership import own
 from penstock.gateway.rehearsal import COUNTED, SHOWN, moment_of
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import json_of
@@ -84,23 +87,35 @@ class Operations:
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "OperationRequest")
         verb = Verb(raw["verb"])
+        await self._confine(request, raw["filter"])
         which = which_of(raw["filter"])
         priority = _priority(raw, verb)
         if not which.states_for(verb):
             raise InvalidRecord(f"nothing in these states can be done: {verb}", pointer="/filter/states")
         if raw.get("dry_run"):
             return respond(await self._rehearse(verb, which, priority))
+        grant = grant_of(request)
         operation_id = raw.get("id") or uuid.uuid4().hex
         filter_json = orjson.dumps(raw["filter"], option=orjson.OPT_SORT_KEYS).decode()
         row = await operations.begin(
-            self._pool, operation_id, verb, raw["by"], filter_json, priority, raw.get("rate")
+            self._pool,
+            operation_id,
+            verb,
+            raw["by"],
+            filter_json,
+            priority,
+            raw.get("rate"),
+            actor=grant.actor or None,
+            namespaces=grant.namespaces,
         )
         created = row is not None
         if row is None:
+            # Somebody else's, perhaps: then it is another one, whatever it asks.
             row = await operations.get(self._pool, operation_id)
             assert row is not None
             asked = (verb.value, raw["filter"], priority, raw.get("rate"))
-            if (row["verb"], orjson.loads(row["filter"]), row["priority"], row["rate"]) != asked:
+            same = (row["verb"], orjson.loads(row["filter"]), row["priority"], row["rate"]) == asked
+            if not same or not _visible(row, grant):
                 raise Conflict(f"operation {operation_id} is another one: give it an id of its own")
         else:
             log.info("operation %s: %s, asked by %s: %s", operation_id, verb, raw["by"], filter_json)
@@ -159,6 +174,7 @@ class Operations:
             state=choice_in_query(request, "state", "", (*STATES, "")) or None,
             before=before or None,
             limit=limit + 1,
+            namespaces=grant_of(request).namespaces,
         )
         page = rows[:limit]
         return respond(
@@ -184,9 +200,29 @@ class Operations:
     async def _row(self, request: web.Request) -> asyncpg.Record:
         operation_id = request.match_info["id"]
         row = None if "\0" in operation_id else await operations.get(self._pool, operation_id)
-        if row is None:
+        if row is None or not _visible(row, grant_of(request)):
             raise NotFound(f"there is no operation {operation_id[:80]!r}")
         return row
+
+    async def _confine(self, request: web.Request, raw: dict[str, Any]) -> None:
+        """Sees to it that a filter, whoever goes on with it, meets only tasks of whoever asks.
+
+        By its type, or by its ids, which are narrowed down to those: a type never changes, so once is enough; and gateways of
+        an earlier version go on with such a filter as they do with any.
+        """
+        grant = grant_of(request)
+        if grant.namespaces is None:
+            return
+        if "type" in raw:
+            if not grant.covers(raw["type"]):
+                # As with a type that is not there: nothing matches.
+                raw["ids"] = []
+        elif "ids" in raw:
+            raw["ids"] = list(await own(request, self._pool, sorted({int(one) for one in raw["ids"]})))
+        else:
+            raise InvalidRecord(
+                "name a type or ids: you may change tasks of some namespaces only", pointer="/filter"
+            )
 
     async def run(self) -> None:
         """Goes on with what is written down, a batch of each in turn, until cancelled."""
@@ -278,10 +314,17 @@ def _priority(raw: dict[str, Any], verb: Verb) -> int | None:
     return int(Priority[raw["priority"]]) if "priority" in raw else None
 
 
+def _visible(row: asyncpg.Record, grant: Grant) -> bool:
+    if grant.namespaces is None:
+        return True
+    return row["namespaces"] is not None and grant.namespaces.issuperset(row["namespaces"])
+
+
 def _document(row: asyncpg.Record) -> dict[str, Any]:
     return {
         **{name: row[name] for name in _SAME},
         "by": row["asked_by"],
+        "actor": row["actor"],
         "filter": orjson.loads(row["filter"]),
         "priority": Priority(row["priority"]).name if row["priority"] is not None else None,
         "found_in": orjson.loads(row["found_in"]),

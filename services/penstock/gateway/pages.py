@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import logging
 from functools import partial
+from http import HTTPStatus
 
 import asyncpg
 from aiohttp import web
@@ -16,10 +18,12 @@ from penstock.http.server import respond
 from penstock.metrics.serving import ALIVE, Probe, readiness
 from penstock.postgres import health as postgres_health
 
+log = logging.getLogger(__name__)
+
 # Nothing on these pages comes from anywhere else, and nothing may.
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
 }
 
 _HOME = """<!doctype html>
@@ -45,9 +49,11 @@ class Pages:
     Args:
         pool: probed by /readyz.
         broker: likewise.
+        telling: whether anybody may hear why something is away, which names servers; else only the log does.
     """
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], broker: Broker) -> None:
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], broker: Broker, *, telling: bool = True) -> None:
+        self._telling = telling
         self._pool = pool
         self._broker = broker
 
@@ -86,4 +92,10 @@ class Pages:
     async def readyz(self, _request: web.Request) -> web.Response:
         """GET /readyz: whether requests would find what they need, and if not, why."""
         document, status = await readiness(self.probes())
+        if status != HTTPStatus.OK and not self._telling:
+            log.warning("not ready: %s", document["checks"])
+            document["checks"] = {
+                name: reason if reason == "ok" else "away: the gateway's log tells more"
+                for name, reason in document["checks"].items()
+            }
         return respond(document, status)

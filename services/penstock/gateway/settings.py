@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+from penstock.core.access import Role
 from penstock.settings import Metered, Platform, option
 
 
@@ -41,9 +44,41 @@ class GatewaySettings(Platform, Metered):
         "for a gateway whose workers come back each time.",
     )
 
+    gateway_auth: str = option(
+        "off",
+        "Who may ask: off (anybody; only on a loopback address), keys (API keys: `penstock keys`), oidc (bearer tokens of "
+        "an OpenID Connect provider) or keys,oidc.",
+    )
+    gateway_key_rate: float = option(
+        500.0, "Most requests a second of one API key or token subject with one gateway; 0 is no limit."
+    )
+    gateway_audit_days: int = option(90, "Days after which rows of the audit of requests are removed.")
+    oidc_issuer: str = option("", "URL of the OpenID Connect provider, as its tokens have it in `iss`.")
+    oidc_audience: str = option("", "What tokens must have in `aud`.")
+    oidc_role_claim: str = option(
+        "penstock_roles", "Claim with the roles of a token; dots lead into objects (realm_access.roles)."
+    )
+    oidc_namespace_claim: str = option(
+        "penstock_namespaces", "Claim with the namespaces of a token; `*` is all of them."
+    )
+    oidc_roles: tuple[str, ...] = option(
+        (), "What the provider calls our roles: comma-separated NAME=ROLE. Empty: as we do."
+    )
+
+    @property
+    def auth_kinds(self) -> frozenset[str]:
+        """The ways to prove who one is; none where nobody is asked."""
+        kinds = frozenset(word.strip() for word in self.gateway_auth.split(","))
+        return frozenset() if kinds == {"off"} else kinds
+
+    @property
+    def oidc_role_names(self) -> dict[str, str]:
+        """Our roles by the provider's names for them; empty when they are ours."""
+        return {name: role for name, _, role in (pair.rpartition("=") for pair in self.oidc_roles)}
+
     def validate(self) -> list[str]:
-        """A batch must fit what one statement and one buffer take."""
-        problems = super().validate()
+        """A batch must fit what one statement and one buffer take; what others can reach asks who they are."""
+        problems = super().validate() + self._of_auth()
         if not 0 <= self.gateway_port <= 65_535:
             problems.append(f"gateway_port={self.gateway_port} must be from 0 to 65535")
         if not 1 <= self.gateway_batch_limit <= 10_000:
@@ -79,3 +114,50 @@ class GatewaySettings(Platform, Metered):
                 "must be above 0"
             )
         return problems
+
+    def _of_auth(self) -> list[str]:
+        kinds = self.auth_kinds
+        problems = []
+        if not kinds <= {"keys", "oidc"}:
+            problems.append(f"gateway_auth={self.gateway_auth!r} must be off, keys, oidc or keys,oidc")
+        elif not kinds and not _is_loopback(self.gateway_host):
+            problems.append(
+                f"gateway_host={self.gateway_host} can be reached from outside this machine, and "
+                "gateway_auth=off lets anybody in who does: set PENSTOCK_GATEWAY_AUTH=keys and make a key with "
+                "`penstock keys create NAME --role ROLE`, or listen on PENSTOCK_GATEWAY_HOST=127.0.0.1"
+            )
+        if "oidc" in kinds and not (self.oidc_issuer and self.oidc_audience):
+            problems.append(
+                "gateway_auth has oidc: set PENSTOCK_OIDC_ISSUER and PENSTOCK_OIDC_AUDIENCE, "
+                f"which are {self.oidc_issuer!r} and {self.oidc_audience!r}"
+            )
+        if "oidc" in kinds and self.oidc_issuer and not _is_trusted(self.oidc_issuer):
+            problems.append(
+                f"oidc_issuer={self.oidc_issuer!r} must be an https:// URL: whoever stands between could name keys of his own"
+            )
+        problems += [
+            f"oidc_roles has {pair!r}, which is not NAME=ROLE with one of {', '.join(Role)}"
+            for pair in self.oidc_roles
+            if not pair.rpartition("=")[0] or pair.rpartition("=")[2] not in frozenset(Role)
+        ]
+        if self.gateway_key_rate < 0 or not 1 <= self.gateway_audit_days <= 36_500:
+            problems.append(
+                f"gateway_key_rate={self.gateway_key_rate} must not be negative, "
+                f"gateway_audit_days={self.gateway_audit_days} must be from 1 to 36500"
+            )
+        return problems
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there; in doubt not."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_trusted(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or ""))

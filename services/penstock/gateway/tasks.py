@@ -13,6 +13,7 @@ from aiohttp import web
 from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse, problems
+from penstock.core.access import Grant
 from penstock.core.task import State
 from penstock.errors import (
     Conflict,
@@ -25,10 +26,12 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.gateway import views
+from penstock.gateway.access import among, grant_of
 from penstock.gateway.batcher import Batcher
 from penstock.gateway.broker import Broker
 from penstock.gateway.door import Door
 from penstock.gateway.openapi import conform
+from penstock.gateway.ownership import no_task, own, require_own
 from penstock.gateway.settings import GatewaySettings
 from penstock.http.problems import BadParameter, Faults
 from penstock.http.server import (
@@ -110,29 +113,29 @@ class Tasks:
         rows = len(raw) if isinstance(raw, list) else 1
         # The body is kept by the request: this is its length, and no second reading.
         with self._door.place(rows, len(await request.read())):
-            return await self._submit(raw)
+            return await self._submit(raw, grant_of(request))
 
-    async def _submit(self, raw: Any) -> web.Response:
+    async def _submit(self, raw: Any, grant: Grant) -> web.Response:
         if isinstance(raw, list):
-            submitted = await self._insert(await self._read_batch(raw))
+            submitted = await self._insert(await self._read_batch(raw, grant))
             status = 201 if any(one.created for one in submitted) else 200
             return respond({"tasks": [{"id": s.id, "created": s.created} for s in submitted]}, status)
-        [task] = await self._insert(await self._read([("", raw)]))
+        [task] = await self._insert(await self._read([("", raw)], grant))
         return respond(
             {"id": task.id, "created": task.created},
             201 if task.created else 200,
             {"Location": f"/tasks/{task.id}"},
         )
 
-    async def _read_batch(self, raw: list[Any]) -> list[Submission]:
+    async def _read_batch(self, raw: list[Any], grant: Grant) -> list[Submission]:
         limit = self._settings.gateway_batch_limit
         if not raw:
             raise InvalidRecord("a batch needs at least one task")
         if len(raw) > limit:
             raise TooLarge(f"{len(raw):,} tasks in one batch; {limit:,} is the limit: send several")
-        return await self._read([(f"/{index}", one) for index, one in enumerate(raw)])
+        return await self._read([(f"/{index}", one) for index, one in enumerate(raw)], grant)
 
-    async def _read(self, entries: list[tuple[str, Any]]) -> list[Submission]:
+    async def _read(self, entries: list[tuple[str, Any]], grant: Grant) -> list[Submission]:
         found: list[Submission] = []
         faults: list[Invalid] = []
         for base, raw in entries:
@@ -150,7 +153,7 @@ class Tasks:
                     pointer=f"{base}/type",
                 )
                 for (base, _), submission in zip(entries, found, strict=True)
-                if self._types.get(submission.type) is None
+                if self._types.get(submission.type) is None or not grant.covers(submission.type)
             ]
         if faults:
             raise faults[0] if len(faults) == 1 else Faults(faults)
@@ -179,6 +182,8 @@ class Tasks:
         refuse_unknown_parameters(request, "context")
         resolve = choice_in_query(request, "context", "value", ("value", "ref")) == "value"
         row = await tasks.get(self._pool, id_of(request))
+        if not grant_of(request).covers(row["type"]):
+            raise no_task(row["id"])
         return respond(await views.detail(row, self._objects if resolve else None))
 
     async def find(self, request: web.Request) -> web.Response:
@@ -198,6 +203,7 @@ class Tasks:
             key=text_in_query(request, "key"),
             before=before or None,
             limit=limit + 1,
+            among=among(request),
         )
         more = len(rows) > limit
         page = rows[:limit]
@@ -210,12 +216,13 @@ class Tasks:
 
     async def states(self, request: web.Request) -> web.Response:
         """POST /tasks/states: how many of some tasks are in which state."""
-        ids = await self._ids(request)
+        ids = await own(request, self._pool, await self._ids(request))
         return respond({"states": await tasks.states_of(self._pool, ids)})
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /tasks/{id}/cancel."""
         task_id = id_of(request)
+        await require_own(request, self._pool, task_id)
         cancelled, owed = await advance.cancel(self._pool, [task_id], source=self._settings.event_source)
         self._broker.owe(owed)
         if not cancelled:
@@ -227,11 +234,12 @@ class Tasks:
     async def cancel_many(self, request: web.Request) -> web.Response:
         """POST /tasks/cancel: those that are not final; tells which others had ended and which are no task's."""
         ids = await self._ids(request)
-        cancelled, owed = await advance.cancel(self._pool, ids, source=self._settings.event_source)
+        visible = await own(request, self._pool, ids)
+        cancelled, owed = await advance.cancel(self._pool, visible, source=self._settings.event_source)
         self._broker.owe(owed)
         done = set(cancelled)
         left = set(ids) - done
-        ended = await tasks.known(self._pool, left) if left else set()
+        ended = await tasks.known(self._pool, left & set(visible)) if left else set()
         return respond(
             {"cancelled": sorted(done), "unchanged": sorted(ended), "unknown": sorted(left - ended)}
         )

@@ -10,7 +10,9 @@ import asyncpg
 from aiohttp import web
 
 from penstock.contracts.validation import conform
-from penstock.errors import InvalidRecord, NotFound, PostgresUnavailable
+from penstock.core.access import Action, namespace_of
+from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavailable
+from penstock.gateway.access import grant_of
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import json_of
@@ -33,6 +35,8 @@ _WHOLE = (
     "max_in_flight",
     "max_per_key",
 )
+# What whoever operates may change: whether and how fast its tasks are released.
+OPERATED = frozenset({"paused", "max_in_flight", "starts_per_s", "max_per_key"})
 # What makes it another type.
 _FIXED = ("name", "partitions")
 
@@ -66,41 +70,71 @@ class Types:
     async def register(self, request: web.Request) -> web.Response:
         """POST /types: a new type, or new settings for an old one."""
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
-        found, created = await types.register(self._pool, _read(raw))
+        wanted = _read(raw)
+        _require_namespace(request, wanted.name)
+        found, created = await types.register(self._pool, wanted)
         # The notification comes too, but perhaps after this client's next request.
         self._known.outdated()
         return respond(found.shown(), 201 if created else 200, {"Location": f"/types/{found.name}"})
 
     async def change(self, request: web.Request) -> web.Response:
         """PATCH /types/{name}: what is left out stays as it is."""
+        name = request.match_info["name"]
+        _require_visible(request, name)
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
         conform_change(raw, "TaskTypeChange")
         fixed = next((name for name in _FIXED if name in raw), None)
         if fixed is not None:
             raise InvalidRecord(f"the {fixed} of a type cannot be changed", pointer=f"/{fixed}")
-        found = await types.change(
-            self._pool, request.match_info["name"], lambda known: _read({**known.to_wire(), **raw})
-        )
+        beyond = ", ".join(sorted(set(raw) - OPERATED))
+        if beyond and not grant_of(request).allows(Action.CONFIGURE):
+            raise Forbidden(f"to change {beyond} takes a role that may {Action.CONFIGURE}")
+        found = await types.change(self._pool, name, lambda known: _read({**known.to_wire(), **raw}))
         self._known.outdated()
         return respond(found.shown())
 
-    async def find(self, _request: web.Request) -> web.Response:
+    async def find(self, request: web.Request) -> web.Response:
         """GET /types."""
+        covers = grant_of(request).covers
         found = await types.all_types(self._pool)
-        return respond({"types": [one.shown() for one in found.values()]})
+        return respond({"types": [one.shown() for one in found.values() if covers(one.name)]})
 
-    async def owners(self, _request: web.Request) -> web.Response:
+    async def owners(self, request: web.Request) -> web.Response:
         """GET /owners."""
+        covers = grant_of(request).covers
         found = await types.owners(self._pool)
-        return respond({"owners": [{"type": name, "process": process} for name, process in found.items()]})
+        return respond(
+            {
+                "owners": [
+                    {"type": name, "process": process} for name, process in found.items() if covers(name)
+                ]
+            }
+        )
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /types/{name}."""
         name = request.match_info["name"]
+        _require_visible(request, name)
         found = (await types.all_types(self._pool)).get(name)
         if found is None:
             raise NotFound(f"there is no task type {name!r}")
         return respond(found.shown())
+
+
+def _require_namespace(request: web.Request, name: str) -> None:
+    grant = grant_of(request)
+    if not grant.covers(name):
+        assert grant.namespaces is not None
+        where = ", ".join(sorted(grant.namespaces)) or "no namespace"
+        raise Forbidden(
+            f"{name} would be in the namespace {namespace_of(name)}, and you may register types in {where}: "
+            "what stands before the first -- of a type's name is its namespace"
+        )
+
+
+def _require_visible(request: web.Request, name: str) -> None:
+    if not grant_of(request).covers(name):
+        raise NotFound(f"there is no task type {name!r}")
 
 
 def _read(raw: Any) -> TaskType:

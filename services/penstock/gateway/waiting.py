@@ -12,6 +12,8 @@ from aiohttp import web
 from penstock.core.task import Priority, State
 from penstock.core.why import Readers, why
 from penstock.errors import KafkaUnavailable
+from penstock.gateway.access import among
+from penstock.gateway.ownership import require_own
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import id_of
 from penstock.http.problems import BadParameter
@@ -58,6 +60,7 @@ class Waiting:
         """GET /tasks/{id}/why."""
         refuse_unknown_parameters(request)
         task_id = id_of(request)
+        await require_own(request, self._pool, task_id)
         known = await postgres_why.facts(self._pool, task_id)
         facts = known.facts
         if facts.state in (State.READY, State.QUEUED):
@@ -99,7 +102,11 @@ class Waiting:
         refuse_unknown_parameters(request, "type", "limit", "cursor")
         limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
         found = await backlog.lines(
-            self._pool, type_name=text_in_query(request, "type"), behind=_place_in(request), limit=limit + 1
+            self._pool,
+            type_name=text_in_query(request, "type"),
+            among=among(request),
+            behind=_place_in(request),
+            limit=limit + 1,
         )
         page = found[:limit]
         more = len(found) > limit

@@ -17,6 +17,7 @@ import orjson
 from penstock.errors import (
     Conflict,
     CorruptObject,
+    Forbidden,
     GatewayUnavailable,
     Invalid,
     InvalidRecord,
@@ -25,6 +26,7 @@ from penstock.errors import (
     PenstockError,
     Throttled,
     TooLarge,
+    Unauthenticated,
     Unavailable,
     UnknownType,
 )
@@ -90,6 +92,8 @@ KINDS = (
     Kind("too-large", 413, "Larger than the limit", TooLarge),
     Kind("corrupt-object", 500, "A stored object is not what it was", CorruptObject),
     Kind("invalid", 422, "The request breaks its contract", Invalid),
+    Kind("unauthenticated", 401, "Not known here", Unauthenticated),
+    Kind("forbidden", 403, "Not allowed", Forbidden),
     Kind("not-found", 404, "Nothing there", NotFound),
     Kind("conflict", 409, "Not possible in this state", Conflict),
     Kind("throttled", 429, "Too much at once", Throttled),

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from yarl import URL
 
-from penstock.errors import Malformed, PenstockError, Throttled, TooLarge
+from penstock.errors import Malformed, PenstockError, Throttled, TooLarge, Unauthenticated
 from penstock.http.problems import CONTENT_TYPE, BadParameter, Problem, problem_of
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,8 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         elif isinstance(error, Throttled):
             log.info("%s %s: %s", request.method, request.path, error)
             headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
+        elif isinstance(error, Unauthenticated):
+            headers = {"WWW-Authenticate": 'Bearer realm="penstock"'}
         return _respond(problem, headers)
 
 
@@ -71,6 +73,24 @@ async def same_origin(request: web.Request, handler: Handler) -> web.StreamRespo
     if origin is not None and request.method not in ("GET", "HEAD") and URL(origin).authority != request.host:
         raise Refused(HTTPStatus.FORBIDDEN, f"pages of {origin} may not change anything here")
     return await handler(request)
+
+
+# Answers are documents for programs: no browser is to run, frame, keep or share them. Which origins may ask is said nowhere
+# (CORS), so pages of others cannot read them either.
+_SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+async def harden(_request: web.Request, response: web.StreamResponse) -> None:
+    """Gives every answer the headers that keep browsers from misusing it; for `Application.on_response_prepare`."""
+    for name, value in _SECURITY_HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 def _problem_of(request: web.Request, error: Exception) -> Problem:

@@ -224,6 +224,12 @@ SUBMIT_REFUSED = Metric(
     "Submissions answered 429 because PostgreSQL is behind, by what that goes by: late, rows or bytes.",
     ("why",),
 )
+GATEWAY_REFUSED = Metric(
+    "penstock_gateway_refused_total",
+    "Requests that this gateway refused before it read them, by why: nobody (no credentials), unknown (no key or token that "
+    "holds), role, namespace, rate, or unavailable (they cannot be checked now).",
+    ("why",),
+)
 INGEST_WAITING = Metric(
     "penstock_ingest_waiting",
     "Records of the topic submitted that were read by this process and are not in PostgreSQL yet.",

@@ -9,7 +9,7 @@ for a row that another service holds while it holds rows itself, so no operation
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -177,15 +177,25 @@ async def begin(
     filter_json: str,
     priority: int | None,
     rate: float | None,
+    actor: str | None = None,
+    namespaces: Collection[str] | None = None,
 ) -> Row | None:
-    """Writes an operation down; None when there is one of this id.
+    """Writes an operation down; None when there is one of this id. `namespaces` are those the actor is confined to.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; the same again is safe.
     """
     with translated():
         row: Row | None = await executor.fetchrow(
-            query("operations.begin"), operation_id, verb.value, asked_by, filter_json, priority, rate
+            query("operations.begin"),
+            operation_id,
+            verb.value,
+            asked_by,
+            filter_json,
+            priority,
+            rate,
+            actor,
+            None if namespaces is None else sorted(namespaces),
         )
     return row
 
@@ -202,15 +212,30 @@ async def get(executor: Any, operation_id: str) -> Row | None:
 
 
 async def find(
-    executor: Any, *, verb: str | None, state: str | None, before: int | None, limit: int
+    executor: Any,
+    *,
+    verb: str | None,
+    state: str | None,
+    before: int | None,
+    limit: int,
+    namespaces: Collection[str] | None = None,
 ) -> list[Row]:
     """Operations, latest first; give the last `seq` of a page as `before` to get the next one.
+
+    Only those confined to some of `namespaces` are found, unless it is None.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        rows: list[Row] = await executor.fetch(query("operations.list"), verb, state, before, limit)
+        rows: list[Row] = await executor.fetch(
+            query("operations.list"),
+            verb,
+            state,
+            before,
+            limit,
+            None if namespaces is None else sorted(namespaces),
+        )
     return rows
 
 

@@ -44,6 +44,7 @@ class Which:
         target: to this URL.
         state: None is any state, which only works with `ids` or `task_id`; delivered likewise.
         since, until: ended (while they have not, created) at or after the one and before the other.
+        types: of tasks of these; None is all.
     """
 
     ids: Sequence[str] | None = None
@@ -52,6 +53,7 @@ class Which:
     state: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    types: Sequence[str] | None = None
 
 
 async def find(executor: Any, which: Which, *, behind: Place, limit: int) -> list[Found]:
@@ -72,8 +74,9 @@ async def find(executor: Any, which: Which, *, behind: Place, limit: int) -> lis
     else:
         call = (f"find_{which.state}", *behind, *time, limit)
     name, *arguments = call
+    types = None if which.types is None else list(which.types)
     with translated():
-        rows = await executor.fetch(query(f"replay.{name}"), *arguments)
+        rows = await executor.fetch(query(f"replay.{name}"), *arguments, types)
     found = [Found(row["id"], Place(row["target"], row["seq"])) for row in rows]
     if which.ids is not None and which.target is not None:
         return [one for one in found if one.place.target == which.target]

@@ -174,8 +174,9 @@ async def find(
     key: str | None = None,
     before: int | None = None,
     limit: int = 50,
+    among: Sequence[str] | None = None,
 ) -> list[asyncpg.Record]:
-    """Tasks, newest first; give the last id of a page as `before` to get the next one.
+    """Tasks, newest first; give the last id of a page as `before` to get the next one. `among` is the types that may be seen.
 
     Raises:
         PostgresUnavailable: no server.
@@ -191,6 +192,7 @@ async def find(
             before,
             limit,
             key,
+            None if among is None else list(among),
         )
     return found
 
@@ -231,4 +233,19 @@ async def known(executor: Any, ids: Iterable[int]) -> set[int]:
         found = {row["id"] for row in await executor.fetch(query("tasks.known"), list(wanted))}
         if missing := wanted - found:
             found |= {row["id"] for row in await executor.fetch(query("history.known"), list(missing))}
+    return found
+
+
+async def own(executor: Any, ids: Iterable[int], among: Sequence[str]) -> set[int]:
+    """Which of these ids are of tasks of some types, also of those in history.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    wanted = set(ids)
+    with translated():
+        found = {row["id"] for row in await executor.fetch(query("tasks.own"), list(wanted), list(among))}
+        if missing := wanted - found:
+            rows = await executor.fetch(query("history.own_tasks"), list(missing), list(among))
+            found |= {row["id"] for row in rows}
     return found

@@ -114,7 +114,7 @@ class Liaison:
         """The platform as it is reached: over Kafka, or through a gateway."""
         settings, who = self._settings, self._worker_id
         if settings.worker_gateway:
-            async with Gateway(settings.worker_gateway) as gateway:
+            async with Gateway(settings.worker_gateway, settings.api_key) as gateway:
                 yield (
                     HttpLink(gateway, who),
                     lambda name: HttpPuller(

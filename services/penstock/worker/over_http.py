@@ -24,6 +24,7 @@ from penstock.core.delivery import parse_retry_after
 from penstock.core.leases import Key
 from penstock.core.retry import RetryPolicy
 from penstock.errors import (
+    Fatal,
     GatewayUnavailable,
     InvalidRecord,
     PenstockError,
@@ -33,6 +34,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.http.problems import error_of
+from penstock.http.tokens import bearer
 from penstock.worker.hand import Hand, claims_of, key_of
 from penstock.worker.heart import Heart, wait_room
 
@@ -48,6 +50,7 @@ ANSWER_S = 30.0
 # However long a gateway, or a proxy before it, asks to be left alone.
 PATIENCE_S = 30.0
 
+_NOT_ALLOWED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _NO_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
 
@@ -79,16 +82,23 @@ class Gateway:
 
     Args:
         url: its address.
+        api_key: that it knows the worker by; empty is none.
+
+    Raises:
+        SettingsError: the key is none.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         self._url = url.rstrip("/")
+        self._headers = bearer(api_key)
         self._session: aiohttp.ClientSession
         # Whether it has ever spoken as one.
         self._known = False
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S))
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S), headers=self._headers
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -100,7 +110,7 @@ class Gateway:
         Raises:
             Throttled: asked too often, or too much at once; nothing was done.
             GatewayUnavailable: no gateway answers, or what is behind it is away, or it is no gateway that answers.
-            SettingsError: there is no such route at the address, and never was.
+            SettingsError: there is no such route at the address, and never was, or the gateway does not know the API key.
             PenstockError: it refuses.
         """
         try:
@@ -123,6 +133,12 @@ class Gateway:
                 GatewayUnavailable(reason)
                 if self._known
                 else SettingsError(f"worker_gateway={self._url!r}: {reason}")
+            )
+        if response.status in _NOT_ALLOWED:
+            # Without it nothing can be done or reported: whoever starts the worker again gives it another.
+            raise SettingsError(
+                f"the gateway at {self._url} does not let this worker in ({error_of(response.status, data)}): set "
+                "PENSTOCK_API_KEY to a key with the role worker that is valid for its types"
             )
         raise error_of(response.status, data, None if wait_s is None else min(wait_s, PATIENCE_S))
 
@@ -178,7 +194,7 @@ class HttpLink:
         ]
         try:
             body, _ = await self._gateway.post("/set_task", {"worker": self._worker_id, "results": entries})
-        except Unavailable:
+        except (Unavailable, Fatal):
             raise
         except PenstockError as error:
             log.warning("%d beats were refused: %s", len(keys), error)
@@ -213,6 +229,8 @@ class HttpLink:
                 log.warning("cannot report yet: %s", error)
                 tries += 1
                 await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
+            except Fatal:
+                raise
             except PenstockError as error:
                 # It would be refused again however often: their leases run out, and the log says why.
                 log.error("%d results were refused: %s", len(entries), error)  # noqa: TRY400 (says it all)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from penstock.settings import Kafka, option
@@ -20,6 +20,12 @@ class WorkerSettings(Kafka):
     worker_gateway: str = option(
         "",
         "URL of a gateway: the worker then needs neither Kafka nor the object store, and speaks HTTP with it.",
+    )
+    # Never in a repr: settings end up in logs and tracebacks.
+    api_key: str = field(
+        default="",
+        repr=False,
+        metadata={"doc": "API key or bearer token that the worker sends to PENSTOCK_WORKER_GATEWAY."},
     )
     pool: int = option(2_000, "Most handlers that run at once; with the backlog at most 100,000.")
     backlog: int = option(1_000, "Most claimed tasks that wait for a handler.")

@@ -1,0 +1,45 @@
+"""API keys for tests: made in the database, as `penstock keys` makes them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from datetime import datetime
+
+import asyncpg
+
+from penstock.core.access import SECRET_BYTES, Role, digest_of, token_of
+from penstock.postgres import api_keys
+from penstock.postgres.connection import connect
+
+
+async def make_key(
+    dsn: str,
+    role: Role | str,
+    namespaces: Collection[str] | None = None,
+    *,
+    expires_at: datetime | None = None,
+    rate: float | None = None,
+) -> tuple[str, str]:
+    """Id and token of a new key."""
+    key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
+    connection: asyncpg.Connection[asyncpg.Record] = await connect(dsn, "test")
+    try:
+        await api_keys.create(
+            connection,
+            key_id=key_id,
+            digest=digest_of(secret),
+            name="test",
+            role=Role(role),
+            namespaces=namespaces,
+            rate=rate,
+            expires_at=expires_at,
+        )
+    finally:
+        await connection.close()
+    return key_id, token_of(key_id, secret)
+
+
+def sent(token: str) -> dict[str, str]:
+    """The headers with it."""
+    return {"Authorization": f"Bearer {token}"}

@@ -14,11 +14,11 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from penstock import logs
 from penstock.errors import (
     CannotStart,
     Conflict,
@@ -72,7 +72,7 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
     """
     if stall_s is not None:
         service = _watched(service, stall_s)
-    configure_logging()
+    logs.configure(name)
     collect_garbage_seldom()
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         status = runner.run(_supervise(name, service, grace_s))
@@ -123,26 +123,6 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     except ImportError:
         return asyncio.new_event_loop
     return uvloop.new_event_loop
-
-
-def configure_logging() -> None:
-    """Logs to standard error, one line an entry; PENSTOCK_LOG_LEVEL chooses the level (default INFO)."""
-    logging.basicConfig(
-        level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
-    quiet_libraries()
-
-
-def quiet_libraries() -> None:
-    """Leaves out what the client libraries log, unless PENSTOCK_LIBRARY_LOG_LEVEL asks for it.
-
-    They narrate every rebalance, and call it an error when a coordinator is not there yet; what matters of it is
-    raised to us, and we say it ourselves.
-    """
-    for chatty in ("aiokafka", "faust", "mode"):
-        logging.getLogger(chatty).setLevel(os.environ.get("PENSTOCK_LIBRARY_LOG_LEVEL", "CRITICAL").upper())
 
 
 async def together(*parts: Awaitable[None]) -> None:

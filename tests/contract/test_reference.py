@@ -113,7 +113,8 @@ Every setting is an environment variable; a keyword or an option on the command 
 
 {settings_tables()}
 
-`PENSTOCK_LOG_LEVEL` (INFO) and `PENSTOCK_LIBRARY_LOG_LEVEL` (CRITICAL) choose what is logged, on standard error.
+`PENSTOCK_LOG_LEVEL` (INFO) and `PENSTOCK_LIBRARY_LOG_LEVEL` (CRITICAL) choose what is logged, on standard error;
+`PENSTOCK_LOG_FORMAT` is `text` or `json` (one object a line).
 `PENSTOCK_GATEWAY` is the gateway's address for clients and the command line.
 
 `PENSTOCK_DATA_DIR` names the data directory of a `penstock up` (`--data-dir` does so for one verb); left out, it is `.penstock` in

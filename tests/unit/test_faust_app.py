@@ -6,7 +6,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from mode import Service
 
 from penstock.kafka.faust_app import _consumer_type
-from penstock.process import quiet_libraries
+from penstock.logs import quiet_libraries
 
 
 def _descendants(kind):

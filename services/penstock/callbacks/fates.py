@@ -16,6 +16,7 @@ from penstock.callbacks.hand import Waiting
 from penstock.callbacks.ledger import Ended, Ledger
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Targets
+from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import Dead, Delivered, Fate, Reason, RetryIn
 from penstock.postgres.callbacks import Settled
 
@@ -85,7 +86,14 @@ class Fates:
             case Delivered():
                 settled = Settled(id=callback.id, attempt=attempt, state="delivered", spent=spent)
             case RetryIn(seconds):
-                log.info("%s: attempt %d: %s; again in %.1f s", callback.id, attempt, met.message, seconds)
+                log.info(
+                    "%s: attempt %d: %s; again in %.1f s",
+                    callback.id,
+                    attempt,
+                    met.message,
+                    seconds,
+                    extra=_ids(callback, attempt),
+                )
                 error = met.to_wire()
                 settled = Settled(
                     id=callback.id,
@@ -97,7 +105,7 @@ class Fates:
                 )
             case Dead(reason):
                 error = {**met.to_wire(), "message": _last_words(met, attempt, reason)}
-                log.warning("%s is dead: %s", callback.id, error["message"])
+                log.warning("%s is dead: %s", callback.id, error["message"], extra=_ids(callback, attempt))
                 if reason is Reason.GONE:
                     self._stop(callback.target)
                     await self._targets.gone(callback.target, f"it answered {met.status} to {callback.id}")
@@ -120,3 +128,13 @@ def _last_words(met: Met, attempt: int, reason: Reason) -> str:
             return f"{met.message}; attempt {attempt} was the last"
         case Reason.UNCALLABLE:
             return met.message
+
+
+def _ids(callback: Callback, attempt: int) -> dict[str, object]:
+    """By which an entry of the log can be found."""
+    return {
+        "callback": callback.id,
+        "task": callback.task_id,
+        "target": origin_of(callback.target),
+        "attempt": attempt,
+    }

@@ -212,10 +212,14 @@ class Targets:
             return False
         self._urgent.set()
         if after:
-            log.warning("a target at %s is abnormal: its callbacks are diverted", origin_of(url))
+            log.warning(
+                "a target at %s is abnormal: its callbacks are diverted",
+                origin_of(url),
+                extra={"target": origin_of(url)},
+            )
             self._forgive(self._suspicion.trip(url, time.monotonic(), len(self._targets)))
         else:
-            log.info("a target at %s is normal again", origin_of(url))
+            log.info("a target at %s is normal again", origin_of(url), extra={"target": origin_of(url)})
         return target.window.verdict(now_s) != before
 
     def attempted(self, url: str, attempt: Attempt) -> None:
@@ -230,7 +234,7 @@ class Targets:
 
     async def gone(self, url: str, why: str) -> None:
         """It has asked for nothing more to be sent to it."""
-        log.warning("a target at %s is disabled: %s", origin_of(url), why)
+        log.warning("a target at %s is disabled: %s", origin_of(url), why, extra={"target": origin_of(url)})
         self.stop(url)
         await persevere(lambda: targets.disable(self._pool, url, why), f"a target at {origin_of(url)}, gone,")
 

@@ -21,7 +21,8 @@ from penstock.cli import (
 )
 from penstock.errors import GatewayUnavailable, PenstockError, Unauthenticated, Unavailable, UnknownType
 from penstock.http.problems import Faults
-from penstock.process import exit_status, quiet_libraries
+from penstock.logs import quiet_libraries
+from penstock.process import exit_status
 
 _INTERRUPTED = 130
 

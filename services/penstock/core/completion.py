@@ -30,6 +30,10 @@ class Fence(NamedTuple):
     stage: str
     attempt: int
 
+    def ids(self) -> dict[str, object]:
+        """By which an entry of a log can be found."""
+        return {"task": self.id, "step": self.step, "stage": self.stage, "attempt": self.attempt}
+
 
 class Tally(NamedTuple):
     """Vain tries of the current stage so far.

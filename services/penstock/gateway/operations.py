@@ -118,7 +118,14 @@ class Operations:
             if not same or not _visible(row, grant):
                 raise Conflict(f"operation {operation_id} is another one: give it an id of its own")
         else:
-            log.info("operation %s: %s, asked by %s: %s", operation_id, verb, raw["by"], filter_json)
+            log.info(
+                "operation %s: %s, asked by %s: %s",
+                operation_id,
+                verb,
+                raw["by"],
+                filter_json,
+                extra={"operation": operation_id},
+            )
         self._which[operation_id] = which
         self._due[operation_id] = 0.0
         if created:

@@ -38,4 +38,9 @@ class Bereavement:
                 log.warning("worker %s may still hold partitions of %s: %s", worker, name, error)
             else:
                 if found:
-                    log.warning("worker %s is lost: taken out of the group of %s", worker, name)
+                    log.warning(
+                        "worker %s is lost: taken out of the group of %s",
+                        worker,
+                        name,
+                        extra={"worker": worker, "type": name},
+                    )

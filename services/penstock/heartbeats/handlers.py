@@ -324,12 +324,19 @@ class Watch:
             self._bury(expired, advanced.applied, trials)
             for ending in endings:
                 if ending.fence in advanced.applied:
-                    self._figures.lost[trials[ending.fence.id].type] += 1
-                    self._figures.ended[ending.verdict.state] += 1
-            for fence in sorted(advanced.applied):
-                log.warning(
-                    "lease expired: task %d, stage %s, attempt %d", fence.id, fence.stage, fence.attempt
-                )
+                    self._tell(ending, trials[ending.fence.id].type)
+
+    def _tell(self, ending: Ending, name: str) -> None:
+        self._figures.lost[name] += 1
+        self._figures.ended[ending.verdict.state] += 1
+        fence = ending.fence
+        log.warning(
+            "lease expired: task %d, stage %s, attempt %d",
+            fence.id,
+            fence.stage,
+            fence.attempt,
+            extra={**fence.ids(), "type": name, "worker": ending.worker},
+        )
 
     def _bury(self, expired: Sequence[Lease], applied: set[Fence], trials: Mapping[int, Trial]) -> None:
         """Tells of workers that have lost attempts and hold nothing any more."""

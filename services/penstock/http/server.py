@@ -100,7 +100,14 @@ def _problem_of(request: web.Request, error: Exception) -> Problem:
     if found is not None:
         return found
     incident = f"urn:uuid:{uuid.uuid4()}"
-    log.error("%s %s failed (%s)", request.method, request.path, incident, exc_info=error)
+    log.error(
+        "%s %s failed (%s)",
+        request.method,
+        request.path,
+        incident,
+        exc_info=error,
+        extra={"incident": incident},
+    )
     told = "The gateway failed; its log tells why, under the id given as instance."
     return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, told, incident)
 

@@ -59,6 +59,10 @@ class Delivery:
         self.key: bytes | None = message.key
         self.value: bytes = message.value or b""
 
+    def ids(self) -> dict[str, object]:
+        """By which an entry of the log can be found."""
+        return {"topic": self.topic, "partition": self.partition, "offset": self.offset}
+
     def settle(self) -> None:
         """Its effects are durable. In any order, any number of times; ignored once its generation is over."""
         self._settle(self)

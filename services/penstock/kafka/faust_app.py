@@ -26,7 +26,7 @@ from penstock.settings import Kafka
 
 NEVER_S = 1e9
 # Services of Faust's kind narrate under the module they are defined in, unless told otherwise: ours are to be as quiet as
-# its own (`process.quiet_libraries`).
+# its own (`logs.quiet_libraries`).
 _LOGGER = logging.getLogger("faust.of_penstock")
 
 Agent = Callable[[Any], Awaitable[None]]

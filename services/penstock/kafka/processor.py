@@ -175,7 +175,9 @@ class Processor:
         """
         assert self._producer is not None, "the processor is not running"
         topic = self._settings.prefix + delivery.topic
-        log.warning("rejected %s/%d@%d: %s", topic, delivery.partition, delivery.offset, invalid)
+        log.warning(
+            "rejected %s/%d@%d: %s", topic, delivery.partition, delivery.offset, invalid, extra=delivery.ids()
+        )
         await park(self._producer, self._settings.prefix, delivery, invalid, part)
         self.figures.rejected[delivery.topic] += 1
         if settle:

@@ -251,7 +251,14 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             try:
                 submissions.append(await self._read(record.value or b""))
             except Invalid as invalid:
-                log.info("rejected %s/%d@%d: %s", self._topic, tp.partition, record.offset, invalid)
+                log.info(
+                    "rejected %s/%d@%d: %s",
+                    self._topic,
+                    tp.partition,
+                    record.offset,
+                    invalid,
+                    extra={"topic": SUBMITTED.name, "partition": tp.partition, "offset": record.offset},
+                )
                 value = encode_rejection(
                     invalid,
                     topic=self._topic,

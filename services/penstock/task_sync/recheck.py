@@ -257,4 +257,9 @@ class Recheck:
             if len(ids) < limit:
                 break
         if found:
-            log.warning("%s: %d queued tasks had no record left on Kafka: ready again", case.type.name, found)
+            log.warning(
+                "%s: %d queued tasks had no record left on Kafka: ready again",
+                case.type.name,
+                found,
+                extra={"type": case.type.name},
+            )

@@ -277,7 +277,7 @@ class Release:
         if self._confirmed:
             await release.forget(self._session, self._take_confirmed())
         for name in names:
-            log.info("%s: given up, for another process to own", name)
+            log.info("%s: given up, for another process to own", name, extra={"type": name})
             del self._gates[name]
             self._limits.forget(name)
             await release.disown(self._session, name)
@@ -288,9 +288,19 @@ class Release:
         self._gates[task_type.name] = gate
         self.some_queued.set()
         for batch in await release.unconfirmed(self._session, task_type):
-            log.info("%s: sending %d released tasks again", task_type.name, len(batch.tasks))
+            log.info(
+                "%s: sending %d released tasks again",
+                task_type.name,
+                len(batch.tasks),
+                extra={"type": task_type.name},
+            )
             await self._send(gate, batch)
-        log.info("%s: owned, %d records waiting for workers", task_type.name, gate.lag)
+        log.info(
+            "%s: owned, %d records waiting for workers",
+            task_type.name,
+            gate.lag,
+            extra={"type": task_type.name},
+        )
 
     async def _promote(self) -> float:
         """Makes ready what is due; returns when something will be, on the loop's clock."""

@@ -236,7 +236,13 @@ class Pool:
 
         def abandon(result: StageResult) -> None:
             assert result.error is not None
-            log.warning("task %d, stage %s: %s", ready.fence.id, ready.fence.stage, result.error.message)
+            log.warning(
+                "task %d, stage %s: %s",
+                ready.fence.id,
+                ready.fence.stage,
+                result.error.message,
+                extra={**ready.fence.ids(), "type": ready.type},
+            )
             self._settle(key, result)
 
         result = await self._execution.run(ready, abandon)

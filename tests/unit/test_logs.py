@@ -1,0 +1,132 @@
+"""Logs as JSON: one object a line, with ids, without secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import logs
+from penstock.core.completion import Fence
+from penstock.errors import SettingsError
+
+
+def entry(message: str, *arguments: Any, **given: Any) -> Any:
+    """What one entry becomes; exactly one line."""
+    record = logging.getLogger("penstock.test").makeRecord(
+        "penstock.test", logging.WARNING, __file__, 1, message, arguments, None, extra=given
+    )
+    line = logs.JsonFormatter("stages").format(record)
+    assert "\n" not in line
+    return json.loads(line)
+
+
+def test_an_entry_has_time_level_service_message_and_ids() -> None:
+    """Issue 7: what a search needs is a member of its own."""
+    found = entry("lease of %d\nexpired", 7, **Fence(7, 1, "cut", 2).ids(), type="media", target=None)
+    assert found.pop("time").endswith("+00:00")
+    assert found == {
+        "level": "warning",
+        "service": "stages",
+        "logger": "penstock.test",
+        "message": "lease of 7\nexpired",
+        "task": 7,
+        "step": 1,
+        "stage": "cut",
+        "attempt": 2,
+        "type": "media",
+    }
+
+
+def test_ids_do_not_replace_what_every_entry_has() -> None:
+    """A handler's own `extra` cannot pretend to be another service."""
+    assert entry("x", service="other", level="info")["service"] == "stages"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("POST https://a.example/hook?key=secret failed", "POST https://a.example/hook?… failed"),
+        ("at 'http://a/b?c=d&e=f#x'", "at 'http://a/b?…#x'"),
+        ("postgresql://me:pass@db:5432/x?sslmode=require", "postgresql://…@db:5432/x?…"),
+        ("https://user:pa?ss@a/ok", "https://user:pa?…"),
+        ("why? because http://a/b is away", "why? because http://a/b is away"),
+        ("nothing at all?yes", "nothing at all?yes"),
+    ],
+)
+def test_urls_keep_their_secrets(text: str, told: str) -> None:
+    """Keys in queries and passwords before hosts are in no log, in whichever format and member they come."""
+    assert logs.shortened(text) == told
+    found = entry("%s", text, target=text)
+    assert found["message"] == found["target"] == told
+    record = logging.makeLogRecord({"msg": text})
+    assert told in logs.TextFormatter(logs.TEXT).format(record)
+
+
+def test_a_traceback_is_in_its_entry() -> None:
+    """One line, secrets cut out of it as well."""
+    try:
+        int("https://a/b?key=secret")
+    except ValueError:
+        record = logging.getLogger("x").makeRecord(
+            "x", logging.ERROR, "f", 1, "it failed", (), sys.exc_info()
+        )
+    line = logs.JsonFormatter("stages").format(record)
+    assert "secret" not in line
+    assert "Traceback" in json.loads(line)["error"]
+    assert "\n" not in line
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["task", "target", "why"]),
+        st.one_of(
+            st.text(), st.integers(), st.floats(), st.binary(), st.lists(st.text()), st.sets(st.integers())
+        ),
+    ),
+    st.text(),
+)
+def test_whatever_is_logged_is_one_line_of_json(extra: dict[str, Any], message: str) -> None:
+    """Lone surrogates, integers beyond 64 bits, bytes: an entry is never lost and never two."""
+    assert "message" in entry(message.replace("%", "%%"), **extra)
+
+
+def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt format must not silently be text."""
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "jsonl")
+    with pytest.raises(SettingsError, match="PENSTOCK_LOG_FORMAT='jsonl' must be one of: text, json"):
+        logs.configure("stages")
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_process_logs_in_the_format_that_is_asked_for(form: str) -> None:
+    """Issue 7: each line of a process's standard error is one object, or stays the sentence it was."""
+    code = (
+        "import logging\n"
+        "from penstock import process\n"
+        "async def service(stopping, ready):\n"
+        "    ready(); logging.getLogger('x').info('done %d', 3, extra={'task': 3})\n"
+        "raise SystemExit(process.run('stages', service))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PENSTOCK_LOG_FORMAT": form},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    if form == "json":
+        found = [json.loads(line) for line in lines]
+        assert [one["message"] for one in found] == ["stages: ready", "done 3", "stages: stopped"]
+        assert found[1]["task"] == 3
+        assert {one["service"] for one in found} == {"stages"}
+    else:
+        assert lines[1].endswith("INFO    x done 3")

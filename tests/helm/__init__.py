@@ -1,0 +1,1 @@
+"""The Helm chart, rendered by helm and judged without a cluster."""

@@ -1,0 +1,493 @@
+"""What the chart renders: valid for Kubernetes, safe by default, and in agreement with the code.
+
+Nothing here runs on a cluster: objects are rendered by helm and judged as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import kubernetes_validate.utils
+import pytest
+import yaml
+
+from penstock import process
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.gateway.settings import GatewaySettings
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.topics import ready, workers_group
+from penstock.settings import ENVIRONMENT_PREFIX, Settings
+from penstock.stages.settings import StagesSettings
+from penstock.task_sync.settings import TaskSyncSettings
+from penstock.worker.settings import WorkerSettings
+from tests.helm.rendered import (
+    CHART,
+    SERVICES,
+    Object,
+    Render,
+    component_of,
+    container_of,
+    environment_of,
+    named,
+    of_kind,
+    pod_of,
+    ports_of,
+    scalars,
+    selects,
+    workload,
+    workloads,
+)
+
+ROOT = Path(__file__).parents[2]
+SETS = sorted(path.stem for path in (Path(__file__).parent / "values").glob("*.yaml"))
+# The oldest Kubernetes that Chart.yaml takes, and the newest that the validator knows.
+VERSIONS = ("1.29", kubernetes_validate.latest_version())
+CUSTOM = {
+    "ScaledObject": "keda.sh/v1alpha1",
+    "TriggerAuthentication": "keda.sh/v1alpha1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+}
+KINDS: dict[str, type[Settings]] = {
+    "gateway": GatewaySettings,
+    "task-sync": TaskSyncSettings,
+    "heartbeats": HeartbeatsSettings,
+    "stages": StagesSettings,
+    "callbacks": CallbacksSettings,
+    "worker": WorkerSettings,
+}
+# Names that are settled and not yet in the code this chart was written beside. Shrinks as their settings are merged.
+SETTLED = {
+    "PENSTOCK_KAFKA_PROTOCOL",
+    "PENSTOCK_KAFKA_CA_FILE",
+    "PENSTOCK_KAFKA_CERT_FILE",
+    "PENSTOCK_KAFKA_KEY_FILE",
+    "PENSTOCK_KAFKA_MECHANISM",
+    "PENSTOCK_KAFKA_USER",
+    "PENSTOCK_KAFKA_PASSWORD_FILE",
+    "PENSTOCK_KAFKA_TOKEN_URL",
+    "PENSTOCK_KAFKA_CLIENT_ID",
+    "PENSTOCK_KAFKA_CLIENT_SECRET_FILE",
+    "PENSTOCK_TOPICS_FILE",
+    "PENSTOCK_POSTGRES_PASSWORD_FILE",
+    "PENSTOCK_GATEWAY_AUTH",
+    "PENSTOCK_API_KEY",
+    "PENSTOCK_LOG_FORMAT",
+    # Of heartbeats and stages, which serve no metrics yet.
+    "PENSTOCK_METRICS_HOST",
+    "PENSTOCK_METRICS_PORT",
+}
+# Read by `penstock.process`, and no field of settings.
+PROCESS = {"PENSTOCK_LOG_LEVEL"}
+# What must never stand in an object in plain text.
+SECRET = {"PENSTOCK_POSTGRES", "PENSTOCK_CALLBACK_SECRETS", "PENSTOCK_API_KEY", "PENSTOCK_KAFKA_PASSWORD"}
+
+every_set = pytest.mark.parametrize("name", SETS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_read_once() -> Any:
+    """The validator reads megabytes of schemas again for every object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        yield
+
+
+@every_set
+def test_lint(helm: str, render: Render, name: str) -> None:
+    """Issue 7: helm lint --strict finds nothing amiss."""
+    values = Path(__file__).parent / "values" / f"{name}.yaml"
+    ran = subprocess.run(
+        [helm, "lint", "--strict", str(CHART), "--values", str(values)],
+        env=render.environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@every_set
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_every_object(render: Render, name: str, version: str) -> None:
+    """Issue 7: every object is valid for the oldest and the newest Kubernetes, with no field it does not know."""
+    for found in render.objects(name):
+        assert found["metadata"]["namespace"] == "tasks"
+        if found["kind"] in CUSTOM:
+            assert found["apiVersion"] == CUSTOM[found["kind"]]
+        else:
+            kubernetes_validate.validate(found, version, strict=True)
+
+
+@every_set
+def test_no_name_is_given_twice(render: Render, name: str) -> None:
+    """Issue 7: objects of one kind have names of their own, none longer than a label may be."""
+    names = [(found["kind"], found["metadata"]["name"]) for found in render.objects(name)]
+    assert len(set(names)) == len(names)
+    assert all(len(each) <= 63 for _, each in names)
+
+
+@every_set
+def test_every_container_is_confined(render: Render, name: str) -> None:
+    """Issue 7: no container is root, writes its root, gains a privilege, or holds a token of the cluster."""
+    found = workloads(render.objects(name))
+    assert {component_of(each) for each in found} >= {*SERVICES, "migrate", "topics"}
+    for each in found:
+        pod = pod_of(each)["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod)
+        assert container_of(each)["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container_of(each)["resources"]["requests"]
+        assert container_of(each)["resources"]["limits"]["memory"]
+        (tmp,) = (volume for volume in pod["volumes"] if volume["name"] == "tmp")
+        assert tmp["emptyDir"]["sizeLimit"]
+        assert {"name": "tmp", "mountPath": "/tmp"} in container_of(each)["volumeMounts"]
+
+
+@every_set
+def test_service_accounts(render: Render, name: str) -> None:
+    """Issue 7: pods use the release's account, which is there; hooks, which run before it is, do not."""
+    objects = render.objects(name)
+    (account,) = of_kind(objects, "ServiceAccount")
+    assert account["automountServiceAccountToken"] is False
+    for each in workloads(objects):
+        wanted = account["metadata"]["name"] if each["kind"] == "Deployment" else None
+        assert pod_of(each)["spec"].get("serviceAccountName") == wanted
+
+
+@every_set
+def test_every_selector_means_its_own_pods(render: Render, name: str) -> None:
+    """Issue 7: Deployments, budgets, services, policies, monitors and constraints select the pods they are for, no others."""
+    objects = render.objects(name)
+    pods = {component_of(each): pod_of(each)["metadata"]["labels"] for each in workloads(objects)}
+
+    def selected(selector: Object) -> set[str]:
+        return {component for component, labels in pods.items() if selects(selector, labels)}
+
+    for each in of_kind(objects, "Deployment"):
+        component = component_of(each)
+        assert selected(each["spec"]["selector"]) == {component}
+        constraints = pod_of(each)["spec"]["topologySpreadConstraints"]
+        assert {found["topologyKey"] for found in constraints} == {
+            "kubernetes.io/hostname",
+            "topology.kubernetes.io/zone",
+        }
+        assert all(selected(found["labelSelector"]) == {component} for found in constraints)
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    assert [selected(each["spec"]["selector"]) for each in budgets] == [{component_of(each)} for each in budgets]
+    assert {component_of(each) for each in budgets} == set(pods) - {"migrate", "topics"}
+    for each in of_kind(objects, "Service"):
+        assert selected({"matchLabels": each["spec"]["selector"]}) == {"gateway"}
+        named_ports = ports_of(workload(objects, "gateway"))
+        assert all(port["targetPort"] in named_ports for port in each["spec"]["ports"])
+    for each in of_kind(objects, "NetworkPolicy"):
+        component = component_of(each)
+        assert selected(each["spec"]["podSelector"]) == ({component} if component else set(pods))
+    for each in of_kind(objects, "PodMonitor"):
+        assert selected(each["spec"]["selector"]) == set(SERVICES)
+        assert all("metrics" in ports_of(workload(objects, component)) for component in SERVICES)
+
+
+@every_set
+def test_every_setting_is_one(render: Render, name: str) -> None:
+    """Issue 7: whatever PENSTOCK_ variable the chart sets, its component reads, or the name is settled and about to be."""
+    for each in workloads(render.objects(name)):
+        component = component_of(each)
+        names = [entry["name"] for entry in container_of(each)["env"]]
+        assert len(set(names)) == len(names)
+        kinds = [KINDS[component.partition("-")[0] if component.startswith("worker-") else component]] if (
+            each["kind"] == "Deployment"
+        ) else list(KINDS.values())
+        known = {
+            ENVIRONMENT_PREFIX + field.name.upper() for kind in kinds for field in dataclasses.fields(kind)
+        }
+        assert {found for found in names if found.startswith(ENVIRONMENT_PREFIX)} <= known | SETTLED | PROCESS
+
+
+@every_set
+def test_services_take_their_settings(render: Render, name: str) -> None:
+    """Issue 7: what the chart writes into the environment parses and makes sense to each service and worker."""
+    stand_in = {
+        "PENSTOCK_POSTGRES": "postgresql://penstock@db/penstock",
+        "PENSTOCK_CALLBACK_SECRETS": "whsec_bm90LWEtc2VjcmV0LWNoYW5nZS1tZS1wbGVhc2UtMTIz",
+    }
+    for each in of_kind(render.objects(name), "Deployment"):
+        component = component_of(each)
+        environment = {
+            key: value if isinstance(value, str) else stand_in.get(key, "given")
+            for key, value in environment_of(each).items()
+        }
+        settings = KINDS["worker" if component.startswith("worker-") else component].load(environment)
+        if isinstance(settings, WorkerSettings) and settings.worker_gateway:
+            assert "PENSTOCK_KAFKA" not in environment
+            continue
+        assert settings.kafka == environment["PENSTOCK_KAFKA"]  # type: ignore[attr-defined]
+        assert settings.prefix == environment["PENSTOCK_PREFIX"]  # type: ignore[attr-defined]
+
+
+@every_set
+def test_no_secret_stands_in_an_object(render: Render, name: str) -> None:
+    """Issue 7: secrets come from secrets that exist, as references or files; the chart has none and shows none."""
+    objects = render.objects(name)
+    assert not of_kind(objects, "Secret")
+    for each in workloads(objects):
+        environment = environment_of(each)
+        for variable in SECRET & set(environment):
+            assert "secretKeyRef" in environment[variable]
+    assert not [found for each in objects for found in scalars(each) if "whsec_" in found or "://user:" in found]
+
+
+@every_set
+def test_every_file_is_mounted(render: Render, name: str) -> None:
+    """Issue 7: a variable that names a file names one that a mounted volume holds, from the secret that was given."""
+    for each in workloads(render.objects(name)):
+        volumes = {volume["name"]: volume for volume in pod_of(each)["spec"]["volumes"]}
+        held = {"/etc/penstock/topics/topics.toml"} if "topics" in volumes else set()
+        for mount in container_of(each)["volumeMounts"]:
+            for source in volumes[mount["name"]].get("projected", {}).get("sources", []):
+                assert mount["readOnly"] is True
+                held |= {f"{mount['mountPath']}/{item['path']}" for item in source["secret"]["items"]}
+        environment = environment_of(each)
+        files = {
+            value
+            for variable, value in environment.items()
+            if variable.endswith("_FILE") or variable == "PGSSLROOTCERT"
+        }
+        assert files == held
+
+
+@every_set
+def test_pods_are_given_time_to_end(render: Render, name: str) -> None:
+    """Issue 7: a pod is killed only after its process would have ended itself by force."""
+    grace_s = inspect.signature(process.run).parameters["grace_s"].default
+    for each in of_kind(render.objects(name), "Deployment"):
+        given_s = pod_of(each)["spec"]["terminationGracePeriodSeconds"]
+        container = container_of(each)
+        if component_of(each).startswith("worker-"):
+            # worker/app.py: the drain and 15 s.
+            needed_s = float(environment_of(each)["PENSTOCK_DRAIN_TIMEOUT_S"]) + 15
+        else:
+            needed_s = grace_s + float(container["lifecycle"]["preStop"]["exec"]["command"][1])
+        assert given_s >= needed_s + process.LEAVE_S
+
+
+@every_set
+def test_services_are_probed(render: Render, name: str) -> None:
+    """Issue 7: liveness and readiness are asked where each service answers, on a port that its settings open."""
+    objects = render.objects(name)
+    for component in SERVICES:
+        found = workload(objects, component)
+        port = "http" if component == "gateway" else "metrics"
+        container = container_of(found)
+        for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz"), ("startupProbe", "/livez")):
+            assert container[probe]["httpGet"] == {"path": path, "port": port}
+        environment = environment_of(found)
+        assert environment["PENSTOCK_METRICS_PORT"] == str(ports_of(found)["metrics"])
+        assert environment["PENSTOCK_METRICS_HOST"] in ("0.0.0.0", "::")
+        assert container["args"] == ["run", component]
+        if component == "gateway":
+            assert environment["PENSTOCK_GATEWAY_PORT"] == str(ports_of(found)["http"])
+            assert environment["PENSTOCK_GATEWAY_HOST"] in ("0.0.0.0", "::")
+            assert set(environment["PENSTOCK_GATEWAY_AUTH"].split(",")) <= {"keys", "oidc"}
+
+
+def test_two_replicas_of_every_service(render: Render) -> None:
+    """Issue 7: by default each service has two replicas, and a new pod is ready before an old one ends."""
+    for each in of_kind(render.objects("minimal"), "Deployment"):
+        assert each["spec"]["replicas"] == 2
+        assert each["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_hooks_come_first_and_in_order(render: Render) -> None:
+    """Issue 7: before an install or upgrade their policies, then the database, then the topics; a failure stops it."""
+    objects = render.objects("everything")
+    hooks = {
+        (found["kind"], found["metadata"]["name"]): found["metadata"]["annotations"]
+        for found in objects
+        if "helm.sh/hook" in found["metadata"].get("annotations", {})
+    }
+    assert {each["helm.sh/hook"] for each in hooks.values()} == {"pre-install,pre-upgrade"}
+    weights = {key: int(each["helm.sh/hook-weight"]) for key, each in hooks.items()}
+    migrate, topics = ("Job", "prod-tasks-migrate"), ("Job", "prod-tasks-topics")
+    assert weights[migrate] < weights[topics]
+    assert {key for key, weight in weights.items() if weight < weights[migrate]} == {
+        ("NetworkPolicy", "prod-tasks-migrate"),
+        ("NetworkPolicy", "prod-tasks-topics"),
+        ("ConfigMap", "prod-tasks-topics-hook"),
+    }
+    assert container_of(workload(objects, "migrate"))["args"] == ["migrate"]
+    assert container_of(workload(objects, "topics"))["args"] == ["topics"]
+    # A hook may use only what is there before the release is: secrets that exist, and other hooks.
+    volumes = pod_of(workload(objects, "topics"))["spec"]["volumes"]
+    assert {"name": "topics", "configMap": {"name": "prod-tasks-topics-hook"}} in volumes
+
+
+def test_declared_topics(render: Render) -> None:
+    """Issue 7: the declared topics reach the hook and task-sync as they were written; a change begins task-sync anew."""
+    objects = render.objects("everything")
+    text = "[topics.events]\nretention_days = 14\n"
+    for name in ("prod-tasks-topics", "prod-tasks-topics-hook"):
+        assert named(objects, "ConfigMap", name)["data"] == {"topics.toml": text}
+    changed = render.objects("everything", "--set", "topics.file=other")
+    assert pod_of(workload(objects, "task-sync")) != pod_of(workload(changed, "task-sync"))
+    assert pod_of(workload(objects, "stages")) == pod_of(workload(changed, "stages"))
+
+
+def test_each_service_is_its_own_user(render: Render) -> None:
+    """Issue 7: users of Kafka and roles of PostgreSQL can be given by service, the rest by default."""
+    objects = render.objects("strimzi-cnpg")
+    users = {
+        component_of(each): (
+            environment_of(each).get("PENSTOCK_KAFKA_USER"),
+            environment_of(each).get("PENSTOCK_POSTGRES", {}).get("secretKeyRef", {}).get("name"),
+        )
+        for each in workloads(objects)
+    }
+    assert users == {
+        "gateway": ("penstock-gateway", "tasks-app"),
+        "task-sync": ("penstock-task-sync", "tasks-task-sync"),
+        "heartbeats": ("penstock-heartbeats", "tasks-app"),
+        "stages": ("penstock", "tasks-app"),
+        "callbacks": ("penstock", "tasks-app"),
+        "migrate": (None, "tasks-owner"),
+        "topics": ("penstock-topics", None),
+    }
+    for component in ("gateway", "topics"):
+        sources = [
+            source["secret"]["name"]
+            for volume in pod_of(workload(objects, component))["spec"]["volumes"]
+            for source in volume.get("projected", {}).get("sources", [])
+        ]
+        assert f"penstock-{component}" in sources
+        assert "penstock" not in sources
+
+
+def test_scaling_goes_by_the_lag_of_the_types_group(render: Render) -> None:
+    """Issue 7: KEDA reads the group and topic that workers of the type read, from the beginning as they do."""
+    objects = render.objects("keda")
+    settings = WorkerSettings.load(environment_of(workload(objects, "worker-resize")))
+    for component, type_name in (("worker-resize", "media_Resize"), ("worker-mail", "mail")):
+        scaled = named(objects, "ScaledObject", f"prod-penstock-{component}")["spec"]
+        assert named(objects, "Deployment", scaled["scaleTargetRef"]["name"])["spec"].get("replicas") is None
+        (trigger,) = scaled["triggers"]
+        assert trigger["type"] == "kafka"
+        assert trigger["metadata"]["consumerGroup"] == workers_group(settings.prefix, type_name)
+        assert trigger["metadata"]["topic"] == settings.prefix + ready(type_name, 8).name
+        assert trigger["metadata"]["bootstrapServers"] == settings.kafka
+        assert trigger["metadata"]["offsetResetPolicy"] == "earliest"
+        # KEDA takes strings only.
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+        assert 0 <= scaled["minReplicaCount"] <= scaled["maxReplicaCount"]
+    assert "replicas" in named(objects, "Deployment", "prod-penstock-worker-thumbs")["spec"]
+
+
+def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
+    """Issue 7: the lag that stays on Kafka while more waits in PostgreSQL asks for as many replicas as there may be."""
+    objects = render.objects("keda")
+    floor = int(environment_of(workload(objects, "task-sync"))["PENSTOCK_WINDOW_FLOOR"])
+    assert floor == TaskSyncSettings.load({}).window_floor
+    scaled = named(objects, "ScaledObject", "prod-penstock-worker-resize")["spec"]
+    threshold = int(scaled["triggers"][0]["metadata"]["lagThreshold"])
+    assert floor / threshold >= scaled["maxReplicaCount"]
+    # Given is given; and it goes by the floor, whatever that is.
+    mail = named(objects, "ScaledObject", "prod-penstock-worker-mail")["spec"]
+    assert mail["triggers"][0]["metadata"]["lagThreshold"] == "500"
+    other = named(render.objects("everything"), "ScaledObject", "prod-tasks-worker-all")["spec"]
+    assert other["triggers"][0]["metadata"]["lagThreshold"] == "5"
+
+
+@pytest.mark.parametrize("name", ["keda", "everything"])
+def test_keda_reaches_kafka_as_the_worker_does(render: Render, name: str) -> None:
+    """Issue 7: the trigger has the worker's own authority, certificate and user, from the same secrets."""
+    objects = render.objects(name)
+    for scaled in of_kind(objects, "ScaledObject"):
+        trigger = scaled["spec"]["triggers"][0]
+        found = workload(objects, component_of(scaled))
+        environment = environment_of(found)
+        authentication = named(objects, "TriggerAuthentication", trigger["authenticationRef"]["name"])["spec"]
+        given = {each["parameter"]: (each["name"], each["key"]) for each in authentication["secretTargetRef"]}
+        mounted = {
+            item["path"]: (source["secret"]["name"], item["key"])
+            for volume in pod_of(found)["spec"]["volumes"]
+            for source in volume.get("projected", {}).get("sources", [])
+            for item in source["secret"]["items"]
+        }
+        wanted = {
+            parameter: mounted[path]
+            for parameter, path in (
+                ("ca", "ca.crt"),
+                ("cert", "client.crt"),
+                ("key", "client.key"),
+                ("password", "password"),
+            )
+            if path in mounted
+        }
+        if isinstance(user := environment.get("PENSTOCK_KAFKA_USER"), dict):
+            wanted["username"] = (user["secretKeyRef"]["name"], user["secretKeyRef"]["key"])
+        assert given == wanted
+        assert trigger["metadata"]["tls"] == "enable"
+        mechanism = environment.get("PENSTOCK_KAFKA_MECHANISM")
+        assert trigger["metadata"].get("sasl") == {"SCRAM-SHA-256": "scram_sha256", None: None}[mechanism]
+
+
+def test_keda_takes_a_users_name_from_the_worker(render: Render) -> None:
+    """Issue 7: a user's name that is no secret reaches KEDA by the environment of the container it scales."""
+    options = ("--set", "kafka.protocol=SASL_SSL", "--set", "kafka.sasl.mechanism=PLAIN", "--set")
+    objects = render.objects("keda", *options, "kafka.sasl.user=penstock,kafka.sasl.passwordSecret.name=p")
+    authentication = named(objects, "TriggerAuthentication", "prod-penstock-worker-resize")["spec"]
+    (taken,) = authentication["env"]
+    found = workload(objects, "worker-resize")
+    assert taken["parameter"] == "username"
+    assert taken["containerName"] == container_of(found)["name"]
+    assert environment_of(found)[taken["name"]] == "penstock"
+
+
+def test_routes_lead_to_the_gateway(render: Render) -> None:
+    """Issue 7: Ingress and HTTPRoute name the gateway's service and a port that it has."""
+    objects = render.objects("everything")
+    (service,) = of_kind(objects, "Service")
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    (ingress,) = of_kind(objects, "Ingress")
+    for rule in ingress["spec"]["rules"]:
+        (path,) = rule["http"]["paths"]
+        assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+        assert path["backend"]["service"]["port"]["name"] in ports
+    assert ingress["spec"]["tls"] == [
+        {"secretName": "tasks-tls", "hosts": ["tasks.example.com", "*.tasks.example.com"]}
+    ]
+    (route,) = of_kind(objects, "HTTPRoute")
+    assert route["spec"]["parentRefs"] == [{"name": "public", "namespace": "gateways", "sectionName": "https"}]
+    (rule,) = route["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": ports["http"]}]
+
+
+def test_metrics_are_read_of_every_service(render: Render) -> None:
+    """Issue 7: one PodMonitor reads /metrics of every replica by the name of its port."""
+    (monitor,) = of_kind(render.objects("everything"), "PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["tasks"]}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("metrics", "/metrics", "15s")
+
+
+def test_the_chart_is_of_this_version() -> None:
+    """Issue 7: the image's default tag is the version of the code beside it."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 CHART = Path(__file__).parents[2] / "infra" / "helm" / "penstock"
+# The oldest that Chart.yaml takes.
+KUBERNETES = ("--kube-version", "1.29.0")
 SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks")
 
 Object = dict[str, Any]
@@ -86,8 +88,10 @@ class Peer:
     def is_meant(self, peer: Object) -> bool:
         if block := peer.get("ipBlock"):
             # Which addresses pods have is the cluster's matter: a block means what is outside.
-            return bool(self.address) and _within(self.address, block["cidr"]) and not any(
-                _within(self.address, excluded) for excluded in block.get("except", [])
+            return (
+                bool(self.address)
+                and _within(self.address, block["cidr"])
+                and not any(_within(self.address, excluded) for excluded in block.get("except", []))
             )
         if self.address:
             return False
@@ -133,7 +137,8 @@ def allowed(
     policies = [
         each["spec"]
         for each in of_kind(objects, "NetworkPolicy")
-        if selects(each["spec"]["podSelector"], labels) and direction.capitalize() in each["spec"]["policyTypes"]
+        if selects(each["spec"]["podSelector"], labels)
+        and direction.capitalize() in each["spec"]["policyTypes"]
     ]
     side = "to" if direction == "egress" else "from"
     rules = (rule for policy in policies for rule in policy.get(direction) or [])

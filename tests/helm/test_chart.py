@@ -29,6 +29,7 @@ from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker.settings import WorkerSettings
 from tests.helm.rendered import (
     CHART,
+    KUBERNETES,
     SERVICES,
     Object,
     Render,
@@ -97,7 +98,9 @@ every_set = pytest.mark.parametrize("name", SETS)
 def _schemas_read_once() -> Any:
     """The validator reads megabytes of schemas again for every object."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        patch.setattr(
+            kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents)
+        )
         yield
 
 
@@ -106,7 +109,7 @@ def test_lint(helm: str, render: Render, name: str) -> None:
     """Issue 7: helm lint --strict finds nothing amiss."""
     values = Path(__file__).parent / "values" / f"{name}.yaml"
     ran = subprocess.run(
-        [helm, "lint", "--strict", str(CHART), "--values", str(values)],
+        [helm, "lint", "--strict", str(CHART), "--values", str(values), *KUBERNETES],
         env=render.environment,
         check=False,
         capture_output=True,
@@ -191,7 +194,9 @@ def test_every_selector_means_its_own_pods(render: Render, name: str) -> None:
         }
         assert all(selected(found["labelSelector"]) == {component} for found in constraints)
     budgets = of_kind(objects, "PodDisruptionBudget")
-    assert [selected(each["spec"]["selector"]) for each in budgets] == [{component_of(each)} for each in budgets]
+    assert [selected(each["spec"]["selector"]) for each in budgets] == [
+        {component_of(each)} for each in budgets
+    ]
     assert {component_of(each) for each in budgets} == set(pods) - {"migrate", "topics"}
     for each in of_kind(objects, "Service"):
         assert selected({"matchLabels": each["spec"]["selector"]}) == {"gateway"}
@@ -212,9 +217,11 @@ def test_every_setting_is_one(render: Render, name: str) -> None:
         component = component_of(each)
         names = [entry["name"] for entry in container_of(each)["env"]]
         assert len(set(names)) == len(names)
-        kinds = [KINDS[component.partition("-")[0] if component.startswith("worker-") else component]] if (
-            each["kind"] == "Deployment"
-        ) else list(KINDS.values())
+        kinds = (
+            [KINDS[component.partition("-")[0] if component.startswith("worker-") else component]]
+            if (each["kind"] == "Deployment")
+            else list(KINDS.values())
+        )
         known = {
             ENVIRONMENT_PREFIX + field.name.upper() for kind in kinds for field in dataclasses.fields(kind)
         }
@@ -251,7 +258,9 @@ def test_no_secret_stands_in_an_object(render: Render, name: str) -> None:
         environment = environment_of(each)
         for variable in SECRET & set(environment):
             assert "secretKeyRef" in environment[variable]
-    assert not [found for each in objects for found in scalars(each) if "whsec_" in found or "://user:" in found]
+    assert not [
+        found for each in objects for found in scalars(each) if "whsec_" in found or "://user:" in found
+    ]
 
 
 @every_set
@@ -296,7 +305,11 @@ def test_services_are_probed(render: Render, name: str) -> None:
         found = workload(objects, component)
         port = "http" if component == "gateway" else "metrics"
         container = container_of(found)
-        for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz"), ("startupProbe", "/livez")):
+        for probe, path in (
+            ("livenessProbe", "/livez"),
+            ("readinessProbe", "/readyz"),
+            ("startupProbe", "/livez"),
+        ):
             assert container[probe]["httpGet"] == {"path": path, "port": port}
         environment = environment_of(found)
         assert environment["PENSTOCK_METRICS_PORT"] == str(ports_of(found)["metrics"])
@@ -394,8 +407,9 @@ def test_scaling_goes_by_the_lag_of_the_types_group(render: Render) -> None:
         assert trigger["metadata"]["offsetResetPolicy"] == "earliest"
         # KEDA takes strings only.
         assert all(isinstance(value, str) for value in trigger["metadata"].values())
-        assert 0 <= scaled["minReplicaCount"] <= scaled["maxReplicaCount"]
-    assert "replicas" in named(objects, "Deployment", "prod-penstock-worker-thumbs")["spec"]
+        bounds = (scaled["minReplicaCount"], scaled["maxReplicaCount"])
+        assert bounds == ((0, 8) if type_name == "media_Resize" else (1, 4))
+    assert named(objects, "Deployment", "prod-penstock-worker-thumbs")["spec"]["replicas"] == 0
 
 
 def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
@@ -473,7 +487,9 @@ def test_routes_lead_to_the_gateway(render: Render) -> None:
         {"secretName": "tasks-tls", "hosts": ["tasks.example.com", "*.tasks.example.com"]}
     ]
     (route,) = of_kind(objects, "HTTPRoute")
-    assert route["spec"]["parentRefs"] == [{"name": "public", "namespace": "gateways", "sectionName": "https"}]
+    assert route["spec"]["parentRefs"] == [
+        {"name": "public", "namespace": "gateways", "sectionName": "https"}
+    ]
     (rule,) = route["spec"]["rules"]
     assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": ports["http"]}]
 

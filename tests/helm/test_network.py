@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helm.rendered import SERVICES, Object, Peer, Render, allowed, component_of, of_kind, pod_of, ports_of
+from tests.helm.rendered import (
+    SERVICES,
+    Object,
+    Peer,
+    Render,
+    allowed,
+    component_of,
+    of_kind,
+    pod_of,
+    ports_of,
+)
 from tests.helm.rendered import workload as found_workload
 
 OUTSIDE = Peer(address="93.184.216.34")

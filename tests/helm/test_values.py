@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ REFUSED = {
     "no database": (["postgres.url.name="], "postgres.url.name is empty"),
     "no store": (["objects.url="], "objects.url is empty"),
     "no callback secrets": (["callbacks.secrets.name="], "callbacks.secrets.name is empty"),
-    "auth off": (["gateway.auth=off"], 'gateway.auth is "off": in a cluster the gateway listens beyond loopback'),
+    "auth off": (
+        ["gateway.auth=off"],
+        'gateway.auth is "off": in a cluster the gateway listens beyond loopback',
+    ),
     "auth unknown": ([r"gateway.auth=keys\,basic"], r'gateway.auth is "keys,basic"'),
     "misspelt": (["gatway.replicas=3"], "gatway"),
     "misspelt within": (["gateway.replica=3"], "replica"),
@@ -41,7 +45,10 @@ REFUSED = {
     "unknown protocol": (["kafka.protocol=TLS"], "/kafka/protocol"),
     "empty prefix": (["prefix="], "/prefix"),
     "other store": (["objects.url=gs://bucket"], "/objects/url"),
-    "too little time to end": (["defaults.terminationGracePeriodSeconds=30"], "/defaults/terminationGracePeriodSeconds"),
+    "too little time to end": (
+        ["defaults.terminationGracePeriodSeconds=30"],
+        "/defaults/terminationGracePeriodSeconds",
+    ),
     "no memory": (["defaults.resources.limits.memory=lots"], "/defaults/resources/limits/memory"),
     "port": (["metrics.port=70000"], "/metrics/port"),
     "no network": (["callbacks.allow[0]=10.0.0.1"], "/callbacks/allow/0"),
@@ -55,7 +62,10 @@ REFUSED = {
         ["kafka.protocol=SASL_SSL", "kafka.sasl.mechanism=OAUTHBEARER", "kafka.sasl.oauth.clientId=a"],
         "needs kafka.sasl.oauth.tokenUrl",
     ),
-    "sasl for nothing": (["kafka.sasl.mechanism=PLAIN"], "kafka.sasl is given but kafka.protocol is PLAINTEXT"),
+    "sasl for nothing": (
+        ["kafka.sasl.mechanism=PLAIN"],
+        "kafka.sasl is given but kafka.protocol is PLAINTEXT",
+    ),
     "tls for nothing": (["kafka.tls.caSecret.name=a"], "kafka.tls is given but kafka.protocol is PLAINTEXT"),
     "one service's fault": (
         ["stages.kafka.protocol=SASL_SSL"],
@@ -108,6 +118,44 @@ def test_nonsense_is_refused(render: Render, case: str) -> None:
     assert said in ran.stderr.replace("'", "/"), ran.stderr
 
 
+def notes_of(render: Render, folder: Path, *options: str) -> str:
+    """What helm tells after an install with the minimal values; it shows that to clusters alone, so here it is an object's text."""
+    chart = folder / "penstock"
+    if not chart.exists():
+        shutil.copytree(CHART, chart)
+        notes = (chart / "templates" / "NOTES.txt").read_text()
+        (chart / "templates" / "_notes.tpl").write_text('{{ define "notes" }}' + notes + "{{ end }}")
+        (chart / "templates" / "notes.yaml").write_text('notes: |\n  {{- include "notes" . | nindent 2 }}\n')
+    shown = ("--show-only=templates/notes.yaml", *(f"--set={each}" for each in options))
+    ran = render.run("minimal", *shown, chart=chart)
+    assert ran.returncode == 0, ran.stderr
+    text: str = yaml.safe_load(ran.stdout)["notes"]
+    return text
+
+
+def test_notes(render: Render, tmp_path: Path) -> None:
+    """Issue 7: after an install helm says how to reach the gateway, how to make a key, and what has been left out."""
+    plain = notes_of(render, tmp_path)
+    assert "kubectl --namespace tasks port-forward service/prod-penstock-gateway 8420:8420" in plain
+    assert "exec deployment/prod-penstock-gateway -- penstock keys create" in plain
+    assert "is false" not in plain
+    published = notes_of(
+        render,
+        tmp_path,
+        "gateway.ingress.enabled=true",
+        "gateway.ingress.hosts[0]=tasks.example.com",
+        "gateway.ingress.tlsSecret=tls",
+        "gateway.auth=oidc",
+        "migrate.enabled=false",
+        "topics.enabled=false",
+        "networkPolicy.enabled=false",
+    )
+    assert "https://tasks.example.com" in published
+    assert "port-forward" not in published
+    assert "keys create" not in published
+    assert published.count("is false") == 3
+
+
 def described() -> Iterator[tuple[str, Any, str]]:
     """Every value with a comment of its own in values.yaml: its path, default and comment."""
     text = (CHART / "values.yaml").read_text()
@@ -145,7 +193,9 @@ def tables() -> str:
     rows += [f"| `{path}` | {shown(default)} | {comment} |" for path, default, comment in described()]
     for title, name in (("Each of `workers`", "worker"), ("`keda` of a worker", "keda")):
         rows += ["", f"## {title}", "", "| value | |", "| --- | --- |"]
-        rows += [f"| `{key}` | {each['description']} |" for key, each in definitions[name]["properties"].items()]
+        rows += [
+            f"| `{key}` | {each['description']} |" for key, each in definitions[name]["properties"].items()
+        ]
     return "\n".join(rows) + "\n"
 
 
@@ -178,5 +228,7 @@ def test_alerts_are_those_of_the_tree(render: Render) -> None:
     if not ALERTS.exists():
         pytest.skip("infra/observability/alerts.yml is not written yet")
     assert (CHART / "files" / "alerts.yml").read_text() == ALERTS.read_text()
-    (rule,) = of_kind(render.objects("everything", "--set=metrics.prometheusRule.enabled=true"), "PrometheusRule")
+    (rule,) = of_kind(
+        render.objects("everything", "--set=metrics.prometheusRule.enabled=true"), "PrometheusRule"
+    )
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text())

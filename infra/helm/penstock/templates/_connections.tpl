@@ -29,7 +29,8 @@
 {{- if and (not (hasSuffix "SSL" $kafka.protocol)) (or $kafka.tls.caSecret.name $kafka.tls.clientSecret.name) -}}
 {{- fail (printf "%s: kafka.tls is given but kafka.protocol is %s: make it SSL or SASL_SSL" .who $kafka.protocol) -}}
 {{- end -}}
-{{- $kafka | toJson -}}
+{{- /* Not every client takes spaces between servers. */ -}}
+{{- set $kafka "bootstrapServers" (nospace $kafka.bootstrapServers) | toJson -}}
 {{- end -}}
 
 {{/* The values of PostgreSQL for one component, as JSON. Takes {root, who, postgres}. */}}
@@ -137,9 +138,12 @@
 {{- end }}
 {{- end -}}
 
-{{- define "penstock.common.env" -}}
+{{- define "penstock.logs.env" -}}
 - {name: PENSTOCK_LOG_FORMAT, value: {{ .Values.logs.format }}}
 - {name: PENSTOCK_LOG_LEVEL, value: {{ .Values.logs.level }}}
+{{- end -}}
+
+{{- define "penstock.tracing.env" -}}
 {{- with .Values.tracing.endpoint }}
 - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}

@@ -1,7 +1,7 @@
 """The images' HEALTHCHECK: status 0 while the service of this container is ready, else 1 and a line that says why.
 
-Asks GET /readyz of the service that process 1 runs (`penstock run SERVICE`): the gateway at its own port. Everything else,
-workers above all, has left the mark PENSTOCK_READY_FILE once it served; it is on a tmpfs, so that it goes with the container.
+Asks GET /readyz of the service that process 1 runs (`penstock run SERVICE`): the gateway at its own port, the others at their metrics
+port. Anything else, a worker above all, has left the mark PENSTOCK_READY_FILE once it served; on a tmpfs it goes with the container.
 Not a verb of `penstock`, whose imports would take twenty times the CPU every few seconds: standard library, and little of it.
 """
 
@@ -38,6 +38,8 @@ def main() -> None:
         service = _service(file.read())
     if service == "gateway":
         _ask(int(os.environ.get("PENSTOCK_GATEWAY_PORT") or 8420))
+    elif service:
+        _ask(int(os.environ.get("PENSTOCK_METRICS_PORT") or 0))
     else:
         mark = os.environ.get("PENSTOCK_READY_FILE", "")
         if not os.path.exists(mark):  # noqa: PTH110 (as above)

@@ -122,9 +122,14 @@ def apply(role_prefix: str, *, revoke: bool, json_: bool, **given: Any) -> None:
 @roles.command("sql")
 @click.option("--database", required=True, help="Its name: settings of the roles are made for it alone.")
 @role_prefix_option
-def sql(role_prefix: str, database: str) -> None:
+@as_json
+def sql(role_prefix: str, database: str, *, json_: bool) -> None:
     """Prints the statements that make the roles, for whoever may not let this program do it."""
     with extra("services", "roles"):
         from penstock.postgres.roles import script  # noqa: PLC0415 (optional packages)
-    for statement in script(role_prefix, '"' + database.replace('"', '""') + '"'):
+    statements = script(role_prefix, '"' + database.replace('"', '""') + '"')
+    if json_:
+        print_json({"add": statements})
+        return
+    for statement in statements:
         click.echo(f"{statement};")

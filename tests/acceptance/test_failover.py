@@ -1,0 +1,138 @@
+"""PostgreSQL fails over: services go on at the new primary, and act on no server that takes no writes."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from penstock.checks.app import check
+from penstock.client import Client
+from penstock.errors import PostgresUnavailable, SessionLost
+from penstock.local.deployment import Deployment, Options
+from penstock.postgres.connection import open_pool, translated
+from penstock.postgres.session import open_session
+from penstock.postgres.types import TaskType, register
+from penstock.settings import Platform
+from penstock.worker import Done, Worker, WorkerSettings
+from tests.running import running_service
+from tests.servers import QUOTED, PostgresServer
+from tests.waiting import wait_until
+
+SERVICES = {"gateway": 1, "task-sync": 1, "heartbeats": 1, "stages": 1}
+TASKS = 60
+
+
+@pytest.fixture
+async def pair(tmp_path):
+    """A primary that commits nothing that its standby has not."""
+    primary, standby = PostgresServer(tmp_path / "one"), PostgresServer(tmp_path / "two")
+    try:
+        primary.make()
+        await primary.start()
+        standby.follow(primary)
+        await standby.start()
+        await primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        await primary.ask("SELECT pg_reload_conf()")
+        await wait_until(
+            lambda: primary.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
+        )
+        yield primary, standby
+    finally:
+        standby.kill()
+        primary.kill()
+
+
+def both(first: PostgresServer, second: PostgresServer) -> str:
+    hosts = f"127.0.0.1:{first.port},127.0.0.1:{second.port}"
+    return f"postgresql://postgres:{QUOTED}@{hosts}/postgres?target_session_attrs=read-write"
+
+
+async def test_services_go_on_at_the_standby_that_is_promoted(kafka_servers, prefix, pair, tmp_path):
+    """S11: the primary is killed while tasks flow; every acknowledged task is ended by the standby that takes its place, and
+    the check is clean there."""
+    primary, standby = pair
+    url = both(standby, primary)
+    options = Options(
+        data_dir=tmp_path / "deployment",
+        kafka=kafka_servers,
+        postgres=url,
+        prefix=prefix,
+        gateway_port=0,
+        replicas=SERVICES,
+        environment={"PENSTOCK_SESSION_TIMEOUT_S": "6"},
+    )
+    async with Deployment(options) as deployment, AsyncExitStack() as stack:
+        where = {"kafka": kafka_servers, "prefix": prefix, "objects": deployment.addresses.objects}
+        worker = Worker(WorkerSettings(**where))
+        done = 0
+
+        @worker.stage("t.start")
+        async def start(task):
+            nonlocal done
+            done += 1
+            return Done()
+
+        async with open_pool(url, "test") as pool:
+            await register(pool, TaskType(name="t", partitions=2, starts_per_s=20))
+        client = await stack.enter_async_context(Client(deployment.gateway_url))
+        ids = [(await client.submit("t", n)).id for n in range(TASKS)]
+        await stack.enter_async_context(running_service(worker.serve))
+        await wait_until(lambda: done > TASKS // 4, what="tasks flow")
+        primary.kill()
+        assert done < TASKS
+        await standby.ask("SELECT pg_promote()")
+
+        async def ended():
+            states = await standby.ask(
+                "SELECT count(*) FROM penstock.task WHERE state = 'succeeded' AND id = ANY ($1::bigint[])",
+                ids,
+            )
+            return states == TASKS
+
+        await wait_until(ended, timeout=90, what="every task has ended")
+        found = await check(Platform(**where, postgres=url))
+        assert found.clean, found
+
+
+async def test_a_server_that_takes_no_writes_is_left(pair):
+    """S11: a pool whose server is demoted refuses, and takes the next server that writes; a session, whose locks were on
+    the old one, is lost; one to a standby is none; what only reads may ask it."""
+    primary, standby = pair
+    async with (
+        open_pool(both(primary, standby), "test") as pool,
+        open_session(primary.url(), "test") as session,
+    ):
+        assert await pool.fetchval("SHOW port") == str(primary.port)
+        await primary.ask("ALTER SYSTEM SET default_transaction_read_only = on")
+        await primary.ask("SELECT pg_reload_conf()")
+        await wait_until(lambda: lost(session), what="the session hears of it")
+        with pytest.raises(PostgresUnavailable, match="target_session_attrs"), translated():
+            await pool.execute("CREATE TABLE a ()")
+        await standby.ask("SELECT pg_promote()")
+        await wait_until(lambda: moved(pool, standby), what="the pool goes to the other")
+    async with open_pool(primary.url(), "test", writing=False) as pool:
+        assert await pool.fetchval("SELECT 1") == 1
+        with pytest.raises(PostgresUnavailable, match="read-only"), translated():
+            await pool.execute("CREATE TABLE a ()")
+    with pytest.raises(PostgresUnavailable, match="takes no writes"):
+        async with open_session(primary.url(), "test"):
+            pass
+
+
+async def lost(session):
+    with translated():
+        await session.connection.fetchval("SELECT 1")
+    try:
+        session.ensure()
+    except SessionLost:
+        return True
+    return False
+
+
+async def moved(pool, standby):
+    try:
+        with translated():
+            return await pool.fetchval("SHOW port") == str(standby.port)
+    except PostgresUnavailable:
+        return False

@@ -1,0 +1,171 @@
+"""A rolling upgrade: the services of an earlier revision and these work side by side on one database and one cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from penstock.checks.app import check
+from penstock.client import Client
+from penstock.core.migrating import Step
+from penstock.local.ports import choose_port
+from penstock.postgres.migrations import migrate
+from penstock.settings import Platform
+from penstock.worker import Done, Next, Worker, WorkerSettings
+from tests.running import make_topics, running_service
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+# The oldest revision from which an upgrade is promised: eleven migrations, before operations, limits and history.
+OLDEST = "1b0bb60"
+SERVICES = ("gateway", "task-sync", "heartbeats", "stages")
+EACH = 10
+
+
+@pytest.fixture
+def old(tmp_path):
+    """The tree of that revision."""
+    found = subprocess.run(
+        ["git", "archive", OLDEST, "services", "schemas"], cwd=ROOT, capture_output=True, check=False
+    )
+    if found.returncode:
+        pytest.skip(
+            f"the revision {OLDEST} is not in this clone (a shallow one?): {found.stderr.decode().strip()}"
+        )
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(tmp_path / "old", filter="data")
+    return tmp_path / "old"
+
+
+class Release:
+    """One of the two, as commands and processes."""
+
+    def __init__(self, tree: Path, environment: dict[str, str], folder: Path) -> None:
+        self.port = choose_port(0)
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
+            **environment,
+            "PYTHONPATH": str(tree / "services"),
+            "PENSTOCK_GATEWAY_PORT": str(self.port),
+        }
+        self._folder = folder
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        folder.mkdir()
+
+    async def run(self, *words: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock", *words),
+            env=self._environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said, told = await process.communicate()
+        assert process.returncode == 0, told.decode()
+        return said.decode()
+
+    async def start(self) -> None:
+        marks = {name: self._folder / f"{name}.ready" for name in SERVICES}
+        for name, mark in marks.items():
+            with (self._folder / "log").open("ab") as log:
+                self._processes[name] = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "penstock", "run", name),
+                    env={**self._environment, "PENSTOCK_READY_FILE": str(mark)},
+                    stdout=log,
+                    stderr=log,
+                )
+        for name, mark in marks.items():
+            await wait_until(mark.exists, timeout=90, what=f"{name} is ready")
+            assert self._processes[name].returncode is None
+
+    async def stop(self) -> dict[str, int]:
+        """Asks all to end; their statuses."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+        return {name: await process.wait() for name, process in self._processes.items()}
+
+    async def kill(self) -> None:
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix, empty_database, tmp_path):
+    """O9: from the oldest revision on: the schema's first step under running old services, new ones beside them, old ones
+    stopped, the second step; tasks flow all the while, every one ends once, and the check is clean."""
+    environment = {
+        "PENSTOCK_KAFKA": kafka_servers,
+        "PENSTOCK_PREFIX": prefix,
+        "PENSTOCK_POSTGRES": empty_database,
+        "PENSTOCK_OBJECTS": f"file://{tmp_path}",
+        "PENSTOCK_SESSION_TIMEOUT_S": "6",
+    }
+    before = Release(old, environment, tmp_path / "before")
+    after = Release(ROOT, environment, tmp_path / "after")
+    worker = Worker(WorkerSettings(kafka=kafka_servers, prefix=prefix, objects=f"file://{tmp_path}"))
+
+    @worker.stage("t.start")
+    async def start(task):
+        return Next("end", task.context)
+
+    @worker.stage("t.end")
+    async def end(task):
+        return Done(task.context)
+
+    ids: list[int] = []
+    connection = await asyncpg.connect(empty_database, server_settings={"search_path": "penstock"})
+
+    async def submit(release: Release) -> None:
+        async with Client(f"http://127.0.0.1:{release.port}") as client:
+            ids.extend([(await client.submit("t", n)).id for n in range(EACH)])
+
+    async def all_ended() -> bool:
+        return await connection.fetchval("SELECT count(*) FROM task WHERE state = 'succeeded'") == len(ids)
+
+    try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(before.kill)
+            stack.push_async_callback(after.kill)
+            first = json.loads(await before.run("migrate", "--json"))["applied"]
+            await before.run("topics")
+            await before.start()
+            await before.run("types", "add", "t", "--gateway", f"http://127.0.0.1:{before.port}")
+            await submit(before)
+            await stack.enter_async_context(running_service(worker.serve))
+            # The first step, while tasks are on their way.
+            second = await migrate(empty_database, Step.PRE)
+            assert first
+            assert second
+            assert not set(first) & set(second)
+            await make_topics(kafka_servers, prefix)
+            await submit(before)
+            await wait_until(all_ended, timeout=90, what="the old release ends its tasks on the new schema")
+            await after.start()
+            await asyncio.gather(submit(before), submit(after))
+            await wait_until(all_ended, timeout=90, what="both end tasks")
+            await submit(before)
+            assert set((await before.stop()).values()) == {0}
+            await migrate(empty_database, Step.POST)
+            await submit(after)
+            await wait_until(all_ended, timeout=90, what="the new release ends its own and what is left")
+            assert len(set(ids)) == 6 * EACH
+            found = await check(Platform(kafka=kafka_servers, prefix=prefix, postgres=empty_database))
+            assert found.clean, found
+            assert set((await after.stop()).values()) == {0}
+    finally:
+        await connection.close()
+        for release in ("before", "after"):
+            # Shown when the test fails.
+            log = tmp_path / release / "log"
+            sys.stderr.write(log.read_text()[-3000:] if log.exists() else "")

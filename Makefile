@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint format types walls chaos load load-callbacks containers images test-containers lock clean install bench-%
+.PHONY: help demo test test-fast lint format types walls chaos load load-callbacks containers images test-containers audit lock clean install bench-%
 
 help: ## this list
 	@grep -hE '^[.a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([.a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
@@ -64,6 +64,11 @@ test-containers: $(INSTALLED) ## the tests in real containers; skipped without a
 .env: ## secrets for docker compose, made up at random unless the file is there
 	@$(PYTHON) infra/make_env.py .env.example .env
 
+audit: $(INSTALLED) ## what the image is made of (sbom.json, CycloneDX), and what is known against it (pip-audit)
+	@test -x $(VENV)/audit/bin/pip-audit || $(BIN)/uv venv --quiet $(VENV)/audit
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV)/audit $(BIN)/uv pip sync --quiet --require-hashes infra/audit.txt
+	@$(BIN)/python infra/audit.py $(VENV)/audit/bin sbom.json
+
 lock: $(INSTALLED) ## renews constraints.txt and the requirements of the images from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o benchmarks/requirements.txt benchmarks/requirements.in
@@ -71,6 +76,7 @@ lock: $(INSTALLED) ## renews constraints.txt and the requirements of the images 
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-worker.txt pyproject.toml
 	@echo 'hatchling' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-build.txt -
 	@printf 'av\npillow\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o examples/media/requirements.txt -
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate -o infra/audit.txt infra/audit.in
 
 clean: ## removes the environment and the demo's data
 	rm -rf $(VENV) .penstock

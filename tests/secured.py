@@ -28,7 +28,17 @@ PASSWORD = "correct horse battery"
 # May do everything; so may whoever comes by the listener of plain text, which the fixtures need.
 PLATFORM = "platform"
 # May do what the access lists say, over SASL_PLAINTEXT by PLAIN.
-SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks", "worker", "producer", "consumer")
+SERVICES = (
+    "gateway",
+    "task-sync",
+    "heartbeats",
+    "stages",
+    "callbacks",
+    "worker",
+    "producer",
+    "consumer",
+    "operator",
+)
 CLIENT_SECRET = "client secret: 100% / safe"
 
 

@@ -16,22 +16,26 @@ from penstock.errors import SettingsError
 DEFAULT_DATA_DIR = Path(".penstock")
 DATA_DIR_VARIABLE = "PENSTOCK_DATA_DIR"
 
-_ELSEWHERE = tuple(
-    f"PENSTOCK_KAFKA_{name}"
-    for name in (
-        "CA_FILE",
-        "CERT_FILE",
-        "KEY_FILE",
-        "MECHANISM",
-        "USER",
-        "PASSWORD",
-        "PASSWORD_FILE",
-        "TOKEN_URL",
-        "CLIENT_ID",
-        "CLIENT_SECRET_FILE",
-        "SCOPE",
-    )
-)
+# The settings of a cluster that asks for none, whatever the environment has for another.
+WITHOUT_CREDENTIALS = {
+    "PENSTOCK_KAFKA_PROTOCOL": "PLAINTEXT",
+    **dict.fromkeys(
+        (
+            "PENSTOCK_KAFKA_CA_FILE",
+            "PENSTOCK_KAFKA_CERT_FILE",
+            "PENSTOCK_KAFKA_KEY_FILE",
+            "PENSTOCK_KAFKA_MECHANISM",
+            "PENSTOCK_KAFKA_USER",
+            "PENSTOCK_KAFKA_PASSWORD",
+            "PENSTOCK_KAFKA_PASSWORD_FILE",
+            "PENSTOCK_KAFKA_TOKEN_URL",
+            "PENSTOCK_KAFKA_CLIENT_ID",
+            "PENSTOCK_KAFKA_CLIENT_SECRET_FILE",
+            "PENSTOCK_KAFKA_SCOPE",
+        ),
+        "",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Addresses:
         postgres: connection URL.
         prefix: of topics and groups.
         objects: URL of the object store.
-        kafka_protocol: how the brokers are spoken to; "" is as the environment says, since they are somebody else's.
+        embedded_kafka: whether the broker is the deployment's own, which asks nobody who they are.
     """
 
     pid: int
@@ -54,18 +58,12 @@ class Addresses:
     postgres: str
     prefix: str
     objects: str
-    kafka_protocol: str = ""
+    embedded_kafka: bool = False
 
     def environment(self) -> dict[str, str]:
         """The settings under which a service, worker or client finds this deployment."""
-        # Whatever the environment has for another cluster is not meant for ours.
-        protocol = (
-            {**dict.fromkeys(_ELSEWHERE, ""), "PENSTOCK_KAFKA_PROTOCOL": self.kafka_protocol}
-            if self.kafka_protocol
-            else {}
-        )
         return {
-            **protocol,
+            **(WITHOUT_CREDENTIALS if self.embedded_kafka else {}),
             "PENSTOCK_KAFKA": self.kafka,
             "PENSTOCK_POSTGRES": self.postgres,
             "PENSTOCK_PREFIX": self.prefix,

@@ -91,7 +91,7 @@ def test_a_local_deployment_is_reached_without_the_credentials_of_another_cluste
         postgres="",
         prefix="p.",
         objects="",
-        kafka_protocol="PLAINTEXT",
+        embedded_kafka=True,
     )
     elsewhere = {
         f"PENSTOCK_{name.upper()}": value for name, value in {**SCRAM, "kafka_password": "p"}.items()

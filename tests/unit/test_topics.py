@@ -135,6 +135,8 @@ def test_access_lists_are_printed_as_commands_and_as_manifests():
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
     assert lines[0][-4:] == ["--topic", "p.ready.order", "--resource-pattern-type", "literal"]
     assert all("User:penstock-worker" in line for line in lines)
+    narrowed = acls.acls("p.", ["worker"], types=["order"])
+    assert [entry for entry in narrowed if entry.pattern == acls.PREFIXED] == []
     wire = acls.strimzi(acls.acls("p."))
     assert set(wire) == set(acls.SERVICES)
     assert {

@@ -81,6 +81,7 @@ class Node:
         cluster: the cluster's identity; None makes one up.
         controllers: ports of all nodes' controllers, by id; None chooses the only one's.
         heap_mb: memory of its Java heap, in MiB.
+        grace_s: seconds it may take to shut down before it is killed.
         listeners: further ones beside PLAINTEXT, by name: a protocol that Kafka knows.
         properties: further lines of its configuration.
         format_arguments: further ones of the tool that formats its storage, such as `--add-scram`.
@@ -91,6 +92,7 @@ class Node:
     cluster: str | None = None
     controllers: Mapping[int, int] | None = None
     heap_mb: int = 512
+    grace_s: float = 15.0
     listeners: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
     format_arguments: tuple[str, ...] = ()
@@ -202,7 +204,7 @@ class EmbeddedKafka:
             # The working directory of a broker is where its native libraries would drop crash reports.
             directory=self._directory,
             order=self._order,
-            grace_s=15.0,
+            grace_s=self._node.grace_s,
         )
 
     def _configure(self, file: Path, data: Path) -> None:

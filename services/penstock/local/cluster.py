@@ -20,6 +20,8 @@ from penstock.local.supervisor import Supervisor
 
 # Three on one machine, none of which does much.
 HEAP_MB = 256
+# The last ones would wait for a quorum that is gone; kill -9 costs them nothing either.
+GRACE_S = 2.0
 NUMBERS = (1, 2, 3)
 
 
@@ -43,7 +45,7 @@ class Cluster:
         self.brokers[number].kill(by)
 
     async def stop(self, number: int) -> None:
-        """Shuts one broker down, and leaves it so until `start`."""
+        """Shuts one broker down within `GRACE_S`, and leaves it so until `start`."""
         await self.brokers[number].stop()
 
     async def start(self, number: int) -> None:
@@ -95,6 +97,7 @@ async def three_brokers(
                 cluster=identity,
                 controllers=controllers,
                 heap_mb=heap_mb,
+                grace_s=GRACE_S,
                 properties=properties or {},
             ),
         )

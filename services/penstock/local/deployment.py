@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.core.restart import RestartPolicy
-from penstock.discovery import DEFAULT_DATA_DIR, Addresses
+from penstock.discovery import DEFAULT_DATA_DIR, WITHOUT_CREDENTIALS, Addresses
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka.connection import create_topics, wait_kafka
 from penstock.kafka.topics import PLATFORM
@@ -292,7 +292,7 @@ class Deployment:
             postgres=postgres,
             prefix=options.prefix,
             objects=objects,
-            kafka_protocol="" if options.kafka else "PLAINTEXT",
+            embedded_kafka=not options.kafka,
         )
         self._secret = os.environ.get(CALLBACK_SECRETS) or make_secret(self.callback_secret_file)
         say("creating topics and tables")
@@ -336,7 +336,9 @@ class Deployment:
 
     def _kafka_settings(self, servers: str) -> Kafka:
         # Credentials in the environment are for the cluster that the options name; ours asks for none.
-        environment = {**os.environ, **self._options.environment} if self._options.kafka else {}
+        environment = {**os.environ, **self._options.environment}
+        if not self._options.kafka:
+            environment.update(WITHOUT_CREDENTIALS)
         return Kafka.load(environment, kafka=servers, prefix=self._options.prefix)
 
     async def _migrate(self) -> None:

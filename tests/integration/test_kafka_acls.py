@@ -1,0 +1,191 @@
+"""Every service with its own user and its access list alone, on a broker that denies what is not listed."""
+
+import asyncio
+import base64
+import uuid
+from contextlib import AsyncExitStack
+
+import pytest
+from aiohttp import web
+from aiokafka.errors import for_code
+from aiokafka.protocol.admin import CreateAclsRequest
+from tests.gateways import running_gateway
+from tests.running import running_service
+from tests.secured import SERVICES
+from tests.system import System
+from tests.waiting import wait_until
+
+from penstock.callbacks import app as callbacks
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.checks.app import check
+from penstock.errors import KafkaRefused
+from penstock.kafka import acls, planning, topics
+from penstock.kafka.connection import (
+    admin_client,
+    create_topics,
+    make_consumer,
+    make_producer,
+    running,
+    translated,
+)
+from penstock.kafka.membership import count
+from penstock.postgres import types
+from penstock.postgres.connection import open_pool
+from penstock.settings import Kafka, Platform
+
+# As Kafka's protocol numbers them.
+KINDS = {acls.TOPIC: 2, acls.GROUP: 3}
+PATTERNS = {acls.LITERAL: 3, acls.PREFIXED: 4}
+OPERATIONS = {
+    "Read": 3,
+    "Write": 4,
+    "Create": 5,
+    "Alter": 7,
+    "Describe": 8,
+    "DescribeConfigs": 10,
+    "AlterConfigs": 11,
+}
+ALLOW = 3
+SECRET = "whsec_" + base64.b64encode(bytes(32)).decode()
+
+
+@pytest.fixture
+async def allowed(secure_kafka):
+    """A prefix with the platform's topics, of which each service may do what its list says."""
+    prefix = f"a-{uuid.uuid4().hex[:10]}."
+    settings = Kafka(kafka=secure_kafka.plain, prefix=prefix)
+    await create_topics(settings, [*topics.PLATFORM, topics.ready("t", 2)])
+    async with admin_client(settings) as admin:
+        for entry in acls.acls(prefix, SERVICES):
+            for operation in entry.operations:
+                request = CreateAclsRequest(
+                    KINDS[entry.kind],
+                    entry.name,
+                    PATTERNS[entry.pattern],
+                    f"User:{entry.service}",
+                    "*",
+                    OPERATIONS[operation],
+                    ALLOW,
+                )
+                answer = await admin._send_to_controller(request)
+                for code, message, *_ in answer.creation_responses:
+                    assert not code, (for_code(code), message)
+        yield prefix
+        names = [topic for topic in await admin.list_topics() if topic.startswith(prefix)]
+        await admin.delete_topics(names)
+
+
+async def test_every_service_does_its_work_with_its_list_alone(secure_kafka, allowed, database):
+    """D5: submitted by topic and by HTTP, run by a worker of each kind, told on events and by callback, each user by itself."""
+    called = asyncio.Event()
+
+    async def target(_request):
+        called.set()
+        return web.Response()
+
+    def of(name):
+        return {**secure_kafka.service(name), "prefix": allowed}
+
+    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
+        await types.register(pool, types.TaskType(name="t", partitions=2))
+        app = web.Application()
+        app.router.add_post("/hook", target)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        hook = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+
+        system = System("", allowed, database, stack, pool)
+        for name in ("task-sync", "heartbeats", "stages"):
+            system.where = of(name)
+            await system.start(name)
+        caller = CallbacksSettings.load(
+            {},
+            **of("callbacks"),
+            postgres=database,
+            callback_secrets=(SECRET,),
+            callback_allow=("127.0.0.0/8",),
+        )
+        await stack.enter_async_context(running_service(callbacks.create_app(caller)))
+
+        gateway = await stack.enter_async_context(
+            running_gateway(**of("gateway"), postgres=database, objects="memory:///")
+        )
+        await wait_until(gateway.is_ready)
+        record = b'{"type": "t", "context": 1, "callbacks": ["%s"]}' % hook.encode()
+        async with running(make_producer(Kafka.load({}, **of("producer")))) as producer:
+            with translated():
+                await producer.send_and_wait(allowed + topics.SUBMITTED.name, record)
+        held = []
+
+        async def hold():
+            held[:] = (await gateway.post("/hold_task", {"worker": "w", "type": "t", "wait_s": 5})).body[
+                "tasks"
+            ]
+            return held
+
+        await wait_until(hold, what="the gateway has handed the task out")
+        result = {name: held[0][name] for name in ("id", "step", "stage", "attempt")}
+        answer = await gateway.post("/set_task", {"worker": "w", "results": [{**result, "outcome": "done"}]})
+        assert answer.status in (200, 202), answer.body
+        await system.become(succeeded=1)
+        await asyncio.wait_for(called.wait(), 60)
+
+        system.where = of("worker")
+        await system.work()
+        assert (await gateway.post("/tasks", {"type": "t", "context": 2})).status in (200, 201, 202)
+        await system.become(succeeded=2)
+
+        settings = Kafka.load({}, **of("consumer"))
+        group = f"{allowed}{acls.CONSUMERS}mine"
+        seen = 0
+        async with running(make_consumer(settings, group, allowed + topics.EVENTS.name)) as consumer:
+            while seen < 2:
+                with translated():
+                    seen += (await asyncio.wait_for(consumer.getone(), 60)).value.count(b"succeeded")
+                    await consumer.commit()
+        operator = Platform.load({}, **of("operator"), postgres=database)
+        assert await planning.apply(operator, await planning.plan(operator)) == []
+        assert (await check(operator)).clean
+
+
+BEYOND = {
+    # What each would do beyond its own: a topic that others write, and one that others read.
+    "gateway": (topics.SUBMITTED, topics.CALLBACKS_DEAD),
+    "task-sync": (topics.EVENTS, topics.CALLBACKS),
+    "heartbeats": (topics.STAGE_RESULTS, topics.SUBMITTED),
+    "stages": (topics.HEARTBEATS, topics.SUBMITTED),
+    "callbacks": (topics.STAGE_RESULTS, topics.SUBMITTED),
+    "worker": (topics.EVENTS, topics.STAGE_RESULTS),
+    "producer": (topics.STAGE_RESULTS, topics.EVENTS),
+    "consumer": (topics.EVENTS, topics.SUBMITTED),
+}
+
+
+async def write_one(settings, topic):
+    async with running(make_producer(settings)) as producer:
+        with translated():
+            await producer.send_and_wait(settings.prefix + topic.name, b"{}", partition=0)
+
+
+async def read_one(settings, topic):
+    name = settings.prefix + topic.name
+    async with running(make_consumer(settings, f"{settings.prefix}not-mine", name)) as consumer:
+        with translated():
+            await asyncio.wait_for(consumer.getone(), 60)
+
+
+async def test_nobody_does_what_is_not_on_its_list(secure_kafka, allowed):
+    """D5: writing another's topic, reading another's, and making one are refused, with where to look."""
+    for name, (written, read) in BEYOND.items():
+        settings = Kafka.load({}, **secure_kafka.service(name), prefix=allowed)
+        with pytest.raises(KafkaRefused, match="penstock topics acls"):
+            await write_one(settings, written)
+        with pytest.raises(KafkaRefused):
+            await read_one(settings, read)
+        with pytest.raises(KafkaRefused):
+            await create_topics(settings, [topics.Topic("another", 1, 1000, "Nobody's.")])
+    # Who may not look at a group is told so, too.
+    with pytest.raises(KafkaRefused):
+        await count(Kafka.load({}, **secure_kafka.service("producer"), prefix=allowed), f"{allowed}workers.t")

@@ -173,7 +173,13 @@ class Field:
                     if self._connection is None or self._connection.is_closed():
                         self._connection = await asyncpg.connect(self.deployment.postgres, timeout=5)
                     return (await self._connection.fetchval(statement, timeout=30),)
-                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                except (
+                    OSError,
+                    asyncpg.PostgresError,
+                    asyncpg.InterfaceError,
+                    # How it puts the loss of a connection between preparing and asking.
+                    asyncpg.InternalClientError,
+                ):
                     self._connection = None
                     return None
 

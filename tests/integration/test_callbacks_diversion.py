@@ -18,6 +18,7 @@ from aiohttp import web
 from tests.callback_targets import Bench, Target, answering, bench, owed, target_server
 from tests.waiting import wait_until
 
+from penstock.callbacks import fates
 from penstock.contracts.event import Callback
 from penstock.contracts.validation import conform
 from penstock.kafka.topics import CALLBACKS_RESULTS
@@ -474,11 +475,22 @@ async def test_callbacks_of_a_task_are_delivered_in_order(platform: Bench, targe
     assert ids.index(other.id) < ids.index("msg_7-b-second")
 
 
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails while we are suspected is tried again within a second, and not within ten."""
+    monkeypatch.setattr(fates, "WHILE_SUSPICIOUS_S", 1.0)
+
+
+# They hang, twenty and twelve of them: no round of attempts shall wait for slots.
+ROOMY = {**HASTY, "callback_suspicion_share": 0.1, "callback_diverted_slots": 24}
+
+
+@pytest.mark.usefixtures("_impatient")
 async def test_when_all_are_slow_at_once_it_is_us(platform: Bench, target: Target) -> None:
     """C4a: every target hangs at once: they are forgiven, nothing is held, nothing dies, all is delivered after."""
     target.answer = moody = Moody()
     callbacks = [owed(f"{target.url}/moody{number}", number) for number in range(1, 21)]
-    settings = {**HASTY, "callback_suspicion_share": 0.1, "callback_schedule_s": ("0.2", "0.2")}
+    settings = {**ROOMY, "callback_schedule_s": ("0.2", "0.2")}
     async with platform.service(**settings):
         await platform.owe(*callbacks)
         # Once more than the schedule has.
@@ -488,14 +500,14 @@ async def test_when_all_are_slow_at_once_it_is_us(platform: Bench, target: Targe
         await wait_until(platform.all_delivered, timeout=120)
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_attempts_made_while_we_are_suspected_do_not_count(platform: Bench, target: Target) -> None:
     """C4a, C6: an outage of ours takes more attempts than the schedule has; the process ends, and the next one, which
     suspects nobody, goes on with the schedule where it was; a target that goes on failing exhausts it."""
     target.answer = Moody()
     callbacks = [owed(f"{target.url}/moody{number}", number) for number in range(1, 13)]
     settings = {
-        **HASTY,
-        "callback_suspicion_share": 0.1,
+        **ROOMY,
         # The first slow call of each: we are suspected before an attempt has ended.
         "callback_abnormal_count": 1,
         "callback_schedule_s": ("0.2", "0.2"),

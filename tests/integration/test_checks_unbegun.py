@@ -72,7 +72,7 @@ async def test_one_whose_record_is_rejected_each_time(platform, target):
     # No such task: its records break their contract.
     lost, well = owed(f"{target.url}/x", 1, task_id=0), owed(f"{target.url}/x", 2)
     await platform.owe(lost, well, publish=False, due_in_s=0.0)
-    async with platform.service(callback_republish_s=2.0):
+    async with platform.service(callback_republish_s=0.5):
 
         async def found():
             return (await checked(platform)).offenders
@@ -105,6 +105,7 @@ async def test_one_that_waits_for_its_targets_turn_is_none(platform, target):
     }
     async with platform.service(**settings):
         await platform.connection.execute("UPDATE callback SET due_at = now() WHERE attempt = 0")
+        await callbacks.announce(platform.connection, 0.0)
 
         async def often():
             return await platform.connection.fetchval(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,16 +21,16 @@ async def test_kill_9_with_calls_in_flight(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
     """Number 7: nothing is lost, and what comes twice was in flight and comes with the same id."""
-    flight = 1000 if LONG else 200
+    flight, timeout_s = (1000, 10) if LONG else (100, 5)
     await targets.behave(far={"kind": "hang"})
     # Nothing is slow here: it is the kill that is tried.
     settings = {
         "callback_slots": str(flight),
         "max_in_flight": str(10 * flight),
-        "callback_timeout_s": "10",
-        "callback_horizon_s": "20",
-        "callback_slow_s": "20",
-        "callback_republish_s": "20",
+        "callback_timeout_s": str(timeout_s),
+        "callback_horizon_s": str(2 * timeout_s),
+        "callback_slow_s": str(2 * timeout_s),
+        "callback_republish_s": str(2 * timeout_s),
         "callback_suspicion_share": "0",
     }
     ours = [load.make(url) for url in targets.urls("far", flight + flight // 2)]
@@ -82,8 +83,9 @@ async def test_eight_replicas_count_to_ten(platform: Bench, targets: Targets, lo
         return await count() == (number, state)
 
     async with AsyncExitStack() as stack:
-        for _ in range(8):
-            await stack.enter_async_context(platform.service(**settings))
+        # All at once: one by one each of them would have the others begin anew.
+        services = [platform.service(**settings) for _ in range(8)]
+        await asyncio.gather(*map(stack.enter_async_context, services))
         await load.owe([load.make(url) for _ in range(9)])
         await wait_until(lambda: is_now(9, "normal"))
         await load.owe([load.make(url)])

@@ -155,7 +155,11 @@ async def test_every_callback_owed_is_received(tmp_path):
         async with flight.watched():
             struck = faults(field)
             for name, fault in struck:
-                await field.wave(name, partial(flight.strike, fault), tasks=TASKS // (len(struck) if LONG else 2 * len(struck)))
+                await field.wave(
+                    name,
+                    partial(flight.strike, fault),
+                    tasks=TASKS // (len(struck) if LONG else 2 * len(struck)),
+                )
 
             async def settled() -> bool:
                 left = "SELECT count(*) FROM penstock.callback WHERE finished_at IS NULL"

@@ -395,6 +395,26 @@ def test_a_path_that_is_bound_keeps_to_it_and_takes_nothing_from_the_other(asks,
             assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
 
 
+def test_a_moment_in_which_all_calls_take_long_sends_nobody_away():
+    """C5: two and a half thousand wait for a target that answers in 5 ms; once all eight calls take 200 ms, because this
+    process was busy, and nobody goes back. When they do so for five seconds, most of them do."""
+    lanes = lanes_of(100, 8)
+    for number in range(2500):
+        lanes.put(waiting(f"c{number}", TARGETS[0]))
+
+    def round_of(took_s):
+        for item in lanes.admit():
+            lanes.may_call(item)
+        for _ in range(8):
+            lanes.finish(TARGETS[0], took_s)
+        return len(lanes.crowded_out(TARGETS[0])[0])
+
+    assert round_of(0.005) == 0
+    assert round_of(0.2) == 0
+    gone = sum(round_of(0.2) for _ in range(25))
+    assert gone > 1000
+
+
 def test_lanes_that_are_bound_wait_for_their_turn():
     """Issue 5, number 5: a target that is drained at two a second is called twice a second, then as it comes."""
     most = 2.0

@@ -18,6 +18,10 @@ from penstock.contracts.inbound import decode_callbacks
 from penstock.errors import Invalid
 from penstock.kafka.processor import Delivery
 
+# So many callbacks are taken in at once, then the loop has its turn: the calls under way would else be held back by a burst, and
+# how long they took, from which it is reckoned what may wait for a target, would be our doing.
+AT_ONCE = 50
+
 
 class Intake:
     """Takes records in.
@@ -52,6 +56,8 @@ class Intake:
         self._unknown = 0
         self._eased = asyncio.Event()
         self._load = Batches(self._load_all)
+        # Callbacks taken in since the loop had its turn.
+        self._taken_in = 0
         self._closed = False
 
     def waits_for(self, url: str) -> bool:
@@ -71,6 +77,10 @@ class Intake:
         if not callbacks:
             delivery.settle()
             return []
+        self._taken_in += len(callbacks)
+        if self._taken_in >= AT_ONCE:
+            self._taken_in = 0
+            await asyncio.sleep(0)
         while self._unknown >= self._settings.callback_in_hand and not self._closed:
             self._eased.clear()
             await self._eased.wait()

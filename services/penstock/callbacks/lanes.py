@@ -23,6 +23,9 @@ _PACES = 10_000
 # this process, which is busiest when much has just come.
 _QUICKER = 0.3
 _SLOWER = 0.1
+# A slower one counts for the time that it stands for: a target's calls that were all slower for this share of the patience weigh
+# about two thirds. What lasted for a moment, as when this process was busy with a burst, says nothing of the whole patience.
+_LATELY = 0.5
 # While no more than this share of the slots is free, nobody gets a second one.
 _RESERVE = 0.25
 # So many seconds of a quick target's calls are written down ahead, so that a call begins when one ends and not when the
@@ -195,7 +198,9 @@ class Lanes:
         """
         lane = self._lanes[target]
         before = self._pace_s.pop(target, took_s)
-        self._pace_s[target] = before + (_QUICKER if took_s < before else _SLOWER) * (took_s - before)
+        lately_s = _LATELY * self._room.patience_s * self._room.target_slots
+        weight = _QUICKER if took_s < before else min(_SLOWER, took_s / lately_s)
+        self._pace_s[target] = before + weight * (took_s - before)
         if len(self._pace_s) > _PACES:
             self._pace_s.popitem(last=False)
         lane.calling -= 1

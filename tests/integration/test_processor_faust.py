@@ -14,6 +14,7 @@ from tests.waiting import wait_until
 
 from penstock.errors import PostgresUnavailable, SessionLost, Stalled
 from penstock.kafka.connection import create_topics, make_producer, running
+from penstock.kafka.faust_app import FaustApp
 from penstock.kafka.processor import Delivery, Handler, Processor, ProcessorSettings
 from penstock.kafka.topics import Topic
 
@@ -97,6 +98,29 @@ async def test_records_that_faust_skips_end_the_processor(staging: Staging) -> N
     assert "skipped solo/0 from 2 to 4" in str(error)
     async with staging() as stage:
         await stage.seen("2", "3", "4", "5")
+
+
+@pytest.mark.parametrize("read", [0, 2], ids=["nothing read", "read as well"])
+async def test_a_partition_of_which_nothing_is_committed_begins_with_its_first_record(
+    staging: Staging, kafka_servers: str, prefix: str, monkeypatch: pytest.MonkeyPatch, read: int
+) -> None:
+    """O1: what was fetched and thrown away while the group formed comes again, at once, though there is no committed offset
+    to which the client would go back; also what Faust takes for read."""
+    rewind = FaustApp.rewind
+
+    async def thrown_away(app: FaustApp) -> Any:
+        consumer: Any = app._app.consumer
+        for partition in consumer.assignment():
+            await consumer.seek_wait({partition: 2})
+            consumer._read_offset[partition] = read or None
+        return await rewind(app)
+
+    monkeypatch.setattr(FaustApp, "rewind", thrown_away)
+    settings = ProcessorSettings(kafka=kafka_servers, prefix=prefix)
+    await create_topics(settings, [SOLO])
+    await Stage(settings).publish("0", "1", "2")
+    async with staging() as stage:
+        await stage.seen("0", "1", "2")
 
 
 async def test_offsets_that_are_no_records_are_passed(staging: Staging) -> None:

@@ -162,6 +162,22 @@ class FaustApp:
         bare = len(self._prefix)
         return {(tp.topic[bare:], tp.partition): offset for tp, offset in committed.items()}
 
+    async def seek(self, starts: Mapping[Partition, int]) -> None:
+        """Goes on from these offsets, whatever was fetched or thrown away before.
+
+        `rewind` does not do that for all: the client seeks a partition only when an offset above 0 is committed of it, and
+        Faust keeps to what it has read.
+
+        Raises:
+            KafkaUnavailable: no broker answered, or the assignment has just been replaced.
+        """
+        wanted = {TP(self._prefix + topic, number): offset for (topic, number), offset in starts.items()}
+        try:
+            if wanted:
+                await self._app.consumer.seek_wait(wanted)
+        except (KafkaError, TimeoutError) as error:
+            raise KafkaUnavailable(f"Kafka: {error!r}") from error
+
     async def commit(self, offsets: Mapping[Partition, int]) -> bool:
         """Commits offsets, as far as their partitions are still assigned; False while the group rebalances."""
         wanted = {TP(self._prefix + topic, number): offset for (topic, number), offset in offsets.items()}

@@ -5,8 +5,8 @@ What Faust 0.15.3 does when left alone, and what is done about it here
   message of an old generation, and over what it takes for a gap. Here Faust acknowledges and commits nothing
   (`faust_app`); `core.acknowledgement` says up to where all is settled, and that is committed.
 - After a rebalance it may go on behind records it has thrown away: a fetch that is under way loses its set of
-  partitions, and a partition without a committed offset is not rewound. Here every partition must go on exactly
-  where its generation starts, and offset by offset from there. At a jump the broker is asked; if it has what was
+  partitions, and a partition without a committed offset is not rewound. Here every partition is sought to where its
+  generation starts, and must go on from there offset by offset. At a jump the broker is asked; if it has what was
   jumped over, the process ends and the next one starts from the committed offset.
 - Nothing bounds what is in hand. Here nothing more is taken while `max_in_flight` records are.
 - An exception that leaves an agent acknowledges the record and loses it. Here none leaves: a record that breaks
@@ -371,16 +371,17 @@ class Processor:
             try:
                 committed = await self._app.rewind()
                 beginnings, ends = await self._observer.bounds(committed)
+                starts = {
+                    partition: offset if offset is not None and first <= offset <= ends[partition] else first
+                    for partition, offset in committed.items()
+                    for first in (beginnings[partition],)
+                }
+                await self._app.seek(starts)
             except Unavailable as error:
                 log.info("%s: asks again where to go on: %s", self._name, error)
                 await asyncio.sleep(0.1)
                 continue
-            return {
-                partition: offset
-                if offset is not None and beginnings[partition] <= offset <= ends[partition]
-                else beginnings[partition]
-                for partition, offset in committed.items()
-            }
+            return starts
         return None
 
     async def _commit_now_and_then(self) -> None:

@@ -79,7 +79,11 @@ SETTLED = {
     "PENSTOCK_KAFKA_CLIENT_SECRET_FILE",
     "PENSTOCK_TOPICS_FILE",
     "PENSTOCK_POSTGRES_PASSWORD_FILE",
+    "PENSTOCK_POSTGRES_SESSION",
+    "PENSTOCK_KAFKA_SCOPE",
     "PENSTOCK_GATEWAY_AUTH",
+    "PENSTOCK_OIDC_ISSUER",
+    "PENSTOCK_OIDC_AUDIENCE",
     "PENSTOCK_API_KEY",
     "PENSTOCK_LOG_FORMAT",
     # Of heartbeats and stages, which serve no metrics yet.
@@ -87,9 +91,15 @@ SETTLED = {
     "PENSTOCK_METRICS_PORT",
 }
 # Read by `penstock.process`, and no field of settings.
-PROCESS = {"PENSTOCK_LOG_LEVEL"}
+PROCESS = {"PENSTOCK_LOG_LEVEL", "PENSTOCK_READY_FILE"}
 # What must never stand in an object in plain text.
-SECRET = {"PENSTOCK_POSTGRES", "PENSTOCK_CALLBACK_SECRETS", "PENSTOCK_API_KEY", "PENSTOCK_KAFKA_PASSWORD"}
+SECRET = {
+    "PENSTOCK_POSTGRES",
+    "PENSTOCK_POSTGRES_SESSION",
+    "PENSTOCK_CALLBACK_SECRETS",
+    "PENSTOCK_API_KEY",
+    "PENSTOCK_KAFKA_PASSWORD",
+}
 
 every_set = pytest.mark.parametrize("name", SETS)
 
@@ -229,18 +239,23 @@ def test_every_setting_is_one(render: Render, name: str) -> None:
 
 
 @every_set
-def test_services_take_their_settings(render: Render, name: str) -> None:
+def test_services_take_their_settings(render: Render, name: str, tmp_path: Path) -> None:
     """Issue 7: what the chart writes into the environment parses and makes sense to each service and worker."""
     stand_in = {
         "PENSTOCK_POSTGRES": "postgresql://penstock@db/penstock",
+        "PENSTOCK_POSTGRES_SESSION": "postgresql://penstock@db/penstock",
         "PENSTOCK_CALLBACK_SECRETS": "whsec_bm90LWEtc2VjcmV0LWNoYW5nZS1tZS1wbGVhc2UtMTIz",
     }
+    # Files that are mounted there are not here.
+    file = tmp_path / "file"
+    file.write_text("given")
     for each in of_kind(render.objects(name), "Deployment"):
         component = component_of(each)
         environment = {
             key: value if isinstance(value, str) else stand_in.get(key, "given")
             for key, value in environment_of(each).items()
         }
+        environment |= {key: str(file) for key in environment if key.endswith("_FILE")}
         settings = KINDS["worker" if component.startswith("worker-") else component].load(environment)
         if isinstance(settings, WorkerSettings) and settings.worker_gateway:
             assert "PENSTOCK_KAFKA" not in environment
@@ -277,7 +292,8 @@ def test_every_file_is_mounted(render: Render, name: str) -> None:
         files = {
             value
             for variable, value in environment.items()
-            if variable.endswith("_FILE") or variable == "PGSSLROOTCERT"
+            if (variable.endswith("_FILE") and variable != "PENSTOCK_READY_FILE")
+            or variable == "PGSSLROOTCERT"
         }
         assert files == held
 
@@ -473,6 +489,26 @@ def test_keda_takes_a_users_name_from_the_worker(render: Render) -> None:
     assert environment_of(found)[taken["name"]] == "penstock"
 
 
+def test_keda_asks_for_tokens(render: Render) -> None:
+    """Issue 7: with OAUTHBEARER KEDA asks the same issuer as the same client, for the same scopes."""
+    oauth = "tokenUrl=https://login.example.com/token,clientId=penstock,clientSecret.name=client,scope=kafka offline"
+    settings = ["protocol=SASL_SSL", "sasl.mechanism=OAUTHBEARER"]
+    settings += [f"sasl.oauth.{each}" for each in oauth.split(",")]
+    objects = render.objects("keda", *(f"--set=kafka.{each}" for each in settings))
+    metadata = named(objects, "ScaledObject", "prod-penstock-worker-mail")["spec"]["triggers"][0]["metadata"]
+    environment = environment_of(workload(objects, "worker-mail"))
+    assert metadata["sasl"] == "oauthbearer"
+    assert metadata["oauthTokenEndpointUri"] == environment["PENSTOCK_KAFKA_TOKEN_URL"]
+    assert (
+        metadata["scopes"].split(",") == environment["PENSTOCK_KAFKA_SCOPE"].split() == ["kafka", "offline"]
+    )
+    authentication = named(objects, "TriggerAuthentication", "prod-penstock-worker-mail")["spec"]
+    assert [environment[taken["name"]] for taken in authentication["env"]] == ["penstock"]
+    assert {"parameter": "password", "name": "client", "key": "client-secret"} in authentication[
+        "secretTargetRef"
+    ]
+
+
 def test_routes_lead_to_the_gateway(render: Render) -> None:
     """Issue 7: Ingress and HTTPRoute name the gateway's service and a port that it has."""
     objects = render.objects("everything")
@@ -500,6 +536,14 @@ def test_metrics_are_read_of_every_service(render: Render) -> None:
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["tasks"]}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    # Alerts go by jobs: penstock-gateway and so on, whatever the release is called.
+    assert endpoint["relabelings"] == [
+        {
+            "sourceLabels": ["__meta_kubernetes_pod_label_app_kubernetes_io_component"],
+            "targetLabel": "job",
+            "replacement": "penstock-$1",
+        }
+    ]
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("metrics", "/metrics", "15s")
 
 

@@ -115,11 +115,11 @@ def test_who_reaches_the_gateway(render: Render) -> None:
     assert not lets_in("gateway", STRANGER, 8420)
     assert not lets_in("gateway", OUTSIDE, 8420)
     for component in SERVICES:
-        assert lets_in(component, STRANGER, 9420)
-        assert not lets_in(component, OUTSIDE, 9420)
+        assert lets_in(component, STRANGER, 9100)
+        assert not lets_in(component, OUTSIDE, 9100)
         assert not lets_in(component, STRANGER, 22)
     for component in ("worker-mail", "worker-thumbs", *HOOKS):
-        assert not lets_in(component, STRANGER, 9420)
+        assert not lets_in(component, STRANGER, 9100)
 
 
 def test_what_workers_reach(render: Render) -> None:

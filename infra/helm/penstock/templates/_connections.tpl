@@ -64,6 +64,9 @@
 - {name: PENSTOCK_KAFKA_TOKEN_URL, value: {{ .oauth.tokenUrl | quote }}}
 - {name: PENSTOCK_KAFKA_CLIENT_ID, value: {{ .oauth.clientId | quote }}}
 - {name: PENSTOCK_KAFKA_CLIENT_SECRET_FILE, value: /etc/penstock/kafka/client-secret}
+{{- with .oauth.scope }}
+- {name: PENSTOCK_KAFKA_SCOPE, value: {{ . | quote }}}
+{{- end }}
 {{- else }}
 {{- if .userSecret.name }}
 - name: PENSTOCK_KAFKA_USER
@@ -96,6 +99,10 @@
 {{- define "penstock.postgres.env" -}}
 - name: PENSTOCK_POSTGRES
   valueFrom: {secretKeyRef: {name: {{ .url.name }}, key: {{ .url.key }}}}
+{{- if .sessionUrl.name }}
+- name: PENSTOCK_POSTGRES_SESSION
+  valueFrom: {secretKeyRef: {name: {{ .sessionUrl.name }}, key: {{ .sessionUrl.key }}}}
+{{- end }}
 {{- if .passwordSecret.name }}
 - {name: PENSTOCK_POSTGRES_PASSWORD_FILE, value: /etc/penstock/postgres/password}
 {{- end }}

@@ -59,6 +59,9 @@ spec:
         sasl: {{ get (dict "PLAIN" "plaintext" "SCRAM-SHA-256" "scram_sha256" "SCRAM-SHA-512" "scram_sha512" "OAUTHBEARER" "oauthbearer") $sasl.mechanism }}
         {{- if eq $sasl.mechanism "OAUTHBEARER" }}
         oauthTokenEndpointUri: {{ $sasl.oauth.tokenUrl | quote }}
+        {{- with $sasl.oauth.scope }}
+        scopes: {{ splitList " " . | compact | join "," | quote }}
+        {{- end }}
         {{- end }}
         {{- end }}
         {{- if $tls }}

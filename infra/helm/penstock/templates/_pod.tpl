@@ -29,7 +29,7 @@ capabilities: {drop: [ALL]}
 {{- fail (printf "%s: extraEnv has %s twice, or the chart sets it: give it once, by its own value where it has one" $who .name) -}}
 {{- end -}}
 {{- $_ := set $taken .name true -}}
-{{- if and (hasKey . "value") (regexMatch "(SECRETS?|PASSWORD|TOKEN|KEY|_POSTGRES|CREDENTIALS)$" .name) -}}
+{{- if and (hasKey . "value") (regexMatch "(SECRETS?|PASSWORD|TOKEN|KEY|_POSTGRES|_POSTGRES_SESSION|CREDENTIALS)$" .name) -}}
 {{- fail (printf "%s: extraEnv %s has a value: give valueFrom.secretKeyRef, since values are kept readable with the release" $who .name) -}}
 {{- end -}}
 {{- end -}}

@@ -260,8 +260,8 @@ def test_services_take_their_settings(render: Render, name: str, tmp_path: Path)
         if isinstance(settings, WorkerSettings) and settings.worker_gateway:
             assert "PENSTOCK_KAFKA" not in environment
             continue
-        assert settings.kafka == environment["PENSTOCK_KAFKA"]  # type: ignore[attr-defined]
-        assert settings.prefix == environment["PENSTOCK_PREFIX"]  # type: ignore[attr-defined]
+        assert settings.kafka == environment["PENSTOCK_KAFKA"]
+        assert settings.prefix == environment["PENSTOCK_PREFIX"]
 
 
 @every_set
@@ -406,6 +406,26 @@ def test_each_service_is_its_own_user(render: Render) -> None:
         ]
         assert f"penstock-{component}" in sources
         assert "penstock" not in sources
+
+
+def test_a_service_may_have_less(render: Render) -> None:
+    """Issue 7: what a service says for itself wins also where it is empty."""
+    options = (
+        "protocol=PLAINTEXT",
+        "sasl.mechanism=",
+        "sasl.user=",
+        "sasl.passwordSecret.name=",
+        "tls.caSecret.name=",
+    )
+    objects = render.objects("strimzi-cnpg", *(f"--set=stages.kafka.{each}" for each in options))
+    assert "PENSTOCK_KAFKA_USER" not in environment_of(workload(objects, "stages"))
+    assert "kafka" not in {
+        volume["name"] for volume in pod_of(workload(objects, "stages"))["spec"]["volumes"]
+    }
+    assert "PENSTOCK_KAFKA_USER" in environment_of(workload(objects, "callbacks"))
+    bare = render.objects("everything", "--set=stages.pod.priorityClassName=")
+    assert "priorityClassName" not in pod_of(workload(bare, "stages"))["spec"]
+    assert pod_of(workload(bare, "gateway"))["spec"]["priorityClassName"] == "tasks"
 
 
 def test_scaling_goes_by_the_lag_of_the_types_group(render: Render) -> None:

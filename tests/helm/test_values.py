@@ -106,6 +106,10 @@ REFUSED = {
         [*WORKER, "workers[0].pool=1", "workers[0].keda.enabled=true", "workers[0].keda.minReplicas=9"],
         "keda.minReplicas=9 is above keda.maxReplicas=8",
     ),
+    "a worker's grace": (
+        [*WORKER, "workers[0].pod.terminationGracePeriodSeconds=600"],
+        "worker-a: pod.terminationGracePeriodSeconds follows from drainTimeoutSeconds",
+    ),
     "no key for the gateway": ([*WORKER, "workers[0].viaGateway=true"], "viaGateway needs apiKeySecret"),
 }
 

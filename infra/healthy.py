@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 
-_TIMEOUT_S = 8.0
+_TIMEOUT_S = 20.0
 
 
 def _service(command: bytes) -> str:

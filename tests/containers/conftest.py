@@ -36,6 +36,9 @@ def engine() -> None:
 def platform(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """Everything docker-compose.yml starts, healthy, and a type `steps` with workers."""
     found = Platform(Path(tmp_path_factory.mktemp("containers")))
+    patch = pytest.MonkeyPatch()
+    # Clients send it by themselves.
+    patch.setenv("PENSTOCK_API_KEY", found.secrets["PENSTOCK_API_KEY"])
     try:
         found.build()
         found.compose_now("up", "--detach")
@@ -43,10 +46,11 @@ def platform(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield found
         sys.stderr.write(found.compose_now("logs", "--timestamps", "--tail", "60", check=False).stdout)
     finally:
+        patch.undo()
         found.remove()
 
 
 async def _register(platform: Platform) -> None:
     async with platform.client() as client:
         # Short, so that a killed worker's tasks go on soon.
-        await client.register_type("steps", first_stage="one", lease_ms=6_000, max_losses=20)
+        await client.register_type("steps", first_stage="one", lease_ms=15_000, max_losses=20)

@@ -36,7 +36,7 @@ REPLICAS = {
 SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks", "steps")
 
 # Far more than anything here takes on two busy cores; it only ends what will never come.
-PATIENCE_S = 240
+PATIENCE_S = 600
 
 
 def free_port() -> int:
@@ -218,11 +218,11 @@ class Load:
     async def _submit(self) -> None:
         number = 0
         while not self._stopping.is_set():
-            drafts = [draft(f"{self._run}-{number}-{one}") for one in range(4)]
+            drafts = [draft(f"{self._run}-{number}-{one}") for one in range(3)]
             self.acknowledged += [task.id for task in await self._client.submit_many(drafts)]
             number += 1
             # A pace, and the end of the block ends it.
-            await asyncio.wait([asyncio.ensure_future(self._stopping.wait())], timeout=0.25)
+            await asyncio.wait([asyncio.ensure_future(self._stopping.wait())], timeout=0.5)
 
     async def progress(self, count: int = 12) -> None:
         """Until so many tasks that were submitted from now on have gone all the way."""

@@ -38,12 +38,23 @@ async def test_only_the_gateway_is_published_and_only_on_loopback(platform: Plat
 @pytest.mark.parametrize("service", SERVICES)
 async def test_services_run_without_root_and_cannot_write(platform: Platform, service: str) -> None:
     """O5: a service is not root, has no capabilities, writes nowhere but to tmpfs and its volume, and has an init above it."""
-    tell = "id -u; touch /x /usr/local/x ~/x 2>&1 | grep -c 'Read-only'; tr '\\0' ' ' </proc/1/cmdline; grep CapBnd /proc/self/status"
+    tell = "id -u; touch /x /usr/local/x ~/x 2>&1 | grep -c 'Read-only'; tr '\\0' ' ' </proc/1/cmdline; echo; grep CapBnd /proc/self/status"
     said = await platform.compose("exec", "-T", service, "sh", "-c", tell)
     user, refused, first, capabilities = said.split("\n")[:4]
     assert (user, refused, first.split()[0]) == ("10001", "3", "tini")
     if service != "steps":
         assert int(capabilities.split()[1], 16) == 0
+
+
+async def test_images_are_small(platform: Platform) -> None:
+    """O5: on top of the base image, which every image shares, the services' has 130 MB at most and the base of workers 65 MB."""
+    sizes = [
+        int(await platform.docker("image", "inspect", "-f", "{{.Size}}", name))
+        for name in ("python:3.13-slim", platform.images["services"], platform.images["worker"])
+    ]
+    base, services, worker = sizes
+    assert services - base < 130_000_000
+    assert worker - base < 65_000_000
 
 
 async def test_base_of_workers_has_the_sdk_alone(platform: Platform) -> None:

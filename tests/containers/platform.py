@@ -140,7 +140,10 @@ class Platform:
             self.docker_now("build", "--target", target, *arguments, "-t", self.images[target], str(IMAGE))
 
     def remove(self) -> None:
-        """Takes everything away."""
+        """Takes everything away, also what an interrupted compose has left half made."""
+        mine = f"label=com.docker.compose.project={self.name}"
+        if found := self.docker_now("ps", "--all", "--quiet", "--filter", mine, check=False).stdout.split():
+            self.docker_now("rm", "--force", "--volumes", *found, check=False)
         self.compose_now("--profile", "*", "down", "--volumes", "--timeout", "5", check=False)
         self.docker_now("rmi", *self.images.values(), check=False)
 

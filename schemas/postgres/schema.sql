@@ -450,6 +450,7 @@ CREATE TABLE penstock.task (
     pausing boolean DEFAULT false NOT NULL,
     key text COLLATE pg_catalog."C",
     tracked boolean DEFAULT false NOT NULL,
+    traceparent text,
     CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
     CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
     CONSTRAINT task_content_type_check CHECK ((content_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
@@ -482,6 +483,8 @@ COMMENT ON COLUMN penstock.task.pausing IS 'while running: to be paused when its
 COMMENT ON COLUMN penstock.task.key IS 'tenant or resource that it counts for; empty is none, written so in types that are released key by key';
 
 COMMENT ON COLUMN penstock.task.tracked IS 'released under a limit: counted while in flight, and its end wakes the type''s owner';
+
+COMMENT ON COLUMN penstock.task.traceparent IS 'W3C traceparent of its submission, if that was sampled';
 
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.task_id_seq

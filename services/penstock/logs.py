@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,11 +29,12 @@ _USER = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@\"'<>]+@", re.IGNORECA
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(service: str) -> None:
+def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -> None:
     """Logs to standard error: PENSTOCK_LOG_LEVEL chooses the level (default INFO), PENSTOCK_LOG_FORMAT text or json.
 
     Args:
         service: told in each entry of JSON.
+        trace_id: asked for each entry of JSON: the id of the trace it belongs to.
 
     Raises:
         SettingsError: there is no such format.
@@ -41,7 +43,7 @@ def configure(service: str) -> None:
     if name not in FORMATS:
         raise SettingsError(f"PENSTOCK_LOG_FORMAT={name!r} must be one of: {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(service) if name == "json" else TextFormatter(TEXT))
+    handler.setFormatter(JsonFormatter(service, trace_id) if name == "json" else TextFormatter(TEXT))
     # `force` would take away what a test listens with.
     logging.basicConfig(level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper(), handlers=[handler])
     quiet_libraries()
@@ -77,11 +79,13 @@ class JsonFormatter(logging.Formatter):
 
     Args:
         service: told in each entry.
+        trace_id: told too, where there is one.
     """
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, trace_id: Callable[[], str | None] = lambda: None) -> None:
         super().__init__()
         self._service = service
+        self._trace_id = trace_id
 
     def format(self, record: logging.LogRecord) -> str:
         """The entry as one line."""
@@ -92,6 +96,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": shortened(record.getMessage()),
         }
+        if (trace_id := self._trace_id()) is not None:
+            entry["trace_id"] = trace_id
         for name, value in vars(record).items():
             if name not in _STANDARD and name not in entry and value is not None:
                 entry[name] = shortened(value) if isinstance(value, str) else value

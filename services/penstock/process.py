@@ -18,7 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from penstock import logs
+from penstock import logs, tracing
 from penstock.errors import (
     CannotStart,
     Conflict,
@@ -72,12 +72,14 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
     """
     if stall_s is not None:
         service = _watched(service, stall_s)
-    logs.configure(name)
+    logs.configure(name, tracing.current_trace_id)
+    tracing.configure(name)
     collect_garbage_seldom()
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         status = runner.run(_supervise(name, service, grace_s))
         # The runner now waits for every task and thread that is left, for ever if one swallows its cancellation.
         leaving = _after(LEAVE_S, lambda: _leave(name, status))
+    tracing.shutdown()
     leaving.cancel()
     return status
 

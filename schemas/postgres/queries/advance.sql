@@ -72,7 +72,7 @@ WITH input AS (
       -- A lease that moved to another worker is not this worker's to lose.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
-              t.updated_at, t.tracked, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,
+              t.updated_at, t.traceparent, t.tracked, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,
               i.worker AS by_worker, i.error AS why, i.started_ms, i.finished_ms
 ), history AS (
     INSERT INTO attempt (task_id, step, attempt, stage, outcome, worker, error, started_at, finished_at)
@@ -85,6 +85,6 @@ WITH input AS (
           -- Where the type has limits, what ended makes room.
           UNION SELECT type, 'ready' FROM moved WHERE tracked) AS types
 )
-SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at,
+SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at, traceparent,
        from_step, from_stage, from_attempt
 FROM moved, (SELECT count(*) FROM woken) AS w;

@@ -45,7 +45,7 @@ WITH forgotten AS (
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
-              t.content_type, t.context, t.context_ref
+              t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
     SELECT $1, array_agg(id) FROM opened HAVING count(*) > 0
@@ -60,7 +60,7 @@ DELETE FROM release WHERE id = ANY ($1::bigint[]);
 -- name: unconfirmed
 -- Batches that an earlier owner may not have brought to Kafka, with what is still queued of them.
 SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
-       t.content_type, t.context, t.context_ref
+       t.content_type, t.context, t.context_ref, t.traceparent
 FROM release r
 -- By key: as an expression, so that no index on the state is taken instead.
 LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'

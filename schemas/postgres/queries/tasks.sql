@@ -14,12 +14,12 @@ WITH moved AS (
 ), input AS (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::bytea[], $6::text[], $7::text[],
-                $8::timestamptz[], $9::text[], $10::text[], $11::text[], $16::text[])
+                $8::timestamptz[], $9::text[], $10::text[], $11::text[], $16::text[], $17::text[])
          WITH ORDINALITY AS i (type, stage, priority, content_type, context, context_ref, idempotency_key,
-                               due_at, callbacks, events, labels, key, ordinal)
+                               due_at, callbacks, events, labels, key, traceparent, ordinal)
 ), inserted AS (
     INSERT INTO task (type, state, stage, priority, content_type, context, context_ref, idempotency_key,
-                      due_at, callbacks, events, labels, key)
+                      due_at, callbacks, events, labels, key, traceparent)
     SELECT i.type, CASE WHEN i.due_at > now() THEN 'scheduled' ELSE 'ready' END,
            coalesce(i.stage, t.first_stage), i.priority, i.content_type, i.context, i.context_ref,
            i.idempotency_key, i.due_at,
@@ -28,7 +28,7 @@ WITH moved AS (
            CASE WHEN i.callbacks IS NULL THEN t.callbacks
                 ELSE ARRAY(SELECT jsonb_array_elements_text(i.callbacks::jsonb)) END,
            coalesce(i.events, t.events), i.labels::jsonb,
-           CASE WHEN i.key IS NULL AND t.keyed THEN '' ELSE i.key END
+           CASE WHEN i.key IS NULL AND t.keyed THEN '' ELSE i.key END, i.traceparent
     FROM input i JOIN task_type t ON t.name = i.type
     WHERE EXISTS (SELECT FROM allowed)
     ORDER BY i.ordinal
@@ -98,9 +98,10 @@ WITH cancelled AS (
         pausing = false
     WHERE id = ANY ($1::bigint[])
       AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-    RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at, tracked
+    RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at,
+              traceparent, tracked
 ), woken AS (
     SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM cancelled WHERE tracked) AS types
 )
-SELECT id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at
+SELECT id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at, traceparent
 FROM cancelled, (SELECT count(*) FROM woken) AS w;

@@ -19,15 +19,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
-from penstock import __version__
+from penstock import __version__, tracing
 from penstock.callbacks.egress import ForbiddenAddress, make_connector
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.signing import Signer
-from penstock.contracts.event import Callback
+from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import parse_retry_after
 
 EXCERPT_BYTES = 1024
@@ -94,9 +95,32 @@ class Caller:
 
     async def call(self, callback: Callback) -> Met:
         """Makes one attempt; returns what it met, within the timeout."""
+        given = callback.headers or {}
+        parent = given.get(tracing.TRACEPARENT)
+        if parent is None:
+            return await self._call(callback, given)
+        with tracing.span(
+            "callback",
+            parent,
+            kind="client",
+            task_id=callback.task_id,
+            callback=callback.id,
+            target=origin_of(callback.target),
+            attempt=callback.attempt + 1,
+        ) as span:
+            if span is None:
+                # Not traced here: the target is told what it would have hung under.
+                return await self._call(callback, given)
+            met = await self._call(callback, {**given, tracing.TRACEPARENT: span.traceparent})
+            span.note(status=met.status or 0)
+            if met.status is None or met.status >= HTTPStatus.BAD_REQUEST:
+                span.fail(met.kind if met.status is None else f"HTTP {met.status}")
+            return met
+
+    async def _call(self, callback: Callback, given: Mapping[str, str]) -> Met:
         begun_s = self._clock()
         signed = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
-        headers = {**(callback.headers or {}), **signed}
+        headers = {**given, **signed}
         deadline_s = begun_s + self._timeout_s
         try:
             async with (

@@ -97,7 +97,8 @@ class Callback:
         options: dict[str, Any] = {}
         if self.headers:
             options["headers"] = {
-                name: value if name == "content-type" else MASK for name, value in self.headers.items()
+                name: value if name in ("content-type", "traceparent") else MASK
+                for name, value in self.headers.items()
             }
         if self.ordered:
             options["ordered"] = True

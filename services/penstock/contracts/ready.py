@@ -32,6 +32,7 @@ class ReadyTask:
         lease_ms: a worker silent about it for this long has lost it, in milliseconds.
         tries: vain tries of this stage so far.
         priority: in whose order a worker begins what it has in hand.
+        traceparent: what the attempt's span hangs under; None when the task is not traced.
     """
 
     fence: Fence
@@ -40,11 +41,12 @@ class ReadyTask:
     lease_ms: int
     tries: int = 0
     priority: Priority = Priority.MEDIUM
+    traceparent: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of the record."""
         fence = self.fence
-        return {
+        wire = {
             "id": fence.id,
             "type": self.type,
             "step": fence.step,
@@ -55,6 +57,9 @@ class ReadyTask:
             "lease_ms": self.lease_ms,
             **self.context.to_wire(),
         }
+        if self.traceparent is not None:
+            wire["traceparent"] = self.traceparent
+        return wire
 
     def encode(self) -> bytes:
         """The record's value."""
@@ -91,6 +96,7 @@ class ReadyTask:
                 tries=raw.get("tries", 0),
                 # Earlier versions wrote none, and a later one may know others: it decides nothing but the order here.
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
+                traceparent=raw.get("traceparent"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error

@@ -34,6 +34,7 @@ class Submission:
             replaces like any other.
         events: which transitions are reported, "final" or "all"; None is the type's choice.
         labels: free names and values, for finding tasks again.
+        traceparent: of the span that submits it, if it is sampled; not part of what a producer sends.
     """
 
     type: str
@@ -46,6 +47,7 @@ class Submission:
     callbacks: tuple[Entry, ...] | None = None
     events: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
 
     @classmethod
     def from_wire(cls, raw: Any) -> Submission:

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 from aiohttp import web
 
+from penstock import tracing
 from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse, problems
@@ -113,14 +114,16 @@ class Tasks:
         rows = len(raw) if isinstance(raw, list) else 1
         # The body is kept by the request: this is its length, and no second reading.
         with self._door.place(rows, len(await request.read())):
-            return await self._submit(raw, grant_of(request))
+            given = request.headers.get(tracing.TRACEPARENT)
+            with tracing.span("submit", given, kind="server", root=True, tasks=rows) as span:
+                return await self._submit(raw, grant_of(request), span.traceparent if span else None)
 
-    async def _submit(self, raw: Any, grant: Grant) -> web.Response:
+    async def _submit(self, raw: Any, grant: Grant, traceparent: str | None) -> web.Response:
         if isinstance(raw, list):
-            submitted = await self._insert(await self._read_batch(raw, grant))
+            submitted = await self._insert(await self._read_batch(raw, grant), traceparent)
             status = 201 if any(one.created for one in submitted) else 200
             return respond({"tasks": [{"id": s.id, "created": s.created} for s in submitted]}, status)
-        [task] = await self._insert(await self._read([("", raw)], grant))
+        [task] = await self._insert(await self._read([("", raw)], grant), traceparent)
         return respond(
             {"id": task.id, "created": task.created},
             201 if task.created else 200,
@@ -167,7 +170,9 @@ class Tasks:
         except TimeoutError as error:
             raise Throttled(f"PostgreSQL is behind: no types within {wait_s:g} s") from error
 
-    async def _insert(self, submissions: list[Submission]) -> list[tasks.Submitted]:
+    async def _insert(self, submissions: list[Submission], traceparent: str | None) -> list[tasks.Submitted]:
+        if traceparent is not None:
+            submissions = [dataclasses.replace(one, traceparent=traceparent) for one in submissions]
         return await self._batcher.submit([await self._checked_in(submission) for submission in submissions])
 
     async def _checked_in(self, submission: Submission) -> Submission:

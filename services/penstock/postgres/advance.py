@@ -33,8 +33,8 @@ from penstock.settings import Platform
 # A callback's record is written again after this long unless its fate is known (see callback.due_at).
 CALLBACK_HORIZON_S = 60.0
 
-# An event, the column `callbacks` of its task, and the task's `events`.
-Told = tuple[Event, Sequence[str] | None, str]
+# An event, the columns `callbacks`, `events` and `traceparent` of its task.
+Told = tuple[Event, Sequence[str] | None, str, str | None]
 
 _WORD = {
     Outcome.NEXT: "advanced",
@@ -83,10 +83,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What took effect: the fence of each ending that still found its attempt, and what it owes."""
+    """What took effect: the fence of each ending that still found its attempt, what it owes, and the traceparents of traced tasks."""
 
     applied: set[Fence]
     owed: Owed
+    traces: dict[Fence, str]
 
 
 async def tallies(executor: Any, ids: Sequence[int]) -> dict[int, Trial]:
@@ -139,14 +140,15 @@ async def advance(
             owed = await owe(
                 connection,
                 [
-                    (_event(row, details[fence]), row["callbacks"], row["events"])
+                    (_event(row, details[fence]), row["callbacks"], row["events"], row["traceparent"])
                     for row, fence in zip(rows, applied, strict=True)
                     if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
                 ],
                 source,
             )
             owed.revocation = _revocation(endings, applied, late=late)
-    return Advanced(set(applied), owed)
+    traces = {f: row["traceparent"] for f, row in zip(applied, rows, strict=True) if row["traceparent"]}
+    return Advanced(set(applied), owed, traces)
 
 
 async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
@@ -224,7 +226,10 @@ async def cancel_within(
     rows = await connection.fetch(query("tasks.cancel"), list(ids))
     owed = await owe(
         connection,
-        [(_transition(row, State.CANCELLED.value, {}), row["callbacks"], row["events"]) for row in rows],
+        [
+            (_transition(row, State.CANCELLED.value, {}), row["callbacks"], row["events"], row["traceparent"])
+            for row in rows
+        ],
         source,
     )
     if rows:
@@ -244,7 +249,7 @@ async def owe(connection: Any, events: Sequence[Told], source: str = Platform.ev
         source: of CloudEvents (see `Platform`).
     """
     owed = Owed()
-    for event, targets, asked in events:
+    for event, targets, asked, traceparent in events:
         published = asked == "all" or event.name in FINAL_EVENTS
         # Numbered before they are chosen: made from the event and the place among the task's targets, so that the same
         # transition can never owe the same call twice.
@@ -266,7 +271,7 @@ async def owe(connection: Any, events: Sequence[Told], source: str = Platform.ev
                 task_id=event.task["id"],
                 attempt=0,
                 body=envelope(event, source) if target.format is Format.CLOUDEVENTS else body,
-                headers=target.sent_headers(),
+                headers=_traced(target.sent_headers(), traceparent),
                 ordered=target.ordered,
             )
             for callback_id, target in wanted
@@ -276,6 +281,11 @@ async def owe(connection: Any, events: Sequence[Told], source: str = Platform.ev
     if owed.callbacks:
         await connection.execute(query("outbox.owe_callbacks"), *callback_columns(owed.callbacks))
     return owed
+
+
+def _traced(headers: dict[str, str] | None, traceparent: str | None) -> dict[str, str] | None:
+    """The headers of a call, with that of its trace unless the submitter has said another."""
+    return headers if traceparent is None else {"traceparent": traceparent, **(headers or {})}
 
 
 def callback_columns(callbacks: Sequence[Callback], due_in_s: float = CALLBACK_HORIZON_S) -> list[Any]:

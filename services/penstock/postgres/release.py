@@ -163,4 +163,5 @@ def ready_of(task_type: TaskType, row: asyncpg.Record, levels: Mapping[int, int]
         lease_ms=task_type.lease_ms,
         tries=row["tries"],
         priority=_LEVELS[row["priority"] if levels is None else levels[row["id"]]],
+        traceparent=row["traceparent"],
     )

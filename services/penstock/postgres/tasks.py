@@ -59,7 +59,11 @@ async def submit(
     where = (read.topic, read.partition, read.first, read.following) if read else (None,) * 4
     with translated():
         answer = await executor.fetch(
-            query("tasks.submit"), *_columns(submissions), *where, _column([s.key for s in submissions])
+            query("tasks.submit"),
+            *_columns(submissions),
+            *where,
+            _column([s.key for s in submissions]),
+            _column([s.traceparent for s in submissions]),
         )
         if not answer:
             raise SessionLost(f"another process has read on from there: {read}")

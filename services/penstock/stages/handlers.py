@@ -23,6 +23,7 @@ from penstock.kafka.processor import Delivery
 from penstock.postgres.advance import Ending, advance, late_attempts, stages_of, tallies
 from penstock.stages.figures import Figures
 from penstock.stages.settings import StagesSettings
+from penstock.stages.spans import trace
 
 log = logging.getLogger(__name__)
 
@@ -156,12 +157,14 @@ class Committer:
         """Commits results and publishes what that owes; returns those whose attempts were not found."""
         if not results:
             return []
+        began_ns = time.time_ns()
         endings = await self._insist(lambda: self._conclude(results.values()))
         advanced = await self._insist(
             lambda: advance(self._pool, endings, late=late, source=self._settings.event_source)
         )
         self._publisher.owe(advanced.owed)
         self.figures.applied(endings, advanced.applied)
+        trace(endings, advanced, began_ns)
         return [fence for fence in results if fence not in advanced.applied]
 
     async def _insist(self, work: Callable[[], Awaitable[Done]]) -> Done:

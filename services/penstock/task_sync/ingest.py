@@ -19,6 +19,7 @@ from typing import Any
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 
+from penstock import tracing
 from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse
@@ -249,7 +250,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             if record.offset < first:
                 continue  # fetched before the seek
             try:
-                submissions.append(await self._read(record.value or b""))
+                submissions.append(_traced(record, await self._read(record.value or b"")))
             except Invalid as invalid:
                 log.info(
                     "rejected %s/%d@%d: %s",
@@ -301,3 +302,13 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         return (
             submission if checked is submission.context else dataclasses.replace(submission, context=checked)
         )
+
+
+def _traced(record: Any, submission: Submission) -> Submission:
+    """The submission under the trace that its record's header names, or one that begins here."""
+    if not tracing.is_on():
+        return submission
+    named = dict(record.headers).get(tracing.TRACEPARENT)
+    parent = named.decode("ascii", "replace") if named else None
+    with tracing.span("submit", parent, kind="consumer", root=True, type=submission.type) as span:
+        return dataclasses.replace(submission, traceparent=span.traceparent if span else None)

@@ -19,6 +19,8 @@ from penstock.task_sync.gates import Gate, Looking
 from penstock.task_sync.limits import Limits
 from penstock.task_sync.owning import Owning
 from penstock.task_sync.settings import TaskSyncSettings
+from penstock.task_sync.spans import traced
+from penstock.tracing import Span
 
 log = logging.getLogger(__name__)
 
@@ -355,6 +357,7 @@ class Release:
     async def _send(self, gate: Gate, batch: release.Batch) -> None:
         """Writes a batch's records, each partition a slice of the order, and confirms in the background."""
         tasks = batch.tasks
+        spans = traced(tasks)
         count = gate.type.partitions
         size = -(-len(tasks) // count)
         pending = []
@@ -371,11 +374,13 @@ class Release:
         gate.released += len(tasks)
         keys = [(task.fence.id, task.fence.step, task.fence.attempt) for task in tasks]
         gate.window.released(keys, now_s)
-        confirming = asyncio.create_task(self._confirm(batch.release_id, pending))
+        confirming = asyncio.create_task(self._confirm(batch.release_id, pending, spans))
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)
 
-    async def _confirm(self, release_id: int, pending: Sequence[asyncio.Future[object]]) -> None:
+    async def _confirm(
+        self, release_id: int, pending: Sequence[asyncio.Future[object]], spans: Sequence[Span]
+    ) -> None:
         try:
             with translated():
                 await asyncio.gather(*pending)
@@ -388,6 +393,8 @@ class Release:
                 self._wake.set()
             self._confirmed.append(release_id)
             self._confirmations += 1
+            for span in spans:
+                span.end()
 
     def _take_confirmed(self) -> list[int]:
         taken, self._confirmed = self._confirmed, []

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from penstock import tracing
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import Failure, StageResult
@@ -139,6 +140,26 @@ class Execution:
         Raises:
             CancelledError: the worker stops; the handler was cancelled.
         """
+        if ready.traceparent is None:
+            return await self._run(ready, abandon)
+        fence = ready.fence
+        with tracing.span(
+            "attempt",
+            ready.traceparent,
+            kind="consumer",
+            task_id=fence.id,
+            type=ready.type,
+            stage=fence.stage,
+            attempt=fence.attempt,
+        ) as span:
+            result = await self._run(ready, abandon)
+            if span is not None and result is not None:
+                span.note(outcome=result.outcome.value)
+                if result.error is not None:
+                    span.fail(result.error.kind)
+            return result
+
+    async def _run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         started_ms = _now_ms()
         stage = self._stages.get((ready.type, ready.fence.stage))
         if stage is None:

@@ -112,6 +112,8 @@ def test_who_reaches_the_gateway(render: Render) -> None:
     assert lets_in("gateway", ingress, 8420)
     assert lets_in("gateway", pod(objects, "worker-thumbs"), 8420)
     assert not lets_in("gateway", pod(objects, "worker-mail"), 8420)
+    assert not lets_in("gateway", ingress, 22)
+    assert not lets_in("gateway", pod(objects, "worker-thumbs"), 22)
     assert not lets_in("gateway", STRANGER, 8420)
     assert not lets_in("gateway", OUTSIDE, 8420)
     for component in SERVICES:

@@ -29,7 +29,7 @@ from penstock.task_sync.settings import TaskSyncSettings
 KEPT = 7.0
 RETAINED = 30.0
 # What only tasks under way have, and what only history has.
-LIVE = {"lease_partition", "lease_ms", "max_attempts", "pausing", "tracked", "due_at"}
+LIVE = {"lease_partition", "lease_ms", "max_attempts", "pausing", "tracked", "due_at", "traceparent"}
 ADDED = {"attempts", "callbacks_owed", "moved_at"}
 
 

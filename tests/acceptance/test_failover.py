@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 from penstock.checks.app import check
 from penstock.client import Client
 from penstock.errors import PostgresUnavailable, SessionLost
+from penstock.gateway import types
+from penstock.gateway.settings import GatewaySettings
 from penstock.local.deployment import Deployment, Options
 from penstock.postgres.connection import open_pool, translated
 from penstock.postgres.session import open_session
-from penstock.postgres.types import TaskType, register
+from penstock.postgres.types import KnownTypes, TaskType, register
 from penstock.settings import Platform
 from penstock.worker import Done, Worker, WorkerSettings
 from tests.running import running_service
@@ -95,7 +98,7 @@ async def test_services_go_on_at_the_standby_that_is_promoted(kafka_servers, pre
         assert found.clean, found
 
 
-async def test_a_server_that_takes_no_writes_is_left(pair):
+async def test_a_server_that_takes_no_writes_is_left(pair, monkeypatch):
     """S11: a pool whose server is demoted refuses, and takes the next server that writes; a session, whose locks were on
     the old one, is lost; one to a standby is none; what only reads may ask it."""
     primary, standby = pair
@@ -104,6 +107,10 @@ async def test_a_server_that_takes_no_writes_is_left(pair):
         open_session(primary.url(), "test") as session,
     ):
         assert await pool.fetchval("SHOW port") == str(primary.port)
+        monkeypatch.setattr(types, "ASK_AGAIN_S", 0.1)
+        settings = GatewaySettings.load({}, postgres=both(primary, standby))
+        listening = asyncio.ensure_future(types.keep_fresh(settings, KnownTypes(pool)))
+        await wait_until(lambda: listens(primary), what="a gateway listens")
         await primary.ask("ALTER SYSTEM SET default_transaction_read_only = on")
         await primary.ask("SELECT pg_reload_conf()")
         await wait_until(lambda: lost(session), what="the session hears of it")
@@ -111,6 +118,8 @@ async def test_a_server_that_takes_no_writes_is_left(pair):
             await pool.execute("CREATE TABLE a ()")
         await standby.ask("SELECT pg_promote()")
         await wait_until(lambda: moved(pool, standby), what="the pool goes to the other")
+        await wait_until(lambda: listens(standby), what="the gateway listens there")
+        listening.cancel()
     async with open_pool(primary.url(), "test", writing=False) as pool:
         assert await pool.fetchval("SELECT 1") == 1
         with pytest.raises(PostgresUnavailable, match="read-only"), translated():
@@ -136,3 +145,9 @@ async def moved(pool, standby):
             return await pool.fetchval("SHOW port") == str(standby.port)
     except PostgresUnavailable:
         return False
+
+
+async def listens(server):
+    return await server.ask(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock gateway types'"
+    )

@@ -11,19 +11,21 @@ from aiohttp import web
 
 from penstock.contracts.validation import conform
 from penstock.core.access import Action, namespace_of
-from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavailable
+from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavailable, SessionLost
 from penstock.gateway.access import grant_of
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import json_of
 from penstock.http.server import respond
 from penstock.postgres import types
-from penstock.postgres.session import open_session
+from penstock.postgres.session import Session, open_session
 from penstock.postgres.types import CHANNEL, KnownTypes, TaskType
 
 log = logging.getLogger(__name__)
 
 LISTEN_AGAIN_S = 1.0
+# How often the session that listens is asked whether its server still takes writes.
+ASK_AGAIN_S = 30.0
 
 _WHOLE = (
     "partitions",
@@ -145,6 +147,16 @@ def _read(raw: Any) -> TaskType:
     )
 
 
+async def _until_lost(session: Session) -> None:
+    # A server that is demoted without ending its connections says so only to who asks it something.
+    while not session.lost.is_set():
+        try:
+            await asyncio.wait_for(session.lost.wait(), ASK_AGAIN_S)
+        except TimeoutError:
+            await session.fetch("history.now")
+            session.ensure()
+
+
 async def keep_fresh(settings: GatewaySettings, known: KnownTypes) -> None:
     """Marks the copy outdated whenever a type changes, until cancelled."""
     while True:
@@ -153,7 +165,7 @@ async def keep_fresh(settings: GatewaySettings, known: KnownTypes) -> None:
                 await session.listen(CHANNEL, lambda _name: known.outdated())
                 # What changed while nobody listened.
                 known.outdated()
-                await session.lost.wait()
-        except PostgresUnavailable as error:
+                await _until_lost(session)
+        except (PostgresUnavailable, SessionLost) as error:
             log.warning("not listening for changes of types: %s", error)
         await asyncio.sleep(LISTEN_AGAIN_S)

@@ -28,7 +28,8 @@ from penstock.kafka.connection import (
     running,
     translated,
 )
-from penstock.kafka.membership import count
+from penstock.kafka.membership import count, remove
+from penstock.kafka.observer import observing
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka, Platform
@@ -132,22 +133,47 @@ async def test_every_service_does_its_work_with_its_list_alone(secure_kafka, all
         await system.become(succeeded=1)
         await asyncio.wait_for(called.wait(), 60)
 
+        # Lost before any worker came: task-sync looks at groups and writes marks to find that out.
+        await system.submit(1)
+        await system.become(succeeded=1, queued=1)
+        system.where = {"kafka": secure_kafka.plain, "prefix": allowed}
+        await system.lose_records()
         system.where = of("worker")
         await system.work()
-        assert (await gateway.post("/tasks", {"type": "t", "context": 2})).status in (200, 201, 202)
         await system.become(succeeded=2)
+        assert (await gateway.post("/tasks", {"type": "t", "context": 2})).status in (200, 201, 202)
+        await system.become(succeeded=3)
+        await heartbeats_look_after_the_lost(of)
 
         settings = Kafka.load({}, **of("consumer"))
         group = f"{allowed}{acls.CONSUMERS}mine"
         seen = 0
         async with running(make_consumer(settings, group, allowed + topics.EVENTS.name)) as consumer:
-            while seen < 2:
+            while seen < 3:
                 with translated():
                     seen += (await asyncio.wait_for(consumer.getone(), 60)).value.count(b"succeeded")
                     await consumer.commit()
         operator = Platform.load({}, **of("operator"), postgres=database)
         assert await planning.apply(operator, await planning.plan(operator)) == []
         assert (await check(operator)).clean
+
+
+async def heartbeats_look_after_the_lost(of):
+    """What the heartbeats service does rarely: it takes a lost worker out of its group, and asks where results end."""
+    settings = Kafka.load({}, **of("heartbeats"))
+    group = topics.workers_group(settings.prefix, "other")
+    lost = make_consumer(Kafka.load({}, **of("worker")), group, f"{settings.prefix}ready.t", name="lost")
+    async with running(lost):
+
+        async def out():
+            return await remove(settings, group, "lost")
+
+        assert await wait_until(out, what="the lost worker is out of its group") == 1
+    async with observing(settings) as observer:
+        assert await observer.ends([(topics.STAGE_RESULTS.name, 0)])
+    async with admin_client(settings) as admin:
+        with translated():
+            await admin.list_consumer_group_offsets(topics.service_group(settings.prefix, "stages"))
 
 
 BEYOND = {

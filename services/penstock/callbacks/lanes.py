@@ -152,14 +152,10 @@ class Lanes:
             if (lane := self._lanes.get(target)) is not None:
                 lane.in_turn = False
                 self._line_up(target, lane)
-        if self._free > self._reserve:
-            self._turns.extend(self._pressed)
-            self._pressed.clear()
-        if self._doubted < self._room.doubtful_slots:
-            self._turns.extend(self._doubts)
-            self._doubts.clear()
         admitted = []
-        while self._free and self._turns:
+        if self._pressed or self._doubts:
+            self._recall()
+        while self._free and (self._turns or ((self._pressed or self._doubts) and self._recall())):
             target = self._turns.popleft()
             lane = self._lanes[target]
             if not lane.waiting or lane.held >= self._most(target):
@@ -175,6 +171,19 @@ class Lanes:
                 lane.in_turn = False
                 admitted.append(self._take_from(target, lane))
         return admitted
+
+    def _recall(self) -> bool:
+        """Lets those have their turn who let others go first, as many as there is room for; whether there are any.
+
+        Not all of them: under load there is room for one after each call, and all the others would only line up again.
+        """
+        for aside, room in (
+            (self._pressed, self._free - self._reserve),
+            (self._doubts, self._room.doubtful_slots - self._doubted),
+        ):
+            for _ in range(min(len(aside), room)):
+                self._turns.append(aside.popitem(last=False)[0])
+        return bool(self._turns)
 
     def next_turn_s(self) -> float | None:
         """When `admit` may have somebody whose rate does not allow it now; None when there is nobody."""

@@ -103,22 +103,22 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
-    async def start(self, dsn: str) -> str:
-        """Returns the URL that leads through here to the database of `dsn`."""
+    async def start(self, dsn: str, *, port: int | None = None) -> str:
+        """Returns the URL that leads through here to the database of `dsn`; after a cut the same again, when given its port."""
         parts = urlsplit(dsn)
         options = parse_qs(parts.query)
         folder = options.get("host", [""])[0]
-        port = int(options.get("port", [parts.port or 5432])[0])
+        there_port = int(options.get("port", [parts.port or 5432])[0])
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if folder:
-                there, back = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
+                there, back = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{there_port}")
             else:
-                there, back = await asyncio.open_connection(parts.hostname, port)
+                there, back = await asyncio.open_connection(parts.hostname, there_port)
             self._open |= {writer, back}
             await asyncio.gather(_pump(reader, back), _pump(there, writer))
 
-        self._server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(serve, "127.0.0.1", port or 0)
         port_here = self._server.sockets[0].getsockname()[1]
         user = parts.netloc.rpartition("@")[0] or "postgres"
         return parts._replace(netloc=f"{user}@127.0.0.1:{port_here}", query="").geturl()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -10,9 +13,14 @@ from tests.access import make_key, sent
 from tests.gateways import Caller, running_gateway
 from tests.waiting import wait_until
 
-from penstock.core.access import ALLOWED, Role
+from penstock.core.access import ALLOWED, Role, digest_of, token_of
+from penstock.errors import Conflict, NotFound
 from penstock.gateway import app as gateway_app
 from penstock.gateway.rules import RULES
+from penstock.kafka.connection import create_topics, make_consumer, running
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.postgres import api_keys, audit
+from penstock.settings import Kafka
 
 FOREIGN, OWN = "beta--render", "acme--render"
 NOBODYS_ID = 9_400_000
@@ -225,3 +233,202 @@ async def state_of(database: str, type_name: str) -> list[Any]:
         return [[tuple(row) for row in rows] for rows in (tasks, types, keys, audit, callbacks)]
     finally:
         await connection.close()
+
+
+async def test_keys_over_their_lives(caller, database):
+    """O5: a key is taken as soon as it is there; replaced, both hold until the overlap is over; one that has expired or was
+    revoked is refused at once, without a query for each request; when it was used is noted."""
+
+    async def status(token: str) -> int:
+        return int((await caller.get("/tasks", headers=sent(token))).status)
+
+    connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
+    try:
+        first_id, first = await make_key(database, Role.READER)
+        await wait_until(lambda: is_(status(first), 200))
+        second_id, second = secrets.token_hex(8), secrets.token_urlsafe(32)
+        new, old = await api_keys.rotate(
+            connection,
+            first_id,
+            new_id=second_id,
+            digest=digest_of(second),
+            overlap_s=3600,
+            expires_at=None,
+        )
+        assert (new["role"], old["replaced_by"]) == ("reader", second_id)
+        await wait_until(lambda: is_(status(token_of(second_id, second)), 200))
+        assert await status(first) == 200
+        with pytest.raises(Conflict, match="replaced"):
+            await api_keys.rotate(
+                connection, first_id, new_id="0" * 16, digest=digest_of("x"), overlap_s=0, expires_at=None
+            )
+        assert await api_keys.revoke(connection, first_id)
+        assert not await api_keys.revoke(connection, first_id)
+        await wait_until(lambda: is_(status(first), 401))
+        assert await status(token_of(second_id, second)) == 200
+        with pytest.raises(NotFound):
+            await api_keys.revoke(connection, "0" * 16)
+        _, brief = await make_key(
+            database, Role.READER, expires_at=datetime.now(UTC) + timedelta(seconds=1.5)
+        )
+        await wait_until(lambda: is_(status(brief), 200))
+        # Nothing in the database changes now: the gateway's copy knows when.
+        await wait_until(lambda: is_(status(brief), 401))
+        used = "SELECT last_used_at FROM api_key WHERE id = $1"
+        await wait_until(lambda: not_none(connection.fetchval(used, first_id)))
+        kept = await connection.fetchrow("SELECT * FROM api_key WHERE id = $1", second_id)
+        assert second not in repr(tuple(kept))
+    finally:
+        await connection.close()
+
+
+async def is_(work: Any, expected: Any) -> bool:
+    return bool(await work == expected)
+
+
+async def not_none(work: Any) -> bool:
+    return await work is not None
+
+
+async def test_no_key_holds_when_nobody_can_tell_which(
+    kafka_servers, prefix, database, tmp_path, monkeypatch
+):
+    """O5: fails closed: cut off from the database for a while, a gateway that cannot hear of revocations accepts no key
+    (503), and does again by itself; probes are answered, without the names of servers."""
+    monkeypatch.setattr(api_keys, "TRUST_S", 1.0)
+    monkeypatch.setattr(api_keys, "REFRESH_S", 0.2)
+    _, token = await make_key(database, Role.WORKER)
+    proxy = Proxy()
+    url = await proxy.start(database)
+    async with running_gateway(
+        kafka=kafka_servers, prefix=prefix, postgres=url, objects=f"file://{tmp_path}", gateway_auth="keys"
+    ) as caller:
+
+        async def status() -> int:
+            return int(
+                (await caller.post("/set_task", {"worker": "w", "results": []}, headers=sent(token))).status
+            )
+
+        await wait_until(caller.is_ready)
+        assert await status() == 200
+        await proxy.cut()
+        await wait_until(lambda: is_(status(), 503))
+        probe = await caller.get("/readyz")
+        assert probe.status == 503
+        assert "away" in probe.body["checks"]["postgres"]
+        assert str(urlsplit(url).port) not in repr(probe.body)
+        assert (await caller.get("/healthz")).status == 200
+        await proxy.start(database, port=urlsplit(url).port)
+        await wait_until(lambda: is_(status(), 200))
+
+
+async def test_a_key_has_an_allowance_and_all_it_changes_is_written_down(caller, database):
+    """O5: beyond its rate a key is answered 429 with Retry-After while others are not; every request that may change
+    something is in the audit with who asked, the route and the answer, refusals for the role too; questions are not."""
+    key_id, token = await make_key(database, Role.READER, rate=1.0)
+    _, other = await make_key(database, Role.ADMIN)
+
+    async def status(token: str) -> int:
+        return int((await caller.get("/types", headers=sent(token))).status)
+
+    await wait_until(lambda: is_(status(other), 200))
+    # A copy with the one has the other: it was made before.
+    answers = [await caller.get("/types", headers=sent(token)) for _ in range(6)]
+    assert {one.status for one in answers} == {200, 429}
+    assert all(int(one.headers["Retry-After"]) >= 1 for one in answers if one.status == 429)
+    assert await status(other) == 200
+    await wait_until(lambda: is_(status(token), 200))
+
+    assert (await caller.post("/types", {"name": "acme--a"}, headers=sent(other))).status == 201
+    await wait_until(lambda: is_(denied(caller, token), 403))
+    assert (await caller.post("/tasks", {"type": "gone"}, headers=sent(other))).status == 422
+    assert (await caller.post("/tasks", {"type": "gone"}, headers=sent("pk_x"))).status == 401
+
+    async def rows() -> list[tuple[str, int]]:
+        connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
+        try:
+            found = await audit.find(connection)
+        finally:
+            await connection.close()
+        assert {row["actor"] for row in found if row["status"] in (403, 429)} <= {f"key:{key_id}"}
+        return [(row["route"], row["status"]) for row in reversed(found) if row["status"] != 429]
+
+    expected = [("POST /types", 201), ("POST /types", 403), ("POST /tasks", 422)]
+    await wait_until(lambda: is_(rows(), expected))
+
+
+async def denied(caller: Caller, token: str) -> int:
+    return int((await caller.post("/types", {"name": "b"}, headers=sent(token))).status)
+
+
+async def test_operating_a_type_is_less_than_configuring_it(caller, database):
+    """O5: an operator pauses and limits a type; what else there is of it takes an admin, and a submitter neither."""
+    tokens = {role: (await make_key(database, role, ["acme"]))[1] for role in Role}
+    await wait_until(lambda: is_(denied(caller, tokens[Role.READER]), 403))
+    assert (await caller.post("/types", {"name": OWN}, headers=sent(tokens[Role.ADMIN]))).status == 201
+
+    async def change(role: Role, body: Any) -> int:
+        return int(
+            (await caller._call("PATCH", f"/types/{OWN}", headers=sent(tokens[role]), json=body)).status
+        )
+
+    hook = {"callbacks": ["https://elsewhere.example/"], "paused": True}
+    assert await change(Role.OPERATOR, {"paused": True, "max_in_flight": 3}) == 200
+    assert await change(Role.OPERATOR, hook) == 403
+    assert await change(Role.SUBMITTER, {"paused": True}) == 403
+    assert await change(Role.ADMIN, hook) == 200
+
+
+async def test_operations_by_filter_are_confined(caller, database):
+    """O5, F5: who is confined to a namespace changes by filter only tasks of it: a foreign type is as one that is not there,
+    foreign ids as ids of nobody, and a filter with neither is refused; who asked is in the audit."""
+    ours_id, ours = await make_key(database, Role.ADMIN, ["acme", "other"])
+    _, theirs = await make_key(database, Role.ADMIN, ["beta"])
+    await wait_until(lambda: is_(denied(caller, theirs), 403))
+    own = await things(caller, database, ours, OWN)
+    foreign = await things(caller, database, theirs, FOREIGN)
+
+    async def cancel(what: dict[str, Any]) -> Any:
+        asked = {"verb": "cancel", "by": "somebody else", "filter": what}
+        return await caller.post("/operations", asked, headers=sent(ours))
+
+    refused = await cancel({"states": ["ready"]})
+    assert (refused.status, refused.pointers) == (422, ["/filter"])
+    for what in (
+        {"type": FOREIGN},
+        {"ids": [foreign.task]},
+        {"type": FOREIGN, "ids": [foreign.task, own.task]},
+    ):
+        begun = await cancel(what)
+        assert (begun.status, begun.body["state"], begun.body["changed"]) == (201, "done", 0), begun.body
+        assert begun.body["actor"] == f"key:{ours_id}"
+    begun = await cancel({"ids": [foreign.task, own.task]})
+    assert begun.body["changed"] == 1
+    assert (await caller.get(f"/tasks/{foreign.task}", headers=sent(theirs))).body["state"] == "ready"
+    assert (await caller.get(f"/tasks/{own.task}", headers=sent(ours))).body["state"] == "cancelled"
+
+
+async def test_results_of_foreign_tasks_have_no_effect(caller, database, kafka_servers, prefix):
+    """O5, W4: a worker of one namespace can neither beat nor end what a worker of another has in hand."""
+    _, ours = await make_key(database, Role.WORKER, ["acme"])
+    _, theirs = await make_key(database, Role.ADMIN, ["beta"])
+    await wait_until(lambda: is_(denied(caller, theirs), 403))
+    foreign = await things(caller, database, theirs, FOREIGN)
+    kafka = Kafka(kafka=kafka_servers, prefix=prefix)
+    await create_topics(kafka, [STAGE_RESULTS, HEARTBEATS])
+    entry = {"id": foreign.task, "step": 0, "stage": "start", "attempt": 0}
+    results = [{**entry, "outcome": "done"}, {**entry, "outcome": "progress"}]
+    told = await caller.post("/set_task", {"worker": "w", "results": results}, headers=sent(ours))
+    assert told.body == {"accepted": 1, "rejected": [], "gone": [{"index": 1, "why": "over"}]}
+    # Behind it, by the same worker's name and so in the same partition: what may be reported.
+    failed = {**entry, "outcome": "fail", "error": {"kind": "Mine", "message": ""}}
+    _, worker = await make_key(database, Role.WORKER, ["beta"])
+    await wait_until(lambda: is_(reported(caller, worker, failed), 200))
+    async with running(make_consumer(kafka, None, prefix + STAGE_RESULTS.name)) as consumer:
+        record = await consumer.getone()
+    assert b"Mine" in record.value
+
+
+async def reported(caller: Caller, token: str, entry: Any) -> int:
+    body = {"worker": "w", "results": [entry]}
+    return int((await caller.post("/set_task", body, headers=sent(token))).status)

@@ -51,6 +51,9 @@ LOOKED_AT = 1_000_000
 ADOPT_S = 10.0
 AGAIN_S = 1.0
 
+# Of no task: a filter names some id.
+NOBODYS_ID = LARGEST_ID
+
 _SAME = ("id", "verb", "rate", "state", "changed", "stopped_by", "error", "created_at", "finished_at")
 
 
@@ -223,9 +226,10 @@ class Operations:
         if "type" in raw:
             if not grant.covers(raw["type"]):
                 # As with a type that is not there: nothing matches.
-                raw["ids"] = []
+                raw["ids"] = [NOBODYS_ID]
         elif "ids" in raw:
-            raw["ids"] = list(await own(request, self._pool, sorted({int(one) for one in raw["ids"]})))
+            visible = await own(request, self._pool, sorted({int(one) for one in raw["ids"]}))
+            raw["ids"] = list(visible) or [NOBODYS_ID]
         else:
             raise InvalidRecord(
                 "name a type or ids: you may change tasks of some namespaces only", pointer="/filter"

@@ -1,0 +1,132 @@
+"""`penstock keys`, and those who send what it shows: command line, clients and workers over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import asyncpg
+import pytest
+from click.testing import CliRunner, Result
+from tests.access import make_key
+from tests.gateways import running_gateway
+from tests.waiting import wait_until
+
+from penstock.cli.main import cli
+from penstock.client import Client
+from penstock.core.access import Role
+from penstock.errors import Forbidden, SettingsError, Unauthenticated
+from penstock.worker.over_http import Gateway
+
+
+@pytest.fixture
+def invoke(database: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PENSTOCK_POSTGRES", database)
+
+    async def run(*arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, cli, list(arguments))
+
+    return run
+
+
+async def test_a_secret_is_shown_once_and_kept_nowhere(invoke, database) -> None:
+    """O5: `create` and `rotate` show it, alone on standard output; the list never does, nor has the database anything of it."""
+    made = await invoke(
+        "keys", "create", "shop", "--role", "submitter", "--namespace", "shop", "--expires", "90d"
+    )
+    assert made.exit_code == 0, made.output
+    token = made.stdout.strip()
+    _, key_id, secret = token.split("_", 2)
+    [shown] = [json.loads(line) for line in (await invoke("keys", "list", "--json")).stdout.splitlines()]
+    assert (shown["id"], shown["role"], shown["namespaces"], shown["state"]) == (
+        key_id,
+        "submitter",
+        ["shop"],
+        "valid",
+    )
+    assert secret not in json.dumps(shown)
+    rotated = json.loads((await invoke("keys", "rotate", key_id, "--overlap", "2h", "--json")).stdout)
+    assert rotated["secret"].startswith(f"pk_{rotated['id']}_")
+    assert (rotated["name"], rotated["role"], rotated["namespaces"]) == ("shop", "submitter", ["shop"])
+    states = {
+        one["id"]: one["state"]
+        for one in map(json.loads, (await invoke("keys", "list", "--json")).stdout.splitlines())
+    }
+    assert states == {key_id: "replaced", rotated["id"]: "valid"}
+    assert "is revoked" in (await invoke("keys", "revoke", key_id)).stdout
+    assert json.loads((await invoke("keys", "revoke", key_id, "--json")).stdout)["changed"] is False
+    table = (await invoke("keys", "list")).stdout
+    assert "revoked" in table
+    assert secret not in table
+    connection = await asyncpg.connect(database)
+    kept = await connection.fetch("SELECT * FROM penstock.api_key")
+    await connection.close()
+    assert secret not in repr([tuple(row) for row in kept])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("create", "a", "--role", "boss"), 2, "boss"),
+        (("create", "a", "--role", "reader", "--namespace", "a--b"), 2, "a--b"),
+        (("create", "a", "--role", "reader", "--namespace", "*", "--namespace", "a"), 2, "all namespaces"),
+        (("create", "a", "--role", "reader", "--expires", "soon"), 2, "90d"),
+        (("create", "a", "--role", "reader", "--expires", "999999999d"), 2, "too long"),
+        (("create", "a", "--role", "reader", "--rate", "0"), 2, "rate"),
+        (("create", " ", "--role", "reader"), 2, "NAME"),
+        (("rotate", "0123456789abcdef"), 4, "no key"),
+        (("revoke", "0123456789abcdef"), 4, "no key"),
+    ],
+)
+async def test_mistakes_are_told_precisely(invoke, arguments, status, said) -> None:
+    """O8: with the status of their kind, and nothing made."""
+    outcome = await invoke("keys", *arguments)
+    assert outcome.exit_code == status, outcome.output
+    assert said in outcome.stderr
+    assert (await invoke("keys", "list", "--json")).stdout == ""
+
+
+async def test_clients_the_command_line_and_workers_send_their_key(
+    invoke, kafka_servers, prefix, database, tmp_path, monkeypatch
+) -> None:
+    """O5: PENSTOCK_API_KEY lets clients, the command line and HTTP workers in; without, or with one that may not, each says so
+    and what to do."""
+    _, admin = await make_key(database, Role.ADMIN)
+    _, reader = await make_key(database, Role.READER)
+    _, worker = await make_key(database, Role.WORKER)
+    async with running_gateway(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects=f"file://{tmp_path}",
+        gateway_auth="keys",
+    ) as gateway:
+        monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
+        refused = await invoke("types", "add", "media")
+        assert refused.exit_code == 3
+        assert "PENSTOCK_API_KEY" in refused.stderr
+        async with Client(api_key="pk_0123456789abcdef_x") as client:
+            with pytest.raises(Unauthenticated):
+                await client.types()
+        monkeypatch.setenv("PENSTOCK_API_KEY", admin)
+        assert (await invoke("types", "add", "media")).exit_code == 0
+        async with Client() as client:
+            assert (await client.submit("media", 1)).created
+        async with Client(api_key=reader) as client:
+            assert [one["name"] for one in await client.types()] == ["media"]
+            with pytest.raises(Forbidden, match="submit"):
+                await client.submit("media", 1)
+        await wait_until(gateway.is_ready)
+        asking = {"worker": "w", "type": "media", "wait_s": 0}
+        async with Gateway(gateway.url, worker) as link:
+            assert (await link.post("/set_task", {"worker": "w", "results": []}))[0]["accepted"] == 0
+        for wrong in ("", reader):
+            async with Gateway(gateway.url, wrong) as link:
+                with pytest.raises(SettingsError, match="PENSTOCK_API_KEY"):
+                    await link.post("/hold_task", asking)

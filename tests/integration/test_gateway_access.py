@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from tests.access import make_key, sent
-from tests.gateways import Caller, running_gateway
+from tests.gateways import Caller, Proxy, running_gateway
 from tests.waiting import wait_until
 
 from penstock.core.access import ALLOWED, Role, digest_of, token_of

@@ -49,15 +49,13 @@ class Client(Operating, Waiting):
         patience_s: for how long a request that is safe to repeat is repeated, in seconds; 0 never repeats.
         timeout_s: seconds one request may take.
         own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
-        api_key: sent with every request: an API key, or a token of the gateway's identity provider; by default
-            PENSTOCK_API_KEY.
+        api_key: an API key, or a token of the gateway's identity provider; by default PENSTOCK_API_KEY.
 
     Raises:
         SettingsError: the key is none, the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
 
-    Every method raises `Unauthenticated` when the gateway knows the key not, or not any more, `Forbidden` when it does not allow
-    this, `GatewayUnavailable` when no gateway answers, or what is behind it is away, and `Throttled` when the
-    gateway has too much to do for longer than `patience_s`.
+    Every method raises `Unauthenticated` or `Forbidden` when the key does not allow it, `GatewayUnavailable` when no gateway
+    answers or what is behind it is away, and `Throttled` when the gateway has too much to do for longer than `patience_s`.
     """
 
     def __init__(
@@ -78,9 +76,8 @@ class Client(Operating, Waiting):
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._own_keys = own_keys
-        self._headers = {"User-Agent": f"penstock-client/{penstock.__version__}"} | bearer(
-            api_key if api_key is not None else os.environ.get("PENSTOCK_API_KEY")
-        )
+        key = os.environ.get("PENSTOCK_API_KEY") if api_key is None else api_key
+        self._headers = {"User-Agent": f"penstock-client/{penstock.__version__}"} | bearer(key)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:

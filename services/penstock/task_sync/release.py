@@ -289,20 +289,11 @@ class Release:
         task_type = gate.type
         self._gates[task_type.name] = gate
         self.some_queued.set()
+        ids = {"type": task_type.name}
         for batch in await release.unconfirmed(self._session, task_type):
-            log.info(
-                "%s: sending %d released tasks again",
-                task_type.name,
-                len(batch.tasks),
-                extra={"type": task_type.name},
-            )
+            log.info("%s: sending %d released tasks again", task_type.name, len(batch.tasks), extra=ids)
             await self._send(gate, batch)
-        log.info(
-            "%s: owned, %d records waiting for workers",
-            task_type.name,
-            gate.lag,
-            extra={"type": task_type.name},
-        )
+        log.info("%s: owned, %d records waiting for workers", task_type.name, gate.lag, extra=ids)
 
     async def _promote(self) -> float:
         """Makes ready what is due; returns when something will be, on the loop's clock."""

@@ -130,3 +130,29 @@ async def test_clients_the_command_line_and_workers_send_their_key(
             async with Gateway(gateway.url, wrong) as link:
                 with pytest.raises(SettingsError, match="PENSTOCK_API_KEY"):
                     await link.post("/hold_task", asking)
+
+
+async def test_a_key_that_was_drawn_before_is_made_known_once(
+    invoke, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O5: a deployment brings the secret of its first key along; done again it changes nothing, and opens nothing again."""
+    create = ("keys", "create", "deployment", "--role", "admin", "--drawn")
+    for poor in ("", "pk_0123456789abcdef_short", "pk_nothex_" + "a" * 64):
+        monkeypatch.setenv("PENSTOCK_API_KEY", poor)
+        refused = await invoke(*create)
+        assert refused.exit_code == 2
+        assert "make .env" in refused.output
+    token = "pk_0123456789abcdef_" + "5e" * 32
+    monkeypatch.setenv("PENSTOCK_API_KEY", token)
+    for _ in range(2):
+        made = await invoke(*create)
+        assert made.stdout == "key 0123456789abcdef (deployment, admin) is valid\n", made.output
+    [shown] = [json.loads(line) for line in (await invoke("keys", "list", "--json")).stdout.splitlines()]
+    assert (shown["id"], shown["role"]) == ("0123456789abcdef", "admin")
+    monkeypatch.setenv("PENSTOCK_API_KEY", token.replace("5e", "5f"))
+    other = await invoke(*create)
+    assert other.exit_code != 0
+    assert "another secret" in other.output
+    monkeypatch.setenv("PENSTOCK_API_KEY", token)
+    await invoke("keys", "revoke", "0123456789abcdef")
+    assert "is revoked" in (await invoke(*create)).stdout

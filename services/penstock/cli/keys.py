@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -22,8 +23,10 @@ from penstock.core.access import (
     Role,
     digest_of,
     namespaces_in,
+    split,
     token_of,
 )
+from penstock.errors import Conflict
 from penstock.settings import Platform
 
 T = TypeVar("T")
@@ -76,6 +79,11 @@ def keys() -> None:
 )
 @click.option("--expires", type=Duration(), metavar="TIME", help="Refused after so long, such as 90d.")
 @click.option("--rate", type=Pace(), help="Requests a second of one gateway, in place of its setting.")
+@click.option(
+    "--drawn",
+    is_flag=True,
+    help="The key is the one in PENSTOCK_API_KEY, drawn by whoever deploys; nothing changes when it is there.",
+)
 @postgres_option
 @data_dir_option
 @as_json
@@ -86,6 +94,7 @@ def create(
     expires: timedelta | None,
     rate: float | None,
     *,
+    drawn: bool,
     json_: bool,
     **given: Any,
 ) -> None:
@@ -96,9 +105,14 @@ def create(
         raise click.UsageError(str(error)) from error
     if not name.strip() or "\0" in name or len(name) > 200:
         raise click.UsageError("NAME is 1 to 200 characters")
-    key_id, secret = _drawn()
+    key_id, secret = _given() if drawn else _drawn()
 
     async def work(rows: Any, connection: Any) -> Mapping[str, Any]:
+        for there in await rows.all_keys(connection) if drawn else ():
+            if there["id"] == key_id:
+                if there["digest"] != digest_of(secret):
+                    raise Conflict(f"key {key_id} is there with another secret: draw another id too")
+                return cast("Mapping[str, Any]", there)
         row: Mapping[str, Any] = await rows.create(
             connection,
             key_id=key_id,
@@ -111,7 +125,11 @@ def create(
         )
         return row
 
-    _tell(_asked(given, work), token_of(key_id, secret), json_=json_)
+    row = _asked(given, work)
+    if drawn and not json_:
+        click.echo(f"key {key_id} ({row['name']}, {row['role']}) is {_document(row)['state']}")
+        return
+    _tell(row, token_of(key_id, secret), json_=json_)
 
 
 @keys.command("list")
@@ -199,6 +217,17 @@ def revoke(id_: str, *, json_: bool, **given: Any) -> None:
         print_json({"id": id_, "changed": changed})
     else:
         click.echo(f"{id_} is revoked" if changed else f"{id_} was revoked before")
+
+
+def _given() -> tuple[str, str]:
+    found = split(os.environ.get("PENSTOCK_API_KEY", "").strip())
+    # Hexadecimal digits, the poorest that anybody draws, have half a byte each.
+    if found is None or len(found[1]) < 2 * SECRET_BYTES:
+        raise click.UsageError(
+            "PENSTOCK_API_KEY must be pk_ID_SECRET: ID is 16 hexadecimal digits and SECRET at least "
+            f"{2 * SECRET_BYTES} random letters and digits, as `make .env` draws them"
+        )
+    return found
 
 
 def _drawn() -> tuple[str, str]:

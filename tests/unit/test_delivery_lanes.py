@@ -415,6 +415,21 @@ def test_a_moment_in_which_all_calls_take_long_sends_nobody_away():
     assert gone > 1000
 
 
+def test_a_turn_that_nobody_uses_is_the_next_ones():
+    """C5: two let others go first while few slots are free; the first of them has nothing left when one more is free."""
+    lanes = lanes_of(8)
+    for number in range(10):
+        lanes.put(waiting(f"a{number}", TARGETS[0]))
+    assert len(lanes.admit()) == 6
+    for number in range(2):
+        lanes.put(waiting(f"b{number}", TARGETS[1]))
+    assert [item.callback.id for item in lanes.admit()] == ["b0"]
+    lanes.take_out(lambda _waiting: True, TARGETS[0])
+    lanes.forgo(TARGETS[0])
+    lanes.forgo(TARGETS[0])
+    assert [item.callback.id for item in lanes.admit()] == ["b1"]
+
+
 def test_lanes_that_are_bound_wait_for_their_turn():
     """Issue 5, number 5: a target that is drained at two a second is called twice a second, then as it comes."""
     most = 2.0

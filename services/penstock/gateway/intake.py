@@ -174,8 +174,12 @@ class Intake(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             while await self._somebody_asks(consumer):
                 await self._fetch(consumer)
                 await self._hand_out(consumer)
-        except (Unavailable, SessionLost, KafkaRefused) as error:
+        except (Unavailable, SessionLost) as error:
             self._tell(error)
+            raise
+        except KafkaRefused as error:
+            # To whoever asks it is no more than that: another gateway may be allowed what this one is not.
+            self._tell(KafkaUnavailable(str(error)))
             raise
         finally:
             self.close()

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from penstock.core.task import Priority, State
 from penstock.core.why import Readers, why
-from penstock.errors import KafkaUnavailable
+from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.gateway.access import among
 from penstock.gateway.ownership import require_own
 from penstock.gateway.settings import GatewaySettings
@@ -90,7 +90,7 @@ class Waiting:
                 return None
             try:
                 found = await readers.readers(self._settings, type_name, partitions)
-            except KafkaUnavailable as error:
+            except (KafkaUnavailable, KafkaRefused) as error:
                 log.info("%s: who works on it is not known: %s", type_name, error)
                 self._away_s = asyncio.get_running_loop().time()
                 return None

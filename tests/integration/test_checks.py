@@ -256,7 +256,7 @@ EVENT = Event(
 async def owed(pool, target="http://127.0.0.1:9/x"):
     """An event and a callback, as a transition leaves them."""
     async with pool.acquire() as connection, connection.transaction():
-        return await owe(connection, [(EVENT, [target], "final")])
+        return await owe(connection, [(EVENT, [target], "final", None)])
 
 
 async def test_an_event_nobody_published(settings, pool):

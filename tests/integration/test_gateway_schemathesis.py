@@ -84,13 +84,16 @@ def hammer(url: str, headers: dict[str, str], task_id: int, *, open_only: bool) 
             nonlocal asked
             if there:
                 pointed(case, task_id)
-            if case.path == "/hold_task" and isinstance(case.body, dict) and "wait_s" in case.body:
+            if case.path == "/hold_task" and isinstance(case.body, dict):
+                # A long poll would wait for what never comes.
                 case.body["wait_s"] = 0
             asked += 1
             answer = case.call(base_url=url, headers=headers, session=session, timeout=60)
             case.validate_response(answer, checks=CHECKS)
             if open_only and RULES[case.operation.label].action is not None:
-                assert answer.status_code == 401, (case, answer.status_code)
+                # Beside the pattern of an id there is no route, for anybody.
+                unrouted = answer.status_code == 404 and answer.json()["type"] == "about:blank"
+                assert answer.status_code == 401 or unrouted, (case, answer.status_code)
 
         operations = [found.ok() for found in schema.get_all_operations()]
         for operation, mode in itertools.product(operations, GenerationMode):

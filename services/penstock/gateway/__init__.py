@@ -14,6 +14,8 @@ Guarantees
   answered 429 with `Retry-After`, and nothing of them was done.
 - An operation by filter is written down before it is answered and goes on until it has ended or is stopped, whoever dies; each task
   that matches when its turn comes is changed once and counted once in the audit.
+- Where PENSTOCK_GATEWAY_AUTH is set, nobody does anything without a key or token whose role and namespaces allow it; what belongs to
+  foreign namespaces is answered as what does not exist (`gateway.access`, `gateway.ownership`).
 - Every refusal is a problem document that points at the field; no internals leave the process.
 
 It takes tasks while Kafka is away (their release waits), and answers 503 with `Retry-After` to what needs a
@@ -22,5 +24,6 @@ the client's idempotency key makes repeating it safe.
 
 A producer that is broken for good ends the process, whoever met it: its supervisor starts another.
 
-It listens on loopback unless told otherwise, and refuses what pages of other sites make browsers send.
+It listens on loopback unless told otherwise, beyond that only with authentication, and refuses what pages of other sites make
+browsers send. Who asks and cannot be checked is refused.
 """

@@ -70,7 +70,8 @@ class Platform:
             line.split("=", 1) for line in self._env_file.read_text().splitlines() if line[:1].isalpha()
         )
         self._environment = {
-            **os.environ,
+            # What is set here already would win over the file.
+            **{name: value for name, value in os.environ.items() if name not in self.secrets},
             "PENSTOCK_IMAGE": self.images["services"],
             "PENSTOCK_MEDIA_IMAGE": self.images["media"],
             "PENSTOCK_PUBLISH": f"127.0.0.1:{port}",
@@ -185,7 +186,7 @@ class Platform:
 
     async def check(self) -> None:
         """`penstock check`, in a container: nothing is in limbo."""
-        assert "clean: nothing is in limbo" in await self.compose("run", "--rm", "--no-deps", "check")
+        assert "clean: nothing is in limbo" in await self.compose("run", "--rm", "--no-deps", "cli", "check")
 
 
 class Load:

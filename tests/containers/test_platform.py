@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 async def test_up_brings_two_of_each_and_says_where_to_go(platform: Platform) -> None:
     """O3: after `docker compose up` everything is healthy, two of each processor, and the last container tells the address."""
     await platform.wait_healthy()
-    assert f"{platform.gateway_url}/docs" in await platform.compose("logs", "where")
+    assert f"Penstock is up: {platform.gateway_url}" in await platform.compose("logs", "where")
 
 
 async def test_only_the_gateway_is_published_and_only_on_loopback(platform: Platform) -> None:

@@ -8,8 +8,10 @@
 
 -- begin: services (generated)
 GRANT USAGE ON SCHEMA penstock TO penstock_gateway;
+GRANT SELECT, UPDATE ON api_key TO penstock_gateway;
 GRANT SELECT ON attempt TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE ON audit TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE, DELETE ON audit_request TO penstock_gateway;
 GRANT SELECT ON backlog TO penstock_gateway;
 GRANT SELECT, INSERT ON backlog_change TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE ON callback TO penstock_gateway;
@@ -33,6 +35,7 @@ GRANT SELECT, UPDATE, DELETE ON callback TO penstock_task_sync;
 GRANT SELECT, INSERT ON history TO penstock_task_sync;
 GRANT SELECT, UPDATE ON history_part TO penstock_task_sync;
 GRANT SELECT, INSERT, UPDATE ON ingested TO penstock_task_sync;
+GRANT SELECT ON migration TO penstock_task_sync;
 GRANT SELECT, INSERT, DELETE ON release TO penstock_task_sync;
 GRANT SELECT, INSERT, UPDATE, DELETE ON task TO penstock_task_sync;
 GRANT SELECT ON task_type TO penstock_task_sync;
@@ -42,6 +45,7 @@ GRANT USAGE ON SCHEMA penstock TO penstock_heartbeats;
 GRANT INSERT ON attempt TO penstock_heartbeats;
 GRANT INSERT ON backlog_change TO penstock_heartbeats;
 GRANT SELECT, INSERT ON callback TO penstock_heartbeats;
+GRANT SELECT ON migration TO penstock_heartbeats;
 GRANT SELECT, INSERT, DELETE ON outbox TO penstock_heartbeats;
 GRANT SELECT, UPDATE ON task TO penstock_heartbeats;
 GRANT SELECT ON task_type TO penstock_heartbeats;
@@ -50,12 +54,14 @@ GRANT USAGE ON SCHEMA penstock TO penstock_stages;
 GRANT SELECT, INSERT ON attempt TO penstock_stages;
 GRANT INSERT ON backlog_change TO penstock_stages;
 GRANT SELECT, INSERT ON callback TO penstock_stages;
+GRANT SELECT ON migration TO penstock_stages;
 GRANT SELECT, INSERT, DELETE ON outbox TO penstock_stages;
 GRANT SELECT, UPDATE ON task TO penstock_stages;
 GRANT SELECT ON task_type TO penstock_stages;
 
 GRANT USAGE ON SCHEMA penstock TO penstock_callbacks;
 GRANT SELECT, UPDATE ON callback TO penstock_callbacks;
+GRANT SELECT ON migration TO penstock_callbacks;
 GRANT SELECT, INSERT, UPDATE, DELETE ON target TO penstock_callbacks;
 -- end: services
 
@@ -66,8 +72,10 @@ GRANT pg_read_all_stats TO penstock_gateway;
 -- For people and dashboards, `penstock check` and `penstock history list`: everything but the headers of callbacks, which
 -- are secrets, in `callbacks` too. What is not granted is named in tests/integration/test_roles.py.
 GRANT USAGE ON SCHEMA penstock TO penstock_reader;
+GRANT SELECT (id, name, role, namespaces, rate, created_at, expires_at, revoked_at, last_used_at, replaced_by) ON api_key TO penstock_reader;
 GRANT SELECT ON attempt TO penstock_reader;
 GRANT SELECT ON audit TO penstock_reader;
+GRANT SELECT ON audit_request TO penstock_reader;
 GRANT SELECT ON backlog TO penstock_reader;
 GRANT SELECT ON backlog_change TO penstock_reader;
 GRANT SELECT (id, target, task_id, state, attempt, body, error, due_at, created_at, finished_at, ordered, seq, diverted, replayed_after, spent, published, published_at, waits_since) ON callback TO penstock_reader;
@@ -78,6 +86,6 @@ GRANT SELECT ON migration TO penstock_reader;
 GRANT SELECT ON outbox TO penstock_reader;
 GRANT SELECT ON release TO penstock_reader;
 GRANT SELECT ON target TO penstock_reader;
-GRANT SELECT (id, type, state, stage, step, attempt, failures, losses, priority, content_type, context, context_ref, result_type, result, result_ref, error, idempotency_key, events, labels, worker, lease_partition, due_at, created_at, updated_at, finished_at, lease_ms, max_attempts, pausing, key, tracked) ON task TO penstock_reader;
+GRANT SELECT (id, type, state, stage, step, attempt, failures, losses, priority, content_type, context, context_ref, result_type, result, result_ref, error, idempotency_key, events, labels, worker, lease_partition, due_at, created_at, updated_at, finished_at, lease_ms, max_attempts, pausing, key, tracked, traceparent) ON task TO penstock_reader;
 GRANT SELECT (name, first_stage, partitions, lease_ms, max_attempts, retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events, created_at, updated_at, max_losses, late_results, paused, max_in_flight, starts_per_s, max_per_key, fair, keyed, ageing_s, finish_first) ON task_type TO penstock_reader;
 GRANT SELECT ON type_key TO penstock_reader;

@@ -432,3 +432,26 @@ async def test_results_of_foreign_tasks_have_no_effect(caller, database, kafka_s
 async def reported(caller: Caller, token: str, entry: Any) -> int:
     body = {"worker": "w", "results": [entry]}
     return int((await caller.post("/set_task", body, headers=sent(token))).status)
+
+
+async def test_no_answer_serves_a_page_of_another_site(caller, database):
+    """O5: every answer, right, wrong or refused, forbids browsers to sniff, frame, keep or share it, and none names an origin that
+    may read it, also not to a preflight."""
+    _, token = await make_key(database, Role.READER)
+    page = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    for method, path in (
+        ("GET", "/"),
+        ("GET", "/types"),
+        ("GET", "/nowhere"),
+        ("OPTIONS", "/tasks"),
+        ("POST", "/tasks"),
+        ("GET", "/readyz"),
+    ):
+        for headers in (page, {**page, **sent(token)}):
+            async with caller.session.request(method, caller.url + path, headers=headers) as answer:
+                told = answer.headers
+            assert not [name for name in told if name.startswith("Access-Control")], path
+            assert told["X-Content-Type-Options"] == "nosniff"
+            assert told["X-Frame-Options"] == "DENY"
+            assert told["Cache-Control"] == "no-store"
+            assert "frame-ancestors 'none'" in told["Content-Security-Policy"]

@@ -111,6 +111,9 @@ async def test_a_token_gives_what_its_claims_say_and_no_more() -> None:
             nowhere = await tokens.recognise(issuer.token(penstock_namespaces=wrong))
             assert nowhere is not None
             assert nowhere.namespaces == frozenset(), wrong
+        odd = await tokens.recognise(issuer.token(sub="a\0\ud800"))
+        assert odd is not None
+        assert odd.actor == "oidc:a??"
         for roles in (None, {}, {"penstock": ["admin"]}, {"penstock": 3}, "penstock"):
             nobody = await tokens.recognise(issuer.token(roles=roles))
             assert nobody is not None

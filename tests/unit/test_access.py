@@ -91,6 +91,7 @@ def test_a_key_is_recognised_by_its_secret_until_it_expires():
         "",
         "s_e-c",
         good.upper(),
+        good + "\udcff",
         f"pk_{ID}_{digest_of('s_e-c').hex()}",
     ):
         assert recognised(keys, wrong, NOW) is None, wrong

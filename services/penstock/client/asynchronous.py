@@ -49,13 +49,13 @@ class Client(Operating, Waiting):
         patience_s: for how long a request that is safe to repeat is repeated, in seconds; 0 never repeats.
         timeout_s: seconds one request may take.
         own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
-        api_key: an API key, or a token of the gateway's identity provider; by default PENSTOCK_API_KEY.
+        api_key: an API key or bearer token, sent with every request; by default PENSTOCK_API_KEY.
 
     Raises:
         SettingsError: the key is none, the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
 
-    Every method raises `Unauthenticated` or `Forbidden` when the key does not allow it, `GatewayUnavailable` when no gateway
-    answers or what is behind it is away, and `Throttled` when the gateway has too much to do for longer than `patience_s`.
+    Every method raises `Unauthenticated` when the key is not valid, `Forbidden` when it does not allow this, `GatewayUnavailable`
+    when no gateway or nothing behind it answers, and `Throttled` when there is too much to do for longer than `patience_s`.
     """
 
     def __init__(

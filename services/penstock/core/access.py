@@ -148,7 +148,8 @@ def split(token: str) -> tuple[str, str] | None:
     """Id and secret of a token; None when it is none of ours."""
     kind, _, rest = token.partition("_")
     key_id, blank, secret = rest.partition("_")
-    if kind != "pk" or not blank or not secret or not _ID.fullmatch(key_id):
+    # Headers can hold what no text can be encoded to.
+    if not token.isascii() or kind != "pk" or not blank or not secret or not _ID.fullmatch(key_id):
         return None
     return key_id, secret
 
@@ -181,3 +182,8 @@ def roles_in(names: Iterable[str], mapping: Mapping[str, str]) -> frozenset[Role
     known = frozenset(Role)
     found = (mapping.get(name) if mapping else name for name in names)
     return frozenset(Role(name) for name in found if name in known)
+
+
+def storable(text: str) -> str:
+    """A text of somebody else's, with a question mark for what PostgreSQL's texts cannot hold."""
+    return text.replace("\0", "?").encode(errors="replace").decode()

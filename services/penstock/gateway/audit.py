@@ -17,7 +17,7 @@ import asyncpg
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from penstock.core.access import Action
+from penstock.core.access import Action, storable
 from penstock.errors import PostgresUnavailable
 from penstock.gateway.access import GRANT
 from penstock.gateway.rules import RULES, route_of
@@ -82,7 +82,7 @@ class Audit:
                 datetime.now(UTC),
                 grant.actor,
                 route,
-                request.path[:200].replace("\0", "�"),
+                storable(request.path[:200]),
                 status,
                 request.remote,
             )

@@ -20,7 +20,7 @@ import aiohttp
 import jwt
 import orjson
 
-from penstock.core.access import Grant, namespaces_in, roles_in
+from penstock.core.access import Grant, namespaces_in, roles_in, storable
 from penstock.errors import Unavailable
 from penstock.gateway.settings import GatewaySettings
 
@@ -75,7 +75,7 @@ class ByToken:
 
     def takes(self, token: str) -> bool:
         """Whether it looks like one: three parts."""
-        return token.count(".") == 2 and len(token) <= _LONGEST_TOKEN
+        return token.isascii() and token.count(".") == 2 and len(token) <= _LONGEST_TOKEN
 
     async def recognise(self, token: str) -> Grant | None:
         """What its subject may do; None when it is not good.
@@ -127,7 +127,7 @@ class ByToken:
         except ValueError as error:
             log.info("the namespaces of a bearer token make no sense: %s", error)
             namespaces = frozenset()
-        subject = str(claims["sub"])[:200].replace("\0", "�")
+        subject = storable(str(claims["sub"])[:200])
         return Grant(f"oidc:{subject}", roles, namespaces)
 
     async def _key(self, name: Any) -> jwt.PyJWK | None:

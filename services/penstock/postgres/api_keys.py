@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
 from penstock.core.access import Grant, Key, Role, recognised
-from penstock.errors import Conflict, NotFound, PostgresUnavailable
+from penstock.errors import Conflict, NotFound, PostgresUnavailable, SessionLost
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
-from penstock.postgres.session import open_session
+from penstock.postgres.session import Session, open_session
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class KnownKeys:
 
     Args:
         dsn: of the database, for the session that hears of changes.
-        pool: where keys are read.
+        pool: where they are read for the first time.
     """
 
     def __init__(self, dsn: str, pool: asyncpg.Pool[asyncpg.Record]) -> None:
@@ -188,11 +188,13 @@ class KnownKeys:
         Raises:
             PostgresUnavailable: no server; the copy is what it was.
         """
-        # Before the query: what it does not see was changed after it.
         asked_s = _now_s()
         with translated():
-            rows = await asyncio.wait_for(self._pool.fetch(query("api_keys.valid")), REFRESH_S)
+            self._take(await self._pool.fetch(query("api_keys.valid")), asked_s)
+
+    def _take(self, rows: Iterable[asyncpg.Record], asked_s: float) -> None:
         self._keys = {row["id"]: _key(row) for row in rows}
+        # When it was asked: what the query did not see was changed after that.
         self._told_s = asked_s
 
     async def run(self) -> None:
@@ -204,22 +206,24 @@ class KnownKeys:
                     while not session.lost.is_set():
                         # Before the query: a change that comes while it runs must be followed by another.
                         self._changed.clear()
-                        await self.load()
-                        await self._note()
+                        asked_s = _now_s()
+                        # In a session of its own: a pool that is busy must not keep everybody out.
+                        rows = await asyncio.wait_for(session.fetch("api_keys.valid"), REFRESH_S)
+                        self._take(rows, asked_s)
+                        await self._note(session)
                         try:
                             await asyncio.wait_for(self._changed.wait(), REFRESH_S)
                         except TimeoutError:
                             continue
-            except PostgresUnavailable as error:
-                log.warning("API keys cannot be read again: %s", error)
+            except (PostgresUnavailable, SessionLost, TimeoutError) as error:
+                log.warning("API keys cannot be read again: %r", error)
             await asyncio.sleep(_AGAIN_S)
 
-    async def _note(self) -> None:
+    async def _note(self, session: Session) -> None:
         if not self._used or _now_s() - self._noted_s < NOTED_S:
             return
         used, self._used, self._noted_s = self._used, {}, _now_s()
-        with translated():
-            await self._pool.execute(query("api_keys.used"), list(used), list(used.values()))
+        await session.fetch("api_keys.used", list(used), list(used.values()))
 
 
 def _key(row: asyncpg.Record) -> Key:

@@ -320,6 +320,7 @@ async def test_no_key_holds_when_nobody_can_tell_which(
         assert (await caller.get("/healthz")).status == 200
         await proxy.start(database, port=urlsplit(url).port)
         await wait_until(lambda: is_(status(), 200))
+    await proxy.cut()
 
 
 async def test_a_key_has_an_allowance_and_all_it_changes_is_written_down(caller, database):

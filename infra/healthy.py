@@ -15,7 +15,10 @@ _TIMEOUT_S = 20.0
 def _service(command: bytes) -> str:
     """What `penstock run` was given; empty when process 1 runs something else."""
     words = command.decode(errors="replace").split("\0")
-    return words[words.index("run") + 1] if "run" in words[:-1] else ""
+    for before, verb, service in zip(words, words[1:], words[2:]):  # noqa: B905 (of different lengths, by design)
+        if before.endswith("penstock") and verb == "run":
+            return service
+    return ""
 
 
 def _ask(port: int) -> None:

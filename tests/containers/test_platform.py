@@ -13,8 +13,9 @@ from tests.waiting import wait_until
 
 
 async def test_up_brings_two_of_each_and_says_where_to_go(platform: Platform) -> None:
-    """O3: after `docker compose up` everything is healthy, two of each processor, and the last container tells the address."""
+    """O3, O8: after `docker compose up` everything is healthy, two of each processor; the last container tells the address; `cli` works."""
     await platform.wait_healthy()
+    assert "steps" in await platform.compose("run", "--rm", "cli", "types")
     assert f"Penstock is up: {platform.gateway_url}" in await platform.compose("logs", "where")
 
 

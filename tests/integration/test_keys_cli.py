@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -18,6 +19,7 @@ from penstock.cli.main import cli
 from penstock.client import Client
 from penstock.core.access import Role
 from penstock.errors import Forbidden, SettingsError, Unauthenticated
+from penstock.postgres import audit
 from penstock.worker.over_http import Gateway
 
 
@@ -156,3 +158,28 @@ async def test_a_key_that_was_drawn_before_is_made_known_once(
     monkeypatch.setenv("PENSTOCK_API_KEY", token)
     await invoke("keys", "revoke", "0123456789abcdef")
     assert "is revoked" in (await invoke(*create)).stdout
+
+
+async def test_the_audit_is_listed(invoke, database: str) -> None:
+    """O5: who asked for what, latest first, of one actor, a page after the other; for people and for programs."""
+    assert "no such requests" in (await invoke("keys", "audit")).output
+    connection = await asyncpg.connect(database)
+    await audit.write(
+        connection,
+        [
+            (datetime.now(UTC), actor, "POST /tasks", "/tasks", status, "10.0.0.7")
+            for actor, status in (("key:a", 201), ("oidc:b", 403), ("key:a", 429))
+        ],
+    )
+    await connection.close()
+    lines = [json.loads(line) for line in (await invoke("keys", "audit", "--json")).stdout.splitlines()]
+    assert [(one["actor"], one["status"]) for one in lines] == [
+        ("key:a", 429),
+        ("oidc:b", 403),
+        ("key:a", 201),
+    ]
+    page = await invoke("keys", "audit", "--actor", "key:a", "--before", str(lines[0]["seq"]), "--json")
+    assert [json.loads(line)["status"] for line in page.stdout.splitlines()] == [201]
+    shown = (await invoke("keys", "audit", "--limit", "1")).stdout
+    assert "429" in shown
+    assert "oidc:b" not in shown

@@ -14,7 +14,7 @@ import click
 
 from penstock.cli.deployment import Found, data_dir_option
 from penstock.cli.gateway import without_nothing
-from penstock.cli.numbers import Pace
+from penstock.cli.numbers import Pace, Whole
 from penstock.cli.output import as_json, console, moment, print_json, table
 from penstock.cli.serving import extra, postgres_option
 from penstock.core.access import (
@@ -30,6 +30,8 @@ from penstock.errors import Conflict
 from penstock.settings import Platform
 
 T = TypeVar("T")
+
+_LATEST = 20
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
@@ -217,6 +219,47 @@ def revoke(id_: str, *, json_: bool, **given: Any) -> None:
         print_json({"id": id_, "changed": changed})
     else:
         click.echo(f"{id_} is revoked" if changed else f"{id_} was revoked before")
+
+
+@keys.command("audit")
+@click.option("--actor", metavar="WHO", help="Only of this one: key:ID or oidc:SUBJECT.")
+@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most requests.")
+@click.option(
+    "--before", type=Whole(1), metavar="SEQ", help="Only those before this one, of an earlier answer."
+)
+@postgres_option
+@data_dir_option
+@as_json
+def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **given: Any) -> None:
+    """Lists requests that could change something, latest first: who asked, for what, from where, and the answer."""
+
+    async def work(_rows: Any, connection: Any) -> list[dict[str, Any]]:
+        from penstock.postgres import audit  # noqa: PLC0415 (optional packages)
+
+        return [dict(row) for row in await audit.find(connection, before=before, actor=actor, limit=limit)]
+
+    found = _asked(given, work)
+    if json_:
+        for one in found:
+            print_json(one)
+    elif found:
+        table(
+            ("seq", "at", "actor", "request", "path", "status", "from"),
+            (
+                (
+                    str(one["seq"]),
+                    _shown(one["at"]),
+                    one["actor"],
+                    one["route"],
+                    one["path"],
+                    str(one["status"]),
+                    one["remote"] or "",
+                )
+                for one in found
+            ),
+        )
+    else:
+        console().print("no such requests were noted")
 
 
 def _given() -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,8 @@ from penstock.core.access import (
     token_of,
 )
 from penstock.core.allowance import SAVED_S, Allowance
-from penstock.errors import SettingsError
+from penstock.errors import CannotStart, SettingsError
+from penstock.gateway.rules import require_rules
 from penstock.gateway.settings import GatewaySettings
 from penstock.http.tokens import bearer
 
@@ -159,3 +161,17 @@ def test_a_client_sends_its_key_and_quotes_it_nowhere():
     with pytest.raises(SettingsError, match="PENSTOCK_API_KEY") as error:
         bearer("secret\r\nX-Evil: 1")
     assert "secret" not in str(error.value)
+
+
+def test_a_gateway_with_a_route_without_a_rule_does_not_start():
+    """O5: whoever adds a route says who may ask it, or nobody is let in at all; each rule is of a form that the router has."""
+
+    async def handler(_request: web.Request) -> web.Response:
+        raise AssertionError
+
+    app = web.Application()
+    app.router.add_get("/tasks/{id:[0-9]+}", handler)
+    require_rules(app.router.routes())
+    app.router.add_post("/tasks/{id:[0-9]+}/secrets", handler)
+    with pytest.raises(CannotStart, match=r"POST /tasks/\{id\}/secrets"):
+        require_rules(app.router.routes())

@@ -20,6 +20,7 @@ from penstock.client import Client
 from penstock.core.access import Role
 from penstock.errors import Forbidden, SettingsError, Unauthenticated
 from penstock.postgres import audit
+from penstock.postgres.connection import connect
 from penstock.worker.over_http import Gateway
 
 
@@ -163,7 +164,7 @@ async def test_a_key_that_was_drawn_before_is_made_known_once(
 async def test_the_audit_is_listed(invoke, database: str) -> None:
     """O5: who asked for what, latest first, of one actor, a page after the other; for people and for programs."""
     assert "no such requests" in (await invoke("keys", "audit")).output
-    connection = await asyncpg.connect(database)
+    connection = await connect(database, "test")
     await audit.write(
         connection,
         [

@@ -298,7 +298,7 @@ def _asked(given: Mapping[str, Any], work: Callable[[Any, Any], Awaitable[T]]) -
             await connection.close()
 
     with Found(Platform, without_nothing(**given)).telling("postgres") as settings:
-        return asyncio.run(run(settings.postgres))
+        return asyncio.run(run(settings.sessions))
 
 
 def _document(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Access:
         self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], known: KnownTypes
     ) -> None:
         kinds = settings.auth_kinds
-        self._keys = KnownKeys(settings.postgres, pool) if "keys" in kinds else None
+        self._keys = KnownKeys(settings.sessions, pool) if "keys" in kinds else None
         self._tokens = ByToken(settings) if "oidc" in kinds else None
         recognisers: list[Recogniser] = []
         if self._keys is not None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,9 +28,24 @@ def _no_engine() -> str | None:
     return None
 
 
+def _prepared(folder: Path) -> str | None:
+    """Waits until .ci/run has made an engine, and turns to it; or why there is none."""
+    while not (folder / "env").exists():
+        if (folder / "failed").exists():
+            return f"none could be made: {(folder / 'log').read_text()[-500:]}"
+        time.sleep(1)
+    for word in shlex.split((folder / "env").read_text()):
+        name, given, value = word.rstrip(";").partition("=")
+        if given:
+            os.environ[name] = os.path.expandvars(value)
+    return None
+
+
 @pytest.fixture(scope="session")
 def engine() -> None:
     """A Docker engine with compose."""
+    if (folder := os.environ.get("PENSTOCK_TEST_ENGINE")) and (why := _prepared(Path(folder))):
+        pytest.skip(f"needs a Docker engine with compose: {why}")
     if why := _no_engine():
         pytest.skip(f"needs a Docker engine with compose: {why}")
 

@@ -72,7 +72,7 @@ audit: $(INSTALLED) ## what the image is made of (sbom.json, CycloneDX), and wha
 lock: $(INSTALLED) ## renews constraints.txt and the requirements of the images from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o benchmarks/requirements.txt benchmarks/requirements.in
-	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt --extra services -o infra/requirements.txt pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt --extra services --extra otel -o infra/requirements.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-worker.txt pyproject.toml
 	@echo 'hatchling' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-build.txt -
 	@printf 'av\npillow\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o examples/media/requirements.txt -

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import secrets
@@ -32,6 +33,8 @@ from penstock.settings import Platform
 T = TypeVar("T")
 
 _LATEST = 20
+# Characters of a secret that somebody else has drawn: as many as our own have, in base64.
+_LEAST = math.ceil(SECRET_BYTES * 8 / 6)
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
@@ -264,11 +267,10 @@ def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **
 
 def _given() -> tuple[str, str]:
     found = split(os.environ.get("PENSTOCK_API_KEY", "").strip())
-    # Hexadecimal digits, the poorest that anybody draws, have half a byte each.
-    if found is None or len(found[1]) < 2 * SECRET_BYTES:
+    if found is None or len(found[1]) < _LEAST:
         raise click.UsageError(
             "PENSTOCK_API_KEY must be pk_ID_SECRET: ID is 16 hexadecimal digits and SECRET at least "
-            f"{2 * SECRET_BYTES} random letters and digits, as `make .env` draws them"
+            f"{_LEAST} random characters, as `make .env` draws them"
         )
     return found
 

@@ -336,11 +336,33 @@ def test_hooks_come_first_and_in_order(render: Render) -> None:
         ("NetworkPolicy", "prod-tasks-topics"),
         ("ConfigMap", "prod-tasks-topics-hook"),
     }
-    assert container_of(workload(objects, "migrate"))["args"] == ["migrate"]
+    assert container_of(workload(objects, "migrate"))["args"] == ["migrate", "--step", "pre"]
     assert container_of(workload(objects, "topics"))["args"] == ["topics"]
     # A hook may use only what is there before the release is: secrets that exist, and other hooks.
     volumes = pod_of(workload(objects, "topics"))["spec"]["volumes"]
     assert {"name": "topics", "configMap": {"name": "prod-tasks-topics-hook"}} in volumes
+
+
+def test_what_the_old_version_needed_goes_only_when_asked(render: Render) -> None:
+    """O6: the second step of a migration breaks pods of the version before, so it is a hook of its own, after an upgrade."""
+    assert "prod-tasks-migrate-after" not in {each["metadata"]["name"] for each in render.objects("everything")}
+    asked = render.objects("everything", "--set", "migrate.after={migrate,--step,post}")
+    job = named(asked, "Job", "prod-tasks-migrate-after")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-upgrade"
+    assert container_of(job)["args"] == ["migrate", "--step", "post"]
+    # What lets it through to PostgreSQL is gone after the hooks before.
+    policy = named(asked, "NetworkPolicy", "prod-tasks-migrate")
+    assert policy["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade,post-upgrade"
+
+
+def test_an_authority_that_is_given_is_asked(render: Render) -> None:
+    """O5: with the certificate of PostgreSQL's authority the driver must verify, unless the URL itself says otherwise."""
+    given = ("--set", "postgres.caSecret.name=ca")
+    modes = {
+        environment_of(workload(objects, "stages")).get("PGSSLMODE")
+        for objects in (render.objects("minimal", *given), render.objects("minimal"))
+    }
+    assert modes == {"verify-full", None}
 
 
 def test_declared_topics(render: Render) -> None:

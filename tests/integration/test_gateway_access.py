@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -13,9 +13,11 @@ from tests.access import make_key, sent
 from tests.gateways import Caller, Proxy, running_gateway
 from tests.waiting import wait_until
 
-from penstock.core.access import ALLOWED, Role, digest_of, token_of
-from penstock.errors import Conflict, NotFound
+from penstock.core.access import ALLOWED, Action, Grant, Role, digest_of, token_of
+from penstock.errors import Conflict, NotFound, PostgresUnavailable
 from penstock.gateway import app as gateway_app
+from penstock.gateway import audit as gateway_audit
+from penstock.gateway.access import GRANT
 from penstock.gateway.rules import RULES
 from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
@@ -356,6 +358,26 @@ async def test_a_key_has_an_allowance_and_all_it_changes_is_written_down(caller,
 
     expected = [("POST /types", 201), ("POST /types", 403), ("POST /tasks", 422)]
     await wait_until(lambda: is_(rows(), expected))
+
+
+async def test_refusals_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O5: while the audit cannot be written no more waits than its bound, however often a client tries again; what was done still
+    waits, and what was left out is counted."""
+    monkeypatch.setattr(gateway_audit, "MOST_WAITING", 3)
+    kept = gateway_audit.Audit(cast("Any", None), 1)
+    route = next(name for name, rule in RULES.items() if rule.action is Action.SUBMIT)
+    monkeypatch.setattr(gateway_audit, "route_of", lambda _request: route)
+
+    class Asked(dict[Any, Any]):
+        path, remote = "/tasks", None
+
+    asked = Asked({GRANT: Grant("key:a", frozenset(), None)})
+    for status in (201, 429, 503, 503, 429, 201):
+        kept._put(cast("Any", asked), status)
+    assert [entry.status for entry in kept._waiting] == [201, 429, 503, 201]
+    assert kept._left_out == 2
+    with pytest.raises(PostgresUnavailable):
+        kept.require_room()
 
 
 async def denied(caller: Caller, token: str) -> int:

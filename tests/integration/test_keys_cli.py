@@ -158,7 +158,9 @@ async def test_a_key_that_was_drawn_before_is_made_known_once(
     assert "another secret" in other.output
     monkeypatch.setenv("PENSTOCK_API_KEY", token)
     await invoke("keys", "revoke", "0123456789abcdef")
-    assert "is revoked" in (await invoke(*create)).stdout
+    refused = await invoke(*create)
+    assert refused.exit_code != 0
+    assert "is revoked: draw another" in refused.output
 
 
 async def test_the_audit_is_listed(invoke, database: str) -> None:

@@ -7,11 +7,13 @@ import subprocess
 
 import asyncpg
 import pytest
+from tests.waiting import wait_until
 
 from penstock.contracts.context import ContentType
 from penstock.contracts.files import schemas_folder
 from penstock.core.task import FINAL, State
 from penstock.local.database import server_binaries
+from penstock.postgres import migrations
 from penstock.postgres.migrations import migrate
 
 FOLDER = schemas_folder() / "postgres"
@@ -99,3 +101,29 @@ def test_statements_that_spare_final_tasks_name_all_final_states():
     listed = re.search(r"state NOT IN \(([^)]*)\)", cancel)
     assert listed is not None
     assert set(re.findall(r"'(\w+)'", listed.group(1))) == {state.value for state in FINAL}
+
+
+async def test_a_migration_lets_others_pass_while_its_table_is_in_use(empty_database, tmp_path, monkeypatch):
+    """O6: while somebody reads a table at length, a migration of it waits without holding up those who come after it."""
+    monkeypatch.setattr(migrations, "_AGAIN_S", 0.1)
+    (tmp_path / "0001_first.sql").write_text("CREATE TABLE penstock.thing (a int)")
+    await migrate(empty_database, folder=tmp_path)
+    (tmp_path / "0002_second.sql").write_text("ALTER TABLE penstock.thing ADD COLUMN b int")
+    backup, other = await asyncpg.connect(empty_database), await asyncpg.connect(empty_database)
+    reading = backup.transaction()
+    await reading.start()
+    await backup.fetch("SELECT * FROM penstock.thing")
+    migrating = asyncio.ensure_future(migrate(empty_database, folder=tmp_path))
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'penstock.thing'::regclass"
+    await wait_until(lambda: fetched(other, waits, 1))
+    # It gives up its place in the queue, and this comes through.
+    await other.execute("INSERT INTO penstock.thing (a) VALUES (1)")
+    assert not migrating.done()
+    await reading.rollback()
+    assert await migrating == ["0002_second"]
+    for connection in (backup, other):
+        await connection.close()
+
+
+async def fetched(connection, statement: str, value: int) -> bool:
+    return await connection.fetchval(statement) == value

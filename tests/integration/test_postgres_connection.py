@@ -112,6 +112,7 @@ async def test_a_pool_that_is_refused_later_says_so(stranger: str) -> None:
             "postgresql://postgres@/postgres?host=/tmp/x&port=1",
             "postgresql://postgres@/postgres?host=/tmp/x&port=1",
         ),
+        ("postgresql://u@h/d?sslpassword=x&host=y", "postgresql://u@h/d?sslpassword=***&host=y"),
         ("postgresql://h:5432/d", "postgresql://h:5432/d"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from contextlib import AsyncExitStack
 from itertools import groupby
 from urllib.parse import parse_qs, urlsplit
@@ -181,6 +182,16 @@ async def test_a_plan_is_what_lacks_and_is_empty_once_it_is_applied(database, ad
     assert found.revoke == beyond
     assert await roles.plan(database, prefix_of_roles) == roles.Plan((), beyond)
     await roles.apply(database, prefix_of_roles, revoke=True)
+    assert await roles.plan(database, prefix_of_roles) == roles.Plan((), ())
+
+
+async def test_what_nobody_may_call_is_closed_also_after_a_restore(database, admin, prefix_of_roles):
+    """S10: functions with their owner's rights are for those who are granted them, also where a restore without privileges has
+    opened them to everybody."""
+    everybodys = "REVOKE EXECUTE ON FUNCTION penstock.history_open(day date) FROM PUBLIC"
+    await admin.execute("GRANT EXECUTE ON FUNCTION history_open(date) TO PUBLIC")
+    found = await roles.apply(database, prefix_of_roles)
+    assert [re.sub(r"\(.*\)", "", line) for line in found.add] == [re.sub(r"\(.*\)", "", everybodys)]
     assert await roles.plan(database, prefix_of_roles) == roles.Plan((), ())
 
 

@@ -3,6 +3,10 @@
 -- name: lock
 SELECT pg_advisory_lock(hashtextextended('penstock.migrate', 0));
 
+-- name: hurry
+-- Of locks on tables; the one above may be waited for.
+SELECT set_config('lock_timeout', '2s', false);
+
 -- name: prepare
 CREATE SCHEMA IF NOT EXISTS penstock;
 CREATE TABLE IF NOT EXISTS migration (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now());

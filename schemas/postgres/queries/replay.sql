@@ -55,11 +55,14 @@ ORDER BY target, seq LIMIT $5;
 -- name: find_pending
 -- Among the first $6 that are due: no index has them by target.
 SELECT id, target, seq
-FROM (SELECT id, target, seq, task_id, finished_at, created_at FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $6) c
+FROM (
+    SELECT id, target, seq, task_id, finished_at, created_at FROM callback
+    WHERE state = 'pending' AND ($8::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($8))
+    ORDER BY due_at LIMIT $6
+) c
 WHERE (target, seq) > ($1, $2) AND ($7::text IS NULL OR target = $7)
   AND ($3::timestamptz IS NULL OR created_at >= $3)
   AND ($4::timestamptz IS NULL OR created_at < $4)
-  AND ($8::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($8))
 ORDER BY target, seq LIMIT $5;
 
 -- name: read

@@ -27,6 +27,16 @@ SELECT r.rolname::text AS role, f.privilege::text, f.object::text, f.part::text
 FROM found f JOIN pg_roles r ON r.oid = f.grantee
 WHERE r.rolname = ANY ($1::text[]);
 
+-- name: open
+-- Functions with their owner's rights that everybody may call, as they are after a restore without privileges.
+SELECT 'FUNCTION penstock.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS object
+FROM pg_proc p
+WHERE p.pronamespace = 'penstock'::regnamespace AND p.prosecdef
+  AND (p.proacl IS NULL OR EXISTS (
+      SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0 AND a.privilege_type = 'EXECUTE'
+  ))
+ORDER BY 1;
+
 -- name: settings
 -- Of some roles in this database: each as name=value.
 SELECT r.rolname::text AS role, unnest(s.setconfig) AS setting

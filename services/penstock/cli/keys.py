@@ -131,9 +131,14 @@ def create(
         return row
 
     row = _asked(given, work)
-    if drawn and not json_:
-        click.echo(f"key {key_id} ({row['name']}, {row['role']}) is {_document(row)['state']}")
-        return
+    if drawn:
+        if (state := _document(row)["state"]) != "valid":
+            raise Conflict(
+                f"key {key_id} is {state}: draw another (`make .env` where there is none), or unset PENSTOCK_API_KEY"
+            )
+        if not json_:
+            click.echo(f"key {key_id} ({row['name']}, {row['role']}) is valid")
+            return
     _tell(row, token_of(key_id, secret), json_=json_)
 
 

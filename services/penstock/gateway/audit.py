@@ -2,7 +2,7 @@
 
 What this module guarantees: every such request of somebody known is in `audit_request` within `WRITTEN_S`, also one that was refused for its
 role or failed. When it cannot be written it fails closed: once `MOST_WAITING` wait, such requests are answered 503, and nothing
-of them is done. What was answered in the last moments before a process is killed is lost from it; an orderly end writes all.
+of them is done; such refusals are then left out of it, and counted in the log. What was answered in the last moments before a process is killed is lost from it; an orderly end writes all.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _PRUNED_EVERY_S = 3600.0
 _PRUNED_AT_ONCE = 5_000
 # When the client had gone before it was answered, as nginx writes it.
 _GONE = 499
+# Answers to requests that nobody has begun to carry out.
+_REFUSALS = frozenset({401, 403, 413, 429, 503})
 
 NOTHING_CHANGED = web.RequestKey("nothing_changed", bool)
 
@@ -59,6 +61,7 @@ class Audit:
         self._days = days
         self._waiting: deque[_Entry] = deque()
         self._come = asyncio.Event()
+        self._left_out = 0
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -76,6 +79,10 @@ class Audit:
         if grant is None or route is None or request.get(NOTHING_CHANGED):
             return
         if RULES[route].action is Action.READ:
+            return
+        if len(self._waiting) >= MOST_WAITING and status in _REFUSALS:
+            # Nothing was done. A client that tries again and again must not fill the memory.
+            self._left_out += 1
             return
         self._waiting.append(
             _Entry(
@@ -133,3 +140,6 @@ class Audit:
             # Only now: what was not written still waits. Others only add behind.
             for _ in entries:
                 self._waiting.popleft()
+        if self._left_out:
+            log.warning("the audit is written again; %d refusals are not in it", self._left_out)
+            self._left_out = 0

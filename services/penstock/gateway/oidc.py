@@ -133,7 +133,8 @@ class ByToken:
     async def _key(self, name: Any) -> jwt.PyJWK | None:
         now_s = _now_s()
         old = now_s - self._read_s > KEYS_S
-        if (old or self._find(name) is None) and now_s - self._tried_s > AGAIN_S:
+        # Also while another request's read is under way: what it brings is for all.
+        if (old or self._find(name) is None) and (self._reading.locked() or now_s - self._tried_s > AGAIN_S):
             await self._read()
         if _now_s() - self._read_s > TRUST_S:
             raise ProviderUnavailable(
@@ -172,7 +173,11 @@ class ByToken:
         async with self._session.get(url, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise ProviderUnavailable(f"{url} answers {answer.status}")
-            data = await answer.content.read(_MOST_BYTES)
+            data = bytearray()
+            async for piece in answer.content.iter_any():
+                data += piece
+                if len(data) > _MOST_BYTES:
+                    raise ProviderUnavailable(f"{url} answers more than {_MOST_BYTES:,} bytes")
         found = orjson.loads(data)
         if not isinstance(found, dict):
             raise ProviderUnavailable(f"{url} is no JSON object")

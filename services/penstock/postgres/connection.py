@@ -58,8 +58,11 @@ SESSION_SETTINGS = {
     "enable_mergejoin": "off",
 }
 
+# Seconds. A server that is cut off must not hold back the next one of its URL for a minute.
+_LIMITS: dict[str, Any] = {"timeout": 10, "command_timeout": 60}
+
 # Up to the last @: an unescaped password may contain any of the separators.
-_PASSWORDS = re.compile(r"(?P<before>://[^:/@]*:).*(?=@)|(?P<name>\bpassword=)[^&]*")
+_PASSWORDS = re.compile(r"(?P<before>://[^:/@]*:).*(?=@)|(?P<name>(?:\b|ssl)password=)[^&]*")
 
 
 @contextmanager
@@ -167,8 +170,8 @@ def _options(name: str, *, pooled: bool = False) -> dict[str, Any]:
     named = {"application_name": f"penstock {name}"}
     if pooled:
         # The next transaction may be in another session, which has none of the statements prepared in this one.
-        return {"command_timeout": 60, "statement_cache_size": 0, "server_settings": named}
-    return {"command_timeout": 60, "server_settings": {**named, **SESSION_SETTINGS}}
+        return {**_LIMITS, "statement_cache_size": 0, "server_settings": named}
+    return {**_LIMITS, "server_settings": {**named, **SESSION_SETTINGS}}
 
 
 async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Connection[asyncpg.Record]:

@@ -90,7 +90,13 @@ def script(prefix: str = PREFIX, database: str = "CURRENT_DATABASE") -> list[str
 
 
 def _plan(
-    prefix: str, database: str, *, there: set[str], granted: set[Right], settings: set[tuple[str, str]]
+    prefix: str,
+    database: str,
+    *,
+    there: set[str],
+    granted: set[Right],
+    settings: set[tuple[str, str]],
+    everybodys: Iterable[str] = (),
 ) -> Plan:
     wanted = declared(prefix)
     add = [f"CREATE ROLE {role} NOLOGIN" for role in role_names(prefix) if role not in there]
@@ -100,6 +106,8 @@ def _plan(
         for name, value in SESSION_SETTINGS.items()
         if (role, f"{name}={value}") not in settings
     ]
+    # At once, and not only when asked for: nobody is meant to have it.
+    add += [f"REVOKE EXECUTE ON {function} FROM PUBLIC" for function in everybodys]
     add += [f"GRANT {words} TO {role}" for role, words in _in_words(wanted - granted)]
     return Plan(
         tuple(add), tuple(f"REVOKE {words} FROM {role}" for role, words in _in_words(granted - wanted))
@@ -182,5 +190,6 @@ async def _look(connection: Any, prefix: str) -> Plan:
         (await fetch(query("roles.database")))[0]["name"],
         there={row["role"] for row in await fetch(query("roles.there"), names)},
         granted={Right(row["role"], row["object"], row["privilege"], row["part"]) for row in granted},
+        everybodys=[row["object"] for row in await fetch(query("roles.open"))],
         settings={(row["role"], row["setting"]) for row in settings},
     )

@@ -106,7 +106,8 @@
 {{- if .passwordSecret.name }}
 - {name: PENSTOCK_POSTGRES_PASSWORD_FILE, value: /etc/penstock/postgres/password}
 {{- end }}
-{{- with .sslmode }}
+{{- /* An authority that is given is meant to be asked. */}}
+{{- with .sslmode | default (ternary "verify-full" "" (ne .caSecret.name "")) }}
 - {name: PGSSLMODE, value: {{ . }}}
 {{- end }}
 {{- if .caSecret.name }}

@@ -345,7 +345,9 @@ def test_hooks_come_first_and_in_order(render: Render) -> None:
 
 def test_what_the_old_version_needed_goes_only_when_asked(render: Render) -> None:
     """O6: the second step of a migration breaks pods of the version before, so it is a hook of its own, after an upgrade."""
-    assert "prod-tasks-migrate-after" not in {each["metadata"]["name"] for each in render.objects("everything")}
+    assert "prod-tasks-migrate-after" not in {
+        each["metadata"]["name"] for each in render.objects("everything")
+    }
     asked = render.objects("everything", "--set", "migrate.after={migrate,--step,post}")
     job = named(asked, "Job", "prod-tasks-migrate-after")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-upgrade"

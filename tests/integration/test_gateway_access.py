@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, cast
@@ -17,10 +18,12 @@ from penstock.core.access import ALLOWED, Action, Grant, Role, digest_of, token_
 from penstock.errors import Conflict, NotFound, PostgresUnavailable
 from penstock.gateway import app as gateway_app
 from penstock.gateway import audit as gateway_audit
+from penstock.gateway import pages
 from penstock.gateway.access import GRANT
 from penstock.gateway.rules import RULES
 from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.metrics.serving import readiness
 from penstock.postgres import api_keys, audit
 from penstock.settings import Kafka
 
@@ -358,6 +361,21 @@ async def test_a_key_has_an_allowance_and_all_it_changes_is_written_down(caller,
 
     expected = [("POST /types", 201), ("POST /types", 403), ("POST /tasks", 422)]
     await wait_until(lambda: is_(rows(), expected))
+
+
+async def test_strangers_cannot_keep_postgres_busy_by_asking(caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O5: /readyz needs no key, so however often it is asked, what is behind the gateway is asked once a second."""
+    looks = []
+
+    async def look(probes: Any) -> Any:
+        looks.append(probes)
+        return await readiness(probes)
+
+    monkeypatch.setattr(pages, "readiness", look)
+    monkeypatch.setattr(pages, "KEPT_S", 3600.0)
+    answers = await asyncio.gather(*(caller.get("/readyz") for _ in range(50)))
+    assert {one.status for one in answers} <= {200, 503}
+    assert len(looks) <= 1
 
 
 async def test_refusals_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import logging
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import asyncpg
 from aiohttp import web
@@ -19,6 +21,9 @@ from penstock.metrics.serving import ALIVE, Probe, readiness
 from penstock.postgres import health as postgres_health
 
 log = logging.getLogger(__name__)
+
+# Seconds for which strangers are told what was found before.
+KEPT_S = 1.0
 
 # Nothing on these pages comes from anywhere else, and nothing may.
 _HEADERS = {
@@ -54,6 +59,9 @@ class Pages:
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record], broker: Broker, *, telling: bool = True) -> None:
         self._telling = telling
+        self._asking = asyncio.Lock()
+        self._asked_s = 0.0
+        self._answer: tuple[dict[str, Any], int] | None = None
         self._pool = pool
         self._broker = broker
 
@@ -91,11 +99,22 @@ class Pages:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """GET /readyz: whether requests would find what they need, and if not, why."""
+        if self._telling:
+            return respond(*await readiness(self.probes()))
+        # Strangers may ask as often as they like, so PostgreSQL and Kafka are asked for all of them together.
+        async with self._asking:
+            loop = asyncio.get_running_loop()
+            if self._answer is None or loop.time() - self._asked_s > KEPT_S:
+                self._answer = await self._look()
+                self._asked_s = loop.time()
+        return respond(*self._answer)
+
+    async def _look(self) -> tuple[dict[str, Any], int]:
         document, status = await readiness(self.probes())
-        if status != HTTPStatus.OK and not self._telling:
+        if status != HTTPStatus.OK:
             log.warning("not ready: %s", document["checks"])
             document["checks"] = {
                 name: reason if reason == "ok" else "away: the gateway's log tells more"
                 for name, reason in document["checks"].items()
             }
-        return respond(document, status)
+        return document, status

@@ -37,7 +37,7 @@ def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -
         trace_id: asked for each entry of JSON: the id of the trace it belongs to.
 
     Raises:
-        SettingsError: there is no such format.
+        SettingsError: there is no such format or level.
     """
     name = os.environ.get("PENSTOCK_LOG_FORMAT") or "text"
     if name not in FORMATS:
@@ -45,7 +45,7 @@ def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service, trace_id) if name == "json" else TextFormatter(TEXT))
     # `force` would take away what a test listens with.
-    logging.basicConfig(level=os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper(), handlers=[handler])
+    logging.basicConfig(level=_level("PENSTOCK_LOG_LEVEL", "INFO"), handlers=[handler])
     quiet_libraries()
 
 
@@ -56,7 +56,14 @@ def quiet_libraries() -> None:
     raised to us, and we say it ourselves.
     """
     for chatty in ("aiokafka", "faust", "mode"):
-        logging.getLogger(chatty).setLevel(os.environ.get("PENSTOCK_LIBRARY_LOG_LEVEL", "CRITICAL").upper())
+        logging.getLogger(chatty).setLevel(_level("PENSTOCK_LIBRARY_LOG_LEVEL", "CRITICAL"))
+
+
+def _level(variable: str, default: str) -> str:
+    name = (os.environ.get(variable) or default).upper()
+    if name not in (known := logging.getLevelNamesMapping()):
+        raise SettingsError(f"{variable}={name!r} must be one of: {', '.join(known)}")
+    return name
 
 
 def shortened(text: str) -> str:

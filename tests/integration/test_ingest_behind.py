@@ -175,7 +175,9 @@ async def test_who_waits_for_a_connection_does_not_wait_for_long(
             await wait_until(waiting)
             answer = await gateway.post("/tasks", batch(0))
             assert answer.status == 429
-            assert ("no connection" if known else "no types") in answer.body["detail"]
+            # A copy of the types that has grown old meanwhile is read again.
+            expected = ("no connection", "no types") if known else ("no types",)
+            assert any(reason in answer.body["detail"] for reason in expected)
         await connection.close()
         assert {answer.status for answer in await asyncio.gather(*readers)} == {200}
     assert await keys(database) == [one["idempotency_key"] for one in batch(9) if known]

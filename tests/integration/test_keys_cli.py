@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -62,8 +62,15 @@ async def test_a_secret_is_shown_once_and_kept_nowhere(invoke, database) -> None
         for one in map(json.loads, (await invoke("keys", "list", "--json")).stdout.splitlines())
     }
     assert states == {key_id: "replaced", rotated["id"]: "valid"}
+    # As long as the one whose place it takes.
+    left = datetime.fromisoformat(rotated["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=89) < left <= timedelta(days=90)
     assert "is revoked" in (await invoke("keys", "revoke", key_id)).stdout
     assert json.loads((await invoke("keys", "revoke", key_id, "--json")).stdout)["changed"] is False
+    noted = [json.loads(line) for line in (await invoke("keys", "audit", "--json")).stdout.splitlines()]
+    verbs = ("revoke", "rotate", "create")
+    assert [(one["route"], one["path"]) for one in noted] == [(f"penstock keys {v}", key_id) for v in verbs]
+    assert all(one["actor"].startswith("cli:") for one in noted)
     table = (await invoke("keys", "list")).stdout
     assert "revoked" in table
     assert secret not in table
@@ -80,6 +87,7 @@ async def test_a_secret_is_shown_once_and_kept_nowhere(invoke, database) -> None
         (("create", "a", "--role", "reader", "--namespace", "a--b"), 2, "a--b"),
         (("create", "a", "--role", "reader", "--namespace", "*", "--namespace", "a"), 2, "all namespaces"),
         (("create", "a", "--role", "reader", "--expires", "soon"), 2, "90d"),
+        (("create", "a", "--role", "reader", "--expires", "0s"), 2, "before it begins"),
         (("create", "a", "--role", "reader", "--expires", "999999999d"), 2, "too long"),
         (("create", "a", "--role", "reader", "--rate", "0"), 2, "rate"),
         (("create", " ", "--role", "reader"), 2, "NAME"),

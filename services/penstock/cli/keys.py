@@ -18,6 +18,7 @@ from penstock.cli.gateway import without_nothing
 from penstock.cli.numbers import Pace, Whole
 from penstock.cli.output import as_json, console, moment, print_json, table
 from penstock.cli.serving import extra, postgres_option
+from penstock.client.operating import myself
 from penstock.core.access import (
     EVERY_NAMESPACE,
     SECRET_BYTES,
@@ -58,6 +59,8 @@ class Duration(click.ParamType):
             _ = datetime.now(UTC) + span
         except OverflowError:
             self.fail(f"{value!r} is too long.", param, ctx)
+        if not span:
+            self.fail(f"{value!r} is over before it begins.", param, ctx)
         return span
 
 
@@ -128,6 +131,7 @@ def create(
             rate=rate,
             expires_at=_until(expires),
         )
+        await _note(connection, "create", key_id)
         return row
 
     row = _asked(given, work)
@@ -186,7 +190,12 @@ def list_(*, json_: bool, **given: Any) -> None:
     metavar="TIME",
     help="For how long the old one holds beside the new one.",
 )
-@click.option("--expires", type=Duration(), metavar="TIME", help="Of the new one.")
+@click.option(
+    "--expires",
+    type=Duration(),
+    metavar="TIME",
+    help="Of the new one. Default: as long as the old one was made for.",
+)
 @postgres_option
 @data_dir_option
 @as_json
@@ -203,6 +212,7 @@ def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bo
             overlap_s=overlap.total_seconds(),
             expires_at=_until(expires),
         )
+        await _note(connection, "rotate", id_)
         return found
 
     new, old = _asked(given, work)
@@ -220,7 +230,10 @@ def revoke(id_: str, *, json_: bool, **given: Any) -> None:
     """Refuses a key from now on: every gateway hears of it within seconds."""
 
     async def work(rows: Any, connection: Any) -> bool:
-        return bool(await rows.revoke(connection, id_))
+        changed = bool(await rows.revoke(connection, id_))
+        if changed:
+            await _note(connection, "revoke", id_)
+        return changed
 
     changed = _asked(given, work)
     if json_:
@@ -286,6 +299,13 @@ def _drawn() -> tuple[str, str]:
 
 def _shown(at: datetime | None) -> str:
     return moment(at.astimezone(UTC).isoformat()) if at else ""
+
+
+async def _note(connection: Any, verb: str, key_id: str) -> None:
+    from penstock.postgres import audit  # noqa: PLC0415 (optional packages)
+
+    entry = (datetime.now(UTC), f"cli:{myself()}", f"penstock keys {verb}", key_id, 200, None)
+    await audit.write(connection, [entry])
 
 
 def _until(span: timedelta | None) -> datetime | None:

@@ -84,7 +84,7 @@ class Operating:
                 "id": None if dry_run else id or uuid.uuid4().hex,
                 "verb": str(verb),
                 "filter": which.to_wire(),
-                "by": by or _myself(),
+                "by": by or myself(),
                 "priority": None if priority is None else priority_name(priority),
                 "rate": rate,
                 "dry_run": dry_run or None,
@@ -145,7 +145,7 @@ class Operating:
         Raises:
             NotFound: none has this id.
         """
-        body = orjson.dumps({"by": by or _myself()})
+        body = orjson.dumps({"by": by or myself()})
         return await self._ask("POST", f"/operations/{quote(id, safe='')}/stop", body)
 
     async def change_type(self: Asking, name: str, **settings: Any) -> Document:
@@ -342,7 +342,8 @@ def _pace(rate: float | None) -> float | None:
     return rate
 
 
-def _myself() -> str:
+def myself() -> str:
+    """Who asks, for the audit, unless they say so themselves: user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import asyncpg
 
-from penstock import process
+from penstock import metrics, process
 from penstock.errors import PostgresUnavailable
-from penstock.gateway.access import ByKey, Gate, Recogniser
+from penstock.gateway.access import WHY, ByKey, Gate, Recogniser
 from penstock.gateway.audit import Audit
 from penstock.gateway.oidc import ByToken
 from penstock.gateway.settings import GatewaySettings
@@ -81,7 +81,9 @@ class Access:
     def samples(self) -> Iterator[Sample]:
         """What is to be told of it (`penstock.metrics`)."""
         if self._gate is not None:
-            yield from self._gate.samples()
+            return self._gate.samples()
+        # Nobody is asked, so nobody is refused: the same names for dashboards, whatever the settings.
+        return iter([Sample(metrics.GATEWAY_REFUSED, 0, (why,)) for why in WHY])
 
     async def run(self) -> None:
         """Keeps the keys fresh and writes the audit, until cancelled."""

@@ -107,6 +107,8 @@ class ByToken:
         except (jwt.PyJWTError, ValueError) as error:
             log.info("a bearer token is refused: %s", error)
             return None
+        if not claims["sub"]:
+            return None
         grant = self._grant(claims)
         self._good[digest] = (grant, _now_s() + self._left_s(claims))
         if len(self._good) > _REMEMBERED:

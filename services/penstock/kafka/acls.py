@@ -187,7 +187,7 @@ def commands(allowed: Iterable[Allowed], principal: str) -> list[str]:
                 "kafka-acls.sh",
                 "--add",
                 "--allow-principal",
-                principal.format(service=one.service),
+                principal.replace("{service}", one.service),
                 *(part for operation in one.operations for part in ("--operation", operation)),
                 f"--{one.kind}",
                 one.name,

@@ -91,7 +91,7 @@ async def rotate(
         new_id: of the one that takes its place.
         digest: of its secret.
         overlap_s: seconds for which both hold.
-        expires_at: of the new one.
+        expires_at: of the new one; None is as long as the old one was made for.
 
     Returns:
         The new one, and the old one as it is now.
@@ -109,6 +109,8 @@ async def rotate(
             state = state_of(old, datetime.now(UTC))
             if state != "valid":
                 raise Conflict(f"key {key_id} is {state}: create another")
+            if expires_at is None and old["expires_at"] is not None:
+                expires_at = datetime.now(UTC) + (old["expires_at"] - old["created_at"])
             new = await create(
                 connection,
                 key_id=new_id,

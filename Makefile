@@ -42,7 +42,7 @@ load: $(INSTALLED) ## both benchmarks, in full
 load-callbacks: $(INSTALLED) ## the callbacks service under load in full: hanging, recovering, killed; writes benchmarks/results/callbacks-load.json
 	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
 
-bench-%: $(INSTALLED) ## one benchmark by name: bench-throughput, bench-latency, bench-callbacks, bench-ingest; writes benchmarks/results/NAME.json
+bench-%: $(INSTALLED) ## one benchmark by name: bench-throughput, bench-latency, bench-callbacks, bench-ingest, bench-scaling; writes benchmarks/results/NAME.json
 	@$(BIN)/python -m benchmarks.$*
 
 bench-claims: $(INSTALLED) ## claim contention against the ways this design replaces; installs Redis and a plotter first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from benchmarks import bare_loop
 from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import Topic
 from penstock.local.deployment import Deployment, Options
-from penstock.postgres import types
+from penstock.postgres import types as registry
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
 
@@ -103,17 +104,18 @@ async def bare(deployment: Deployment) -> AsyncIterator[Bare]:
 
 @dataclass
 class Whole:
-    """Penstock: every service, and one worker process."""
+    """Penstock: every service, and worker processes."""
 
     deployment: Deployment
     connection: asyncpg.Connection
     producer: AIOKafkaProducer
-    worker: subprocess.Popen
+    workers: Sequence[subprocess.Popen]
+    types: Sequence[str]
     log: Path
 
     @property
     def pids(self) -> Sequence[int]:
-        return [*self.deployment.processes.values(), self.worker.pid]
+        return [*self.deployment.processes.values(), *(worker.pid for worker in self.workers)]
 
     @property
     def starts(self) -> list[float]:
@@ -122,8 +124,8 @@ class Whole:
     async def submit(self, contexts: Sequence[dict[str, object]]) -> None:
         topic = self.deployment.environment["PENSTOCK_PREFIX"] + "submitted"
         sent = [
-            await self.producer.send(topic, orjson.dumps({"type": "noop", "context": context}))
-            for context in contexts
+            await self.producer.send(topic, orjson.dumps({"type": type_, "context": context}))
+            for type_, context in zip(itertools.cycle(self.types), contexts, strict=False)
         ]
         await asyncio.gather(*sent)
 
@@ -139,23 +141,33 @@ class Whole:
 
 
 @asynccontextmanager
-async def whole(deployment: Deployment) -> AsyncIterator[Whole]:
-    """Starts a worker beside a deployment whose services are running."""
+async def whole(
+    deployment: Deployment, workers: int = 1, types: Sequence[str] = ("noop",)
+) -> AsyncIterator[Whole]:
+    """Starts workers beside a deployment whose services are running.
+
+    Args:
+        deployment: the services and servers.
+        workers: how many processes, each for all the types.
+        types: of the tasks, which are submitted in turn.
+    """
     log = Path(tempfile.mkdtemp()) / "starts"
     environment = {**os.environ, **deployment.environment}
     connection = await asyncpg.connect(deployment.postgres)
     producer = AIOKafkaProducer(bootstrap_servers=deployment.kafka, acks="all", max_batch_size=256 * 1024)
     await producer.start()
     async with open_pool(deployment.postgres, "benchmark", size=1) as pool:
-        await types.register(pool, types.TaskType(name="noop", first_stage="one"))
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.noop_worker", "--log", str(log)], env=environment
-    )
+        for name in types:
+            await registry.register(pool, registry.TaskType(name=name, first_stage="one"))
+    command = [sys.executable, "-m", "benchmarks.noop_worker", "--log", str(log), *types]
+    processes = [subprocess.Popen(command, env=environment) for _ in range(workers)]
     try:
-        yield Whole(deployment, connection, producer, worker, log)
+        yield Whole(deployment, connection, producer, processes, types, log)
     finally:
-        worker.terminate()
-        worker.wait()
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
         await producer.stop()
         await connection.close()
 

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 from penstock.worker import Done, Next, Task, Worker
 
 
-def make_worker(log: str | None) -> Worker:
+def make_worker(log: str | None, types: Sequence[str]) -> Worker:
     """The worker; with `log`, the delay from the context's `at` to the first stage goes there, a line a task."""
     worker = Worker()
-    starts = open(log, "w", buffering=1) if log else None  # noqa: SIM115 (open as long as the process)
+    starts = open(log, "a", buffering=1) if log else None  # noqa: SIM115 (open as long as the process)
 
-    @worker.stage("noop.one")
     async def one(task: Task) -> Next:
         if starts:
             starts.write(f"{time.time() - task.context['at']}\n")
         return Next("two", task.context)
 
-    @worker.stage("noop.two")
     async def two(task: Task) -> Next:
         return Next("three", task.context)
 
-    @worker.stage("noop.three")
     async def three(task: Task) -> Done:
         return Done(task.context)
 
+    for name in types:
+        worker.stage(f"{name}.one")(one)
+        worker.stage(f"{name}.two")(two)
+        worker.stage(f"{name}.three")(three)
     return worker
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log")
-    make_worker(parser.parse_args().log).run()
+    parser.add_argument("types", nargs="+", help="of tasks")
+    given = parser.parse_args()
+    make_worker(given.log, given.types).run()

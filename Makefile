@@ -17,7 +17,7 @@ demo: $(INSTALLED) ## the main job, end to end: real video files through three s
 	@$(BIN)/python -m examples.media.demo
 
 test: $(INSTALLED) ## everything CI runs but lint: unit, contract, integration, acceptance and a short chaos run
-	@$(BIN)/python -m pytest tests --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 test-fast: $(INSTALLED) ## the tests that need no server: seconds
 	@$(BIN)/python -m pytest tests/unit tests/contract

@@ -18,6 +18,11 @@ def test_each_step_takes_its_own():
     assert due(NAMES, [], None) == NAMES
 
 
+def test_a_new_database_takes_all_at_once():
+    """O9: a first installation by the first step alone, as the chart and compose have it, is complete and refuses nothing."""
+    assert due(NAMES, [], Step.PRE) == NAMES
+
+
 def test_no_step_is_taken_before_the_one_ahead_of_it():
     """O9: who skips a release would take away what the services still running need."""
     with pytest.raises(CannotStart, match=r"0003_c\.post takes away"):

@@ -35,11 +35,14 @@ def due(names: Sequence[str], done: Collection[str], step: Step | None) -> list[
     Args:
         names: of all there are, in order.
         done: those that have been applied.
-        step: None is both, with no services running meanwhile but of this release.
+        step: None is both, with no services running meanwhile but of this release. A database without any migration has no
+            services that need what another step takes away: the first step is then both.
 
     Raises:
         CannotStart: the step cannot be taken before another.
     """
+    if not done and step is Step.PRE:
+        step = None
     left = [name for name in names if name not in done]
     steps = [step_of(name) for name in left]
     if step is Step.PRE and Step.PRE in steps:

@@ -6,9 +6,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.structs import OffsetAndMetadata
 
 from penstock import metrics
 from penstock.core.window import Window, WindowPolicy
+from penstock.errors import KafkaUnavailable
 from penstock.postgres import release
 from penstock.postgres.types import TaskType
 from penstock.task_sync.figures import samples
@@ -55,3 +59,47 @@ async def test_a_rate_caps_the_window_and_says_so(monkeypatch: pytest.MonkeyPatc
     assert told() == (100, "floor") == gate.sized(), "nobody was hungry"
     await looking.look_at_full([gate])
     assert told() == (200, "hunger")
+
+
+class Groups:
+    """The part of an admin client that reads a group's offsets: one broker keeps them, the others say nothing."""
+
+    def __init__(self) -> None:
+        self.coordinator = 1
+        self.away: set[int] = set()
+        self.searches = 0
+
+    async def find_coordinator(self, _group: str) -> int:
+        """Whoever keeps them now."""
+        self.searches += 1
+        return self.coordinator
+
+    async def list_consumer_group_offsets(
+        self, _group: str, broker: int
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """As aiokafka answers: nothing for "not coordinator", an error for a broker that is away."""
+        if broker in self.away:
+            raise KafkaConnectionError
+        return {TopicPartition("ready.t", 0): OffsetAndMetadata(7, "")} if broker == self.coordinator else {}
+
+
+async def test_a_groups_coordinator_is_asked_for_once_and_again_when_it_has_moved() -> None:
+    """S6: looking at what workers have taken is one request; a broker that keeps the offsets no more, or is away, is noticed
+    and never taken for workers who took nothing."""
+    groups = Groups()
+    settings = SimpleNamespace(prefix="", lag_poll_s=0.05)
+    looking = Looking(cast(Any, settings), cast(Any, None), cast(Any, groups))
+
+    async def taken() -> int:
+        gate = Gate(TaskType(name="t"), "ready.t", Window(WindowPolicy(100, 1_000)))
+        await looking.look(gate)
+        return gate.taken
+
+    assert [await taken(), await taken(), groups.searches] == [7, 7, 1]
+    groups.coordinator = 2
+    assert [await taken(), await taken(), groups.searches] == [7, 7, 2]
+    groups.away, groups.coordinator = {2}, 1
+    assert [await taken(), await taken(), groups.searches] == [7, 7, 3]
+    groups.away = {1}
+    with pytest.raises(KafkaUnavailable):
+        await taken()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ from aiokafka.errors import (
 
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.declared import ITS_OWN, figures
+from penstock.kafka.fetching import SHORT_RESTS, Fetching
 from penstock.kafka.security import arguments, why_refused
 from penstock.kafka.topics import REJECTION_BYTES, Topic
 from penstock.settings import Kafka
@@ -126,7 +128,6 @@ def make_consumer(
         heartbeat_interval_ms=int(min(settings.session_timeout_s / 3, notice_s) * 1000),
         max_poll_interval_ms=int(max_poll_interval_s * 1000),
         metadata_max_age_ms=5_000,
-        fetch_max_wait_ms=250,
         isolation_level="read_committed",
     )
 
@@ -143,6 +144,8 @@ async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     """
     inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 (it has no other way in)
     await _start(client.start(), client.stop, inner)
+    if isinstance(client, AIOKafkaConsumer):
+        Fetching(client._fetcher, time.monotonic, rests=SHORT_RESTS)  # noqa: SLF001 (as above)
 
 
 async def _start(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 
@@ -13,8 +14,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
     GroupLoadInProgressError,
+    KafkaError,
     NotCoordinatorForGroupError,
 )
+from aiokafka.structs import OffsetAndMetadata
 
 from penstock.core.window import Reason, Window, WindowPolicy
 from penstock.errors import KafkaUnavailable
@@ -111,13 +114,14 @@ class Looking:
         self._settings = settings
         self._session = session
         self._admin = admin
+        # The broker that keeps a group's offsets, by group, as far as it is known.
+        self._coordinators: dict[str, int] = {}
 
     async def look(self, gate: Gate) -> None:
         """Reads how much of the topic the workers have taken."""
         group = workers_group(self._settings.prefix, gate.type.name)
         try:
-            with translated():
-                committed = await self._admin.list_consumer_group_offsets(group)
+            committed = await self._committed(group)
         except KafkaUnavailable as error:
             if not isinstance(error.__cause__, _NO_COORDINATOR):
                 raise
@@ -134,6 +138,22 @@ class Looking:
         # Where nobody takes anything there is no hurry to look again. Who takes much at once does it now and then.
         patience_s = (gate.looked_s - gate.moved_s) / PATIENT
         gate.patience_s = max(self._settings.lag_poll_s, min(patience_s, LONGEST_PATIENCE_S))
+
+    async def _committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """A group's offsets, from the broker that kept them last time, or from whoever keeps them now."""
+        found: dict[TopicPartition, OffsetAndMetadata] = {}
+        with translated():
+            keeper = self._coordinators.pop(group, None)
+            if keeper is not None:
+                with suppress(KafkaError):
+                    found = await self._admin.list_consumer_group_offsets(group, keeper)
+            if not found:
+                # Also what the client makes of a broker's answer that it does not keep them any more.
+                keeper = await self._admin.find_coordinator(group)
+                found = await self._admin.list_consumer_group_offsets(group, keeper)
+        if found and keeper is not None:
+            self._coordinators[group] = keeper
+        return found
 
     async def open(self, taken: Sequence[TaskType], offsets: AIOKafkaConsumer) -> list[Gate]:
         """Gates of types that are owned now; together, for a replica that is lost may leave hundreds.

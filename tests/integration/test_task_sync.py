@@ -260,11 +260,11 @@ async def test_a_kafka_without_a_coordinator_yet_is_waited_for(settings, pool, m
     asked = []
     listed = AIOKafkaAdminClient.list_consumer_group_offsets
 
-    async def not_yet(admin, group):
+    async def not_yet(admin, group, coordinator):
         asked.append(group)
         if len(asked) < 4:
             raise GroupCoordinatorNotAvailableError
-        return await listed(admin, group)
+        return await listed(admin, group, coordinator)
 
     monkeypatch.setattr(AIOKafkaAdminClient, "list_consumer_group_offsets", not_yet)
     # Full at once, so that it keeps asking.

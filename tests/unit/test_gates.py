@@ -9,6 +9,8 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import OffsetAndMetadata
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock import metrics
 from penstock.core.window import Window, WindowPolicy
@@ -59,6 +61,34 @@ async def test_a_rate_caps_the_window_and_says_so(monkeypatch: pytest.MonkeyPatc
     assert told() == (100, "floor") == gate.sized(), "nobody was hungry"
     await looking.look_at_full([gate])
     assert told() == (200, "hunger")
+
+
+@given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 100))
+def test_a_full_window_is_filled_again_once_half_of_it_is_taken(takes: list[int], size: int) -> None:
+    """S2, S6: the window is never more than full; what workers take from a full one is made up for in one batch of at least
+    half of it, and never while more than half waits, so many are released at once however few are taken at a time."""
+    gate = Gate(TaskType(name="t"), "ready.t", Window(WindowPolicy(size, size)))
+    gate.written += gate.room()
+    assert (gate.lag, gate.room()) == (size, 0)
+    for take in takes:
+        gate.taken += min(take, gate.lag)
+        room = gate.room()
+        assert room == (size - gate.lag if gate.lag * 2 <= size else 0)
+        gate.written += room
+        assert not room or gate.room() == 0
+
+
+def test_a_window_that_was_not_full_takes_what_there_is() -> None:
+    """S1: a task waits for no others: as long as there is room it is released at once."""
+    gate = Gate(TaskType(name="t"), "ready.t", Window(WindowPolicy(10, 10)))
+    for waiting in range(10):
+        assert gate.room() == 10 - waiting
+        gate.written += 1
+    assert gate.room() == 0
+    gate.taken += 4
+    assert gate.room() == 0
+    gate.taken += 1
+    assert gate.room() == 5
 
 
 class Groups:

@@ -64,6 +64,7 @@ class Gate:
         measured_s: when the window was last told what has ended, on the loop's clock.
         released: tasks brought there by this process.
         told: what the window's size went by when it was last logged.
+        filled: the window was full, and more than half of it waits still.
     """
 
     type: TaskType
@@ -80,11 +81,22 @@ class Gate:
     measured_s: float = float("-inf")
     released: int = 0
     told: Reason = Reason.FLOOR
+    filled: bool = False
 
     @property
     def lag(self) -> int:
         """Records that no worker has taken."""
         return max(0, self.written - self.taken)
+
+    def room(self) -> int:
+        """How many more records may wait on the ready topic.
+
+        Once that was none, it is none until half of them are taken: whatever is released one by one as room comes up is
+        claimed, run and committed in as many batches.
+        """
+        size, lag = self.sized()[0], self.lag
+        self.filled = lag >= size or (self.filled and lag * 2 > size)
+        return 0 if self.filled else size - lag
 
     def wants_look(self, now_s: float) -> bool:
         """Whether something may be ready for a window that is at least half full and not known well enough."""

@@ -195,7 +195,7 @@ class Release:
             if loop.time() >= forget_at_s:
                 await release.forget(self._session, self._take_confirmed())
                 forget_at_s = float("inf")
-            if any(gate.dirty and self._room(gate) > 0 for gate in self._gates.values()):
+            if any(gate.dirty and gate.room() > 0 for gate in self._gates.values()):
                 continue
             await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s, sweep_at_s))
 
@@ -326,7 +326,7 @@ class Release:
             if not gate.dirty:
                 continue
             self._go_on(f"releasing {gate.type.name}")
-            room = self._room(gate)
+            room = gate.room()
             if room <= 0:
                 look_at_s = min(look_at_s, gate.looked_s + gate.patience_s)
                 continue
@@ -340,10 +340,6 @@ class Release:
                 self.some_queued.set()
                 await self._send(gate, released.batch)
         return look_at_s
-
-    def _room(self, gate: Gate) -> int:
-        """How many more records may wait on the ready topic; not positive when none may."""
-        return gate.sized()[0] - gate.lag
 
     async def _send(self, gate: Gate, batch: release.Batch) -> None:
         """Writes a batch's records, each partition a slice of the order, and confirms in the background."""

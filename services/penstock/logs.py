@@ -42,11 +42,25 @@ def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -
     name = os.environ.get("PENSTOCK_LOG_FORMAT") or "text"
     if name not in FORMATS:
         raise SettingsError(f"PENSTOCK_LOG_FORMAT={name!r} must be one of: {', '.join(FORMATS)}")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(service, trace_id) if name == "json" else TextFormatter(TEXT))
     # `force` would take away what a test listens with.
-    logging.basicConfig(level=_level("PENSTOCK_LOG_LEVEL", "INFO"), handlers=[handler])
+    logging.basicConfig(level=_level("PENSTOCK_LOG_LEVEL", "INFO"), handlers=[_handler(service, trace_id)])
     quiet_libraries()
+
+
+def configure_for_errors(service: str) -> None:
+    """As `configure`, for a process that ends because settings are wrong, these here perhaps among them: never raises."""
+    logging.basicConfig(level=logging.ERROR, handlers=[_handler(service)])
+
+
+def in_json() -> bool:
+    """Whether JSON is asked for."""
+    return os.environ.get("PENSTOCK_LOG_FORMAT") == "json"
+
+
+def _handler(service: str, trace_id: Callable[[], str | None] = lambda: None) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service, trace_id) if in_json() else TextFormatter(TEXT))
+    return handler
 
 
 def quiet_libraries() -> None:

@@ -35,6 +35,8 @@ from penstock.kafka.watchdog import LoopWatchdog
 
 EXIT_FAILED = 1
 EXIT_FORCED = 70
+# Names the file that is there while a service serves.
+READY_VARIABLE = "PENSTOCK_READY_FILE"
 # How long the loop of a service may stand still.
 STALL_S = 60.0
 # How long what a service has left behind (a handler that cannot be cancelled) may keep its process.
@@ -72,8 +74,14 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
     """
     if stall_s is not None:
         service = _watched(service, stall_s)
-    logs.configure(name, tracing.current_trace_id)
-    tracing.configure(name)
+    if mark := os.environ.get(READY_VARIABLE):
+        # Of a process before this one, in the same container.
+        Path(mark).unlink(missing_ok=True)
+    try:
+        logs.configure(name, tracing.current_trace_id)
+        tracing.configure(name)
+    except PenstockError as error:
+        return cannot_begin(name, error)
     collect_garbage_seldom()
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         status = runner.run(_supervise(name, service, grace_s))
@@ -100,6 +108,13 @@ async def keep_wound(stall_s: float) -> None:
         while True:
             watchdog.wind(stall_s)
             await asyncio.sleep(stall_s / 6)
+
+
+def cannot_begin(name: str, error: PenstockError) -> int:
+    """Says in the log, in the format that is asked for, why a service does not begin; returns the exit status."""
+    logs.configure_for_errors(name)
+    _say_failed(name, error)
+    return exit_status(error)
 
 
 def exit_status(error: PenstockError) -> int:
@@ -181,7 +196,7 @@ async def _supervise(name: str, service: Service, grace_s: float) -> int:
     try:
         await service(stopping, lambda: _say_ready(name))
     except PenstockError as error:
-        log.error("%s: %s: %s", name, type(error).__name__, error)  # noqa: TRY400 (the message says it all)
+        _say_failed(name, error)
         return exit_status(error)
     except Exception:
         log.exception("%s: failed", name)
@@ -190,11 +205,23 @@ async def _supervise(name: str, service: Service, grace_s: float) -> int:
     return 0
 
 
+def _say_failed(name: str, error: PenstockError) -> None:
+    # No traceback: the message says it all.
+    log.error("%s: %s: %s", name, type(error).__name__, error)
+
+
 def _say_ready(name: str) -> None:
     log.info("%s: ready", name)
     # Whoever started this process may wait for the mark; unlike the log it is there at every log level.
-    if mark := os.environ.get("PENSTOCK_READY_FILE"):
+    if mark := os.environ.get(READY_VARIABLE):
         Path(mark).touch()
+
+
+def withdraw_ready(name: str) -> None:
+    """Takes back that a service serves, until it says so again."""
+    log.warning("%s: not ready", name)
+    if mark := os.environ.get(READY_VARIABLE):
+        Path(mark).unlink(missing_ok=True)
 
 
 def _after(delay_s: float, act: Callable[[], None]) -> threading.Timer:

@@ -453,6 +453,25 @@ def test_scaling_goes_by_the_lag_of_the_types_group(render: Render) -> None:
     assert named(objects, "Deployment", "prod-penstock-worker-thumbs")["spec"]["replicas"] == 0
 
 
+def test_a_workers_key_is_a_variable_or_a_file(render: Render) -> None:
+    """O5: a mounted key is read from where the variable says, and no other is given beside it."""
+    by_variable = environment_of(workload(render.objects("keda"), "worker-thumbs"))
+    assert by_variable["PENSTOCK_API_KEY"] == {"secretKeyRef": {"name": "thumbs-key", "key": "key"}}
+    assert "PENSTOCK_API_KEY_FILE" not in by_variable
+    index = 2
+    found = workload(
+        render.objects("keda", "--set", f"workers[{index}].apiKeySecret.asFile=true"), "worker-thumbs"
+    )
+    environment = environment_of(found)
+    assert "PENSTOCK_API_KEY" not in environment
+    file = Path(environment["PENSTOCK_API_KEY_FILE"])
+    (mount,) = (one for one in container_of(found)["volumeMounts"] if one["mountPath"] == str(file.parent))
+    (volume,) = (one for one in pod_of(found)["spec"]["volumes"] if one["name"] == mount["name"])
+    assert volume["secret"]["secretName"] == "thumbs-key"
+    assert volume["secret"]["items"] == [{"key": "key", "path": file.name}]
+    assert "subPath" not in mount
+
+
 def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
     """Issue 7: the lag that stays on Kafka while more waits in PostgreSQL asks for as many replicas as there may be."""
     objects = render.objects("keda")

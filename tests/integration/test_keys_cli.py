@@ -19,9 +19,10 @@ from penstock.cli.main import cli
 from penstock.client import Client
 from penstock.core.access import Role
 from penstock.errors import Forbidden, SettingsError, Unauthenticated
+from penstock.http.tokens import Credentials
 from penstock.postgres import audit
 from penstock.postgres.connection import connect
-from penstock.worker.over_http import Gateway
+from penstock.worker.asking import Gateway
 
 
 @pytest.fixture
@@ -135,12 +136,48 @@ async def test_clients_the_command_line_and_workers_send_their_key(
                 await client.submit("media", 1)
         await wait_until(gateway.is_ready)
         asking = {"worker": "w", "type": "media", "wait_s": 0}
-        async with Gateway(gateway.url, worker) as link:
+        async with Gateway(gateway.url, Credentials(worker)) as link:
             assert (await link.post("/set_task", {"worker": "w", "results": []}))[0]["accepted"] == 0
         for wrong in ("", reader):
-            async with Gateway(gateway.url, wrong) as link:
+            async with Gateway(gateway.url, Credentials(wrong)) as link:
                 with pytest.raises(SettingsError, match="PENSTOCK_API_KEY"):
                     await link.post("/hold_task", asking)
+
+
+async def test_a_key_in_a_file_is_rotated_under_those_who_use_it(
+    invoke, kafka_servers, prefix, database, tmp_path, monkeypatch
+) -> None:
+    """O5: a client and the command line read PENSTOCK_API_KEY_FILE, and the client reads it again when its key has been revoked;
+    until then it says that it is refused."""
+    file = tmp_path / "key"
+    first_id, first = await make_key(database, Role.ADMIN)
+    _, second = await make_key(database, Role.ADMIN)
+    file.write_text(first)
+    monkeypatch.setenv("PENSTOCK_API_KEY_FILE", str(file))
+    async with running_gateway(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects=f"file://{tmp_path}",
+        gateway_auth="keys",
+    ) as gateway:
+        monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
+        assert (await invoke("types", "add", "media")).exit_code == 0
+        async with Client() as client:
+            await client.types()
+            assert (await invoke("keys", "revoke", first_id)).exit_code == 0
+
+            async def refused() -> bool:
+                try:
+                    await client.types()
+                except Unauthenticated:
+                    return True
+                return False
+
+            await wait_until(refused)
+            file.write_text(second)
+            assert [one["name"] for one in await client.types()] == ["media"]
+            assert (await client.submit("media", {"n": 1})).created
 
 
 async def test_a_key_that_was_drawn_before_is_made_known_once(

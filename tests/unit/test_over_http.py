@@ -13,7 +13,10 @@ from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import GatewayUnavailable, SettingsError
-from penstock.worker import Done, Worker, WorkerSettings, over_http
+from penstock.http.tokens import Credentials
+from penstock.worker import Done, Worker, WorkerSettings
+from penstock.worker.asking import Gateway as RealGateway
+from penstock.worker.asking import Refusals
 from penstock.worker.hand import Hand, claims_of
 from penstock.worker.heart import Heart as RealHeart
 from penstock.worker.over_http import HttpLink, HttpPuller
@@ -71,8 +74,17 @@ class Impostor:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.asked = []
+        self.refused = 0
+
+        # Keys that are accepted; None asks for none.
+        self.keys = None
 
     async def answer(self, request):
+        if self.keys is not None and request.headers.get("Authorization", "")[7:] not in self.keys:
+            self.refused += 1
+            return web.json_response(
+                {"type": "urn:penstock:problem:unauthenticated", "detail": "no"}, status=401
+            )
         self.asked.append((request.path, orjson.loads(await request.read())))
         status, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         data = body if isinstance(body, bytes) else orjson.dumps(body)
@@ -119,7 +131,7 @@ async def test_an_answer_that_is_no_gateways_is_a_gateway_that_is_away(impostor,
     """A proxy's page with status 200 is told from an answer, says where it came from, and is asked again; a beat of which
     it says nothing is not heard."""
     _, url = await impostor((200, body))
-    async with over_http.Gateway(url) as gateway:
+    async with RealGateway(url) as gateway:
         with pytest.raises(
             GatewayUnavailable, match=rf"^no gateway answers at {url}: /hold_task .* 200 with"
         ):
@@ -133,7 +145,7 @@ async def test_a_beat_that_was_answered_by_no_gateway_is_sent_again(impostor):
     """H3: it counts as not heard, and nothing is lost in a task that nobody looks at."""
     found, url = await impostor((200, b"<html>"), (200, {"rejected": [], "gone": []}))
     now_s = 0.0
-    async with over_http.Gateway(url) as gateway:
+    async with RealGateway(url) as gateway:
         heart = RealHeart(HttpLink(gateway, "w"), "w", lambda: now_s, lambda _keys: None)
         heart.take(claims_of("w", [READY], {}), 0.0)
         for asked in (1, 2):
@@ -183,3 +195,104 @@ async def test_a_path_at_which_there_never_was_a_gateway_is_a_setting_that_is_wr
     with pytest.raises(SettingsError, match=r"^worker_gateway='.*/elsewhere': no gateway answers") as caught:
         await worker.serve(asyncio.Event())
     assert process.exit_status(caught.value) == 6
+
+
+EMPTY = {"tasks": [], "claimed_ms_ago": 0, "accepted": 0, "rejected": [], "gone": []}
+
+
+def worker_of(url, **given):
+    worker = Worker(WorkerSettings(worker_gateway=url, **given))
+    worker.stage("t.s")(lambda _task: Done())
+    return worker
+
+
+@pytest.fixture
+def mark(tmp_path, monkeypatch):
+    """The file that is there while a worker is ready; `process` makes it for services that run as a process."""
+    found = tmp_path / "ready"
+    monkeypatch.setenv("PENSTOCK_READY_FILE", str(found))
+    return found
+
+
+async def test_a_worker_is_ready_once_a_gateway_has_answered_it(impostor, mark):
+    """O2: not while none answers, and not while what answers is none; nor does it wait for a task that may never come."""
+    found, url = await impostor((503, b"starting"), (200, b"<html>"), (200, EMPTY))
+    stopping, readied = asyncio.Event(), []
+    serving = asyncio.create_task(worker_of(url).serve(stopping, lambda: readied.append(len(found.asked))))
+    await wait_until(lambda: readied)
+    assert readied == [3]
+    assert [body["wait_s"] for _, body in found.asked[:3]] == [0, 0, 0]
+    await wait_until(lambda: len(found.asked) > 3)
+    assert found.asked[3][1]["wait_s"] > 0
+    stopping.set()
+    await asyncio.wait_for(serving, 30)
+
+
+async def test_a_worker_that_is_refused_takes_the_next_key_from_its_file(impostor, mark, tmp_path, caplog):
+    """O5: a key is rotated under a worker without a restart: refused, it is not ready and says what to do, and goes on as soon as
+    the file holds a key that is accepted."""
+    file = tmp_path / "key"
+    file.write_text("pk_old\n")
+    found, url = await impostor((200, EMPTY))
+    found.keys = {"pk_old"}
+    stopping = asyncio.Event()
+    serving = asyncio.create_task(worker_of(url, api_key_file=str(file)).serve(stopping, mark.touch))
+    await wait_until(mark.exists)
+    found.keys = {"pk_new"}
+    await wait_until(lambda: not mark.exists())
+    await wait_until(lambda: found.refused > 1)
+    assert f"put a key with the role worker that is valid for its types into {file}" in caplog.text
+    # Written in place, there is a moment without: the worker lives through it.
+    file.write_text("")
+    before = found.refused
+    await wait_until(lambda: found.refused > before)
+    file.write_text("pk_new")
+    await wait_until(mark.exists)
+    stopping.set()
+    await asyncio.wait_for(serving, 30)
+
+
+async def test_a_worker_that_stays_refused_ends_and_says_why(impostor, mark):
+    """O5: after the stated time, with the status of settings that are wrong; it was never ready."""
+    found, url = await impostor((200, EMPTY))
+    found.keys = {"pk_other"}
+    worker = worker_of(url, api_key="pk_mine", refused_timeout_s=0.5)
+    with pytest.raises(SettingsError, match=r"does not let this worker in .*PENSTOCK_API_KEY") as caught:
+        await asyncio.wait_for(worker.serve(asyncio.Event(), mark.touch), 30)
+    assert process.exit_status(caught.value) == 6
+    assert found.refused > 1
+    assert not mark.exists()
+
+
+def test_refusals_count_only_in_a_row():
+    """O5: what was refused long ago, and not asked since, leaves all its time to the next."""
+    refusals = Refusals(300)
+    what = ("/set_task", "")
+    assert refusals.note(what, 1_000.0) == 300
+    assert refusals.note(what, 1_020.0) == 280
+    assert refusals.note(what, 9_000.0) == 300
+    refusals.forget(what)
+    assert refusals.note(what, 9_010.0) == 300
+
+
+def test_a_file_with_a_key_is_told_from_one_without(tmp_path):
+    """O5: what cannot be read or sent is refused at the start, by the name of the file and without what is in it; two keys are one
+    too many."""
+    file = tmp_path / "key"
+    for content, told in ((None, "cannot be read"), ("\n", "is empty"), ("sec ret", "holds no API key")):
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(SettingsError, match=rf"api_key_file='{file}' {told}") as caught:
+            Credentials(file=str(file))
+        assert "sec ret" not in str(caught.value)
+    with pytest.raises(SettingsError, match="both set"):
+        Credentials("pk_a", str(file))
+    file.write_text("pk_a")
+    found = Credentials.from_environment({"PENSTOCK_API_KEY_FILE": str(file)})
+    assert found.headers == {"Authorization": "Bearer pk_a"}
+    assert not found.renewed(found.headers)
+    # Two requests were under way with the old one: both are to be asked again.
+    sent = found.headers
+    file.write_text("pk_b")
+    assert found.renewed(sent)
+    assert found.renewed(sent)

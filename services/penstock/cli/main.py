@@ -58,7 +58,10 @@ def _hints(error: PenstockError) -> tuple[str, ...]:
     if isinstance(error, UnknownType):
         return ("`penstock types` lists those there are, `penstock types add NAME` registers one",)
     if isinstance(error, Unauthenticated):
-        return ("set PENSTOCK_API_KEY to a key of this gateway; `penstock keys create` makes one",)
+        return (
+            "set PENSTOCK_API_KEY to a key of this gateway, or PENSTOCK_API_KEY_FILE to a file with one;",
+            "`penstock keys create` makes one",
+        )
     if isinstance(error, Unavailable):
         return ("is it running, and do PENSTOCK_KAFKA and PENSTOCK_POSTGRES name the right servers?",)
     return ()

@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
+from penstock import logs, process
 from penstock.cli.deployment import Found, data_dir_option
 from penstock.cli.gateway import without_nothing
 from penstock.cli.numbers import Whole
 from penstock.cli.output import as_json, counts_text, print_json, table
 from penstock.cli.topics import kafka_option, prefix_option
 from penstock.discovery import DATA_DIR_VARIABLE
-from penstock.errors import CannotStart
+from penstock.errors import CannotStart, PenstockError
 from penstock.settings import Platform
 
 # A check found something in limbo.
@@ -88,9 +89,16 @@ def up(ctx: click.Context, /, port: int | None, only: tuple[str, ...], **given: 
 @click.pass_context
 def run(ctx: click.Context, service: str) -> None:
     """Runs one service in this process, with settings from PENSTOCK_* variables, until SIGTERM."""
-    with extra("services", f"the service {service}"):
-        app = importlib.import_module(f"penstock.{SERVICES[service]}.app")
-    ctx.exit(app.main())
+    try:
+        with extra("services", f"the service {service}"):
+            app = importlib.import_module(f"penstock.{SERVICES[service]}.app")
+        status = app.main()
+    except PenstockError as error:
+        # In text it is told as every verb tells it.
+        if not logs.in_json():
+            raise
+        status = process.cannot_begin(service, error)
+    ctx.exit(status)
 
 
 @click.command()

@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 
 import penstock
+from penstock.client.chunks import chunks, moved, parts
 from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.client.operating import Operating
 from penstock.client.waiting import Waiting
@@ -23,18 +24,21 @@ from penstock.core.delivery import parse_retry_after
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
 from penstock.discovery import local_environment
-from penstock.errors import GatewayUnavailable, Invalid, NotFound, PenstockError, SettingsError, Throttled
+from penstock.errors import (
+    GatewayUnavailable,
+    Invalid,
+    NotFound,
+    PenstockError,
+    SettingsError,
+    Throttled,
+    Unauthenticated,
+)
 from penstock.http.problems import error_of, relocated
-from penstock.http.tokens import bearer
+from penstock.http.tokens import Credentials
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 
-# The gateway takes more; smaller requests show progress and share its statements.
-CHUNK_TASKS = 500
-CHUNK_BYTES = 4 * 1024 * 1024
-
-# The gateway's limits.
-IDS_AT_ONCE = 10_000
+# The gateway's limit.
 LARGEST_PAGE = 500
 
 _BETWEEN_TRIES = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
@@ -49,10 +53,11 @@ class Client(Operating, Waiting):
         patience_s: for how long a request that is safe to repeat is repeated, in seconds; 0 never repeats.
         timeout_s: seconds one request may take.
         own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
-        api_key: an API key or bearer token, sent with every request; by default PENSTOCK_API_KEY.
+        api_key: an API key or bearer token, sent with every request; by default PENSTOCK_API_KEY, or what is in the file
+            PENSTOCK_API_KEY_FILE, which is read again when a gateway answers that it does not know the key.
 
     Raises:
-        SettingsError: the key is none, the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
+        SettingsError: the key is none, its file cannot be read, the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
 
     Every method raises `Unauthenticated` when the key is not valid, `Forbidden` when it does not allow this, `GatewayUnavailable`
     when no gateway or nothing behind it answers, and `Throttled` when there is too much to do for longer than `patience_s`.
@@ -76,12 +81,12 @@ class Client(Operating, Waiting):
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._own_keys = own_keys
-        key = os.environ.get("PENSTOCK_API_KEY") if api_key is None else api_key
-        self._headers = {"User-Agent": f"penstock-client/{penstock.__version__}"} | bearer(key)
+        self._credentials = Credentials.from_environment() if api_key is None else Credentials(api_key)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
+        named = {"User-Agent": f"penstock-client/{penstock.__version__}"}
+        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=named)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -143,14 +148,14 @@ class Client(Operating, Waiting):
             Invalid: refused; `pointer` begins with the position in `drafts`.
         """
         submitted: list[Submitted] = []
-        for chunk in _chunks(self._keyed(draft) for draft in drafts):
+        for chunk in chunks(self._keyed(draft) for draft in drafts):
             body = b"[" + b",".join(data for data, _, _ in chunk) + b"]"
             safe = all(keyed for _, keyed, _ in chunk)
             try:
                 found = await self._ask("POST", "/tasks", body, safe=safe)
             except Invalid as error:
                 before = len(submitted)
-                raise relocated(error, lambda pointer: _moved(pointer, before)) from None  # noqa: B023 (used at once)
+                raise relocated(error, lambda pointer: moved(pointer, before)) from None  # noqa: B023 (used at once)
             submitted += [
                 Submitted(task["id"], created=ours or task["created"])
                 for task, (_, _, ours) in zip(found["tasks"], chunk, strict=True)
@@ -201,7 +206,7 @@ class Client(Operating, Waiting):
     async def cancel(self, ids: Iterable[int]) -> Cancelled:
         """Cancels those of the tasks that have not ended; tells what became of each id."""
         told = Cancelled([], [], [])
-        for some in _parts([*ids]):
+        for some in parts([*ids]):
             found = await self._ask("POST", "/tasks/cancel", orjson.dumps({"ids": some}))
             told = Cancelled(
                 [*told.cancelled, *found["cancelled"]],
@@ -213,7 +218,7 @@ class Client(Operating, Waiting):
     async def states(self, ids: Iterable[int]) -> dict[str, int]:
         """How many of the tasks are in which state; unknown ids count nowhere."""
         counts: dict[str, int] = {}
-        for some in _parts([*ids]):
+        for some in parts([*ids]):
             found = await self._ask("POST", "/tasks/states", orjson.dumps({"ids": some}))
             for state, count in found["states"].items():
                 counts[state] = counts.get(state, 0) + count
@@ -307,8 +312,14 @@ class Client(Operating, Waiting):
         deadline = loop.time() + self._patience_s
         tries = 0
         while True:
+            sent = self._credentials.headers
             try:
-                return await self._ask_once(method, path, body, query)
+                return await self._ask_once(method, path, body, query, sent)
+            except Unauthenticated:
+                # Nothing of it was done. The file may hold another key by now; a key that is in no file stays as it is.
+                if not self._credentials.renewed(sent):
+                    raise
+                continue
             except GatewayUnavailable as error:
                 tries += 1
                 delay_s = _BETWEEN_TRIES.delay_s(tries, random.random())  # noqa: S311 (jitter)
@@ -323,7 +334,12 @@ class Client(Operating, Waiting):
             await asyncio.sleep(delay_s)
 
     async def _ask_once(
-        self, method: str, path: str, body: bytes | None, query: Sequence[tuple[str, str]]
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        query: Sequence[tuple[str, str]],
+        sent: Mapping[str, str],
     ) -> dict[str, Any]:
         assert self._session is not None, "use the client in a `with` block"
         try:
@@ -332,7 +348,7 @@ class Client(Operating, Waiting):
                 self.url + path,
                 params=list(query),
                 data=None if body is None else io.BytesIO(body),
-                headers={"Content-Type": "application/json"} if body is not None else None,
+                headers={**sent, "Content-Type": "application/json"} if body is not None else sent,
             ) as response:
                 data = await response.read()
                 status = response.status
@@ -368,33 +384,3 @@ def _base(url: str) -> str:
             f"such as {DEFAULT_URL}"
         )
     return url.rstrip("/")
-
-
-_Entry = tuple[bytes, bool, bool]
-
-
-def _chunks(drafts: Iterable[tuple[dict[str, Any], bool]]) -> Iterable[Sequence[_Entry]]:
-    """(encoded, has a key, the key is ours) of each task, in chunks that fit a request."""
-    chunk: list[_Entry] = []
-    size = 0
-    for wire, ours in drafts:
-        data = orjson.dumps(wire)
-        if chunk and (len(chunk) == CHUNK_TASKS or size + len(data) > CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append((data, "idempotency_key" in wire, ours))
-        size += len(data)
-    if chunk:
-        yield chunk
-
-
-def _parts(ids: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
-
-
-def _moved(pointer: str, by: int) -> str:
-    """A pointer into a chunk as one that begins with the position in all drafts."""
-    head, _, tail = pointer.removeprefix("/").partition("/")
-    if not head.isdigit():
-        return pointer
-    return f"/{int(head) + by}" + (f"/{tail}" if tail else "")

@@ -154,6 +154,7 @@ class Worker:
                 try:
                     await liaison.run(
                         lambda: here.call_soon_threadsafe(ready),
+                        lambda: here.call_soon_threadsafe(process.withdraw_ready, "worker"),
                         lambda: here.call_soon_threadsafe(pulled.set),
                     )
                 except Exception:

@@ -17,11 +17,13 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.core.leases import Key
+from penstock.http.tokens import Credentials
 from penstock.kafka.connection import make_producer, running
+from penstock.worker.asking import Gateway
 from penstock.worker.hand import Hand
 from penstock.worker.heart import Heart
 from penstock.worker.link import Link, Reports
-from penstock.worker.over_http import Gateway, HttpLink, HttpPuller
+from penstock.worker.over_http import HttpLink, HttpPuller
 from penstock.worker.pull import Puller
 from penstock.worker.revocations import listen
 from penstock.worker.settings import WorkerSettings
@@ -36,7 +38,7 @@ Platform = tuple[Link | HttpLink, Callable[[str], Puller | HttpPuller], list[Cor
 
 
 class Liaison:
-    """One worker's; made and run in its own loop, but for `add`, which any thread may call once it is `ready`.
+    """One worker's; made and run in its own loop, but for `add`, which any thread may call once it is told of attempts.
 
     Args:
         settings: of the worker.
@@ -77,18 +79,22 @@ class Liaison:
         """Everything there will be was added: report it and end."""
         self._drained.set()
 
-    async def run(self, ready: Callable[[], object], pulled: Callable[[], object]) -> None:
+    async def run(
+        self, ready: Callable[[], object], not_ready: Callable[[], object], pulled: Callable[[], object]
+    ) -> None:
         """Works until it was told to stop and to finish.
 
         Args:
-            ready: told when results may be added.
+            ready: told when tasks can be had: over HTTP not before a gateway has answered, and again after `not_ready`.
+            not_ready: told when the gateway no longer lets this worker in.
             pulled: told when nothing more will be started.
 
         Raises:
             KafkaUnavailable: no broker answered at the start.
+            SettingsError: there is no gateway at the address, or it has not let this worker in for too long.
         """
         clock = asyncio.get_running_loop().time
-        async with self._platform() as (link, make_puller, listening):
+        async with self._platform(ready, not_ready) as (link, make_puller, listening):
             self._heart = Heart(link, self._worker_id, clock, self._give_up)
             self._reports = Reports(link, self._worker_id, self._let_go, self._held)
             pulling = process.together(*(make_puller(name).run() for name in sorted(self._types)))
@@ -99,7 +105,8 @@ class Liaison:
                 await self._drained.wait()
                 await self._reports.wait_sent()
 
-            ready()
+            if not self._settings.worker_gateway:
+                ready()
             await process.leading(
                 work(),
                 self._reports.run(),
@@ -110,11 +117,19 @@ class Liaison:
             )
 
     @asynccontextmanager
-    async def _platform(self) -> AsyncIterator[Platform]:
+    async def _platform(
+        self, let_in: Callable[[], object], shut_out: Callable[[], object]
+    ) -> AsyncIterator[Platform]:
         """The platform as it is reached: over Kafka, or through a gateway."""
         settings, who = self._settings, self._worker_id
         if settings.worker_gateway:
-            async with Gateway(settings.worker_gateway, settings.api_key) as gateway:
+            async with Gateway(
+                settings.worker_gateway,
+                Credentials(settings.api_key, settings.api_key_file),
+                patience_s=settings.refused_timeout_s,
+                let_in=let_in,
+                shut_out=shut_out,
+            ) as gateway:
                 yield (
                     HttpLink(gateway, who),
                     lambda name: HttpPuller(

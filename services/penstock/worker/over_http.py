@@ -9,32 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from http import HTTPStatus
-from typing import Any, Self
+from typing import Any
 
-import aiohttp
 import orjson
 
 from penstock.contracts.heartbeat import Heartbeat
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.beats import Answer
-from penstock.core.delivery import parse_retry_after
 from penstock.core.leases import Key
 from penstock.core.retry import RetryPolicy
 from penstock.errors import (
     Fatal,
-    GatewayUnavailable,
     InvalidRecord,
     PenstockError,
-    SettingsError,
     Throttled,
     Unavailable,
     UnknownType,
 )
-from penstock.http.problems import error_of
-from penstock.http.tokens import bearer
+from penstock.worker.asking import PULLING, WAIT_S, Gateway
 from penstock.worker.hand import Hand, claims_of, key_of
 from penstock.worker.heart import Heart, wait_room
 
@@ -44,115 +37,6 @@ WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.2, factor=2, max_s=5.0
 # The gateway's limits.
 RESULTS_AT_ONCE = 500
 TASKS_AT_ONCE = 500
-WAIT_S = 20.0
-# Beyond the long poll, how long an answer may take.
-ANSWER_S = 30.0
-# However long a gateway, or a proxy before it, asks to be left alone.
-PATIENCE_S = 30.0
-
-_NOT_ALLOWED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-_NO_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
-
-
-def _fits_hold(answer: Mapping[str, Any], _entries: int) -> bool:
-    # Gateways of an earlier version do not say when they claimed.
-    ago_ms = answer.get("claimed_ms_ago", 0)
-    return isinstance(answer.get("tasks"), list) and isinstance(ago_ms, int | float) and ago_ms >= 0
-
-
-def _fits_set(answer: Mapping[str, Any], entries: int) -> bool:
-    told = (answer.get("rejected"), answer.get("gone", []))
-    return all(
-        isinstance(ones, list)
-        and all(isinstance(one, dict) and one.get("index") in range(entries) for one in ones)
-        for ones in told
-    )
-
-
-# Whether an answer is a gateway's, by route: what is read of it is there. The second argument is how many entries
-# were sent.
-_FITS: Mapping[str, Callable[[Mapping[str, Any], int], bool]] = {
-    "/hold_task": _fits_hold,
-    "/set_task": _fits_set,
-}
-
-
-class Gateway:
-    """Asks a gateway, for the time of an `async with` block.
-
-    Args:
-        url: its address.
-        api_key: that it knows the worker by; empty is none.
-
-    Raises:
-        SettingsError: the key is none.
-    """
-
-    def __init__(self, url: str, api_key: str = "") -> None:
-        self._url = url.rstrip("/")
-        self._headers = bearer(api_key)
-        self._session: aiohttp.ClientSession
-        # Whether it has ever spoken as one.
-        self._known = False
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S), headers=self._headers
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-        """The JSON object of the answer, and when it began to arrive, on the loop's clock.
-
-        Raises:
-            Throttled: asked too often, or too much at once; nothing was done.
-            GatewayUnavailable: no gateway answers, or what is behind it is away, or it is no gateway that answers.
-            SettingsError: there is no such route at the address, and never was, or the gateway does not know the API key.
-            PenstockError: it refuses.
-        """
-        try:
-            async with self._session.post(
-                self._url + path, data=orjson.dumps(body), headers={"Content-Type": "application/json"}
-            ) as response:
-                arrived_s = asyncio.get_running_loop().time()
-                data = await response.read()
-                wait_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
-        if response.status == HTTPStatus.OK:
-            answer = self._answer(path, data, len(body.get("results", ())))
-            self._known = True
-            return answer, arrived_s
-        if response.status in _NO_ROUTE:
-            # A gateway has both routes. A proxy that has lost its own for a moment finds it again.
-            reason = f"no gateway answers at {self._url}: {path} is answered {response.status}"
-            raise (
-                GatewayUnavailable(reason)
-                if self._known
-                else SettingsError(f"worker_gateway={self._url!r}: {reason}")
-            )
-        if response.status in _NOT_ALLOWED:
-            # Without it nothing can be done or reported: whoever starts the worker again gives it another.
-            raise SettingsError(
-                f"the gateway at {self._url} does not let this worker in ({error_of(response.status, data)}): set "
-                "PENSTOCK_API_KEY to a key with the role worker that is valid for its types"
-            )
-        raise error_of(response.status, data, None if wait_s is None else min(wait_s, PATIENCE_S))
-
-    def _answer(self, path: str, data: bytes, entries: int) -> dict[str, Any]:
-        """A proxy, a login page or half an answer may come with status 200, too; what is in it is not ours to act on."""
-        try:
-            answer = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            answer = None
-        if not isinstance(answer, dict) or not _FITS[path](answer, entries):
-            excerpt = data[:200].decode(errors="replace")
-            reason = f"no gateway answers at {self._url}: {path} is answered 200 with {excerpt!r}"
-            raise GatewayUnavailable(reason)
-        return answer
 
 
 class HttpLink:
@@ -273,19 +157,27 @@ class HttpPuller:
         self._worker_id = worker_id
         self._start = start
         self._limits = limits
+        # Whether the last question was answered with tasks, or with none.
+        self._answered = False
 
     async def run(self) -> None:
-        """Pulls until cancelled; waits for a type that is not registered yet, and for a gateway that is away."""
+        """Pulls until cancelled; waits for a type that is not registered yet, for a gateway that is away, and to be let in.
+
+        Raises:
+            SettingsError: there is no gateway, or it does not let this worker in.
+        """
         tries = 0
         while True:
             try:
                 await self._pull()
                 tries = 0
+                self._answered = True
             except Throttled as error:
                 log.warning("%s: asking again in %g s: %s", self._type, error.retry_after_s, error)
                 await asyncio.sleep(error.retry_after_s)
             except (Unavailable, UnknownType, InvalidRecord) as error:
                 tries += 1
+                self._answered = False
                 log.warning("%s: asking again soon: %s", self._type, error)
                 await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
 
@@ -294,11 +186,13 @@ class HttpPuller:
             return
         most = int(min(self._hand.room, self._heart.room, TASKS_AT_ONCE))
         asked_s = asyncio.get_running_loop().time()
-        asking = {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": WAIT_S}
+        # It is to be known soon whether all is well again.
+        wait_s = WAIT_S if self._answered else 0.0
+        asking = {"worker": self._worker_id, "type": self._type, "max": most, "wait_s": wait_s}
         if self._limits:
             # The gateway claims, and only we know our stages.
             asking["max_attempts"] = self._limits
-        body, arrived_s = await self._gateway.post("/hold_task", asking)
+        body, arrived_s = await self._gateway.post(PULLING, asking)
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
         claimed = [ready for ready in claimed if key_of(ready) not in self._hand]
         if claimed:

@@ -27,6 +27,15 @@ class WorkerSettings(Kafka):
         repr=False,
         metadata={"doc": "API key or bearer token that the worker sends to PENSTOCK_WORKER_GATEWAY."},
     )
+    api_key_file: str = option(
+        "",
+        "File that holds the key instead; read again whenever the gateway refuses what it held, so that a key is rotated "
+        "without a restart.",
+    )
+    refused_timeout_s: float = option(
+        300.0,
+        "Seconds for which a worker that the gateway does not let in goes on trying, before it ends with status 6.",
+    )
     pool: int = option(2_000, "Most handlers that run at once; with the backlog at most 100,000.")
     backlog: int = option(1_000, "Most claimed tasks that wait for a handler.")
     threads: int = option(64, "Most synchronous handlers that run at once, each on a thread of its own.")
@@ -53,6 +62,8 @@ class WorkerSettings(Kafka):
         url = urlsplit(self.worker_gateway)
         if self.worker_gateway and not (url.scheme in ("http", "https") and url.hostname):
             problems.append(f"worker_gateway={self.worker_gateway!r} is no http:// or https:// URL")
+        if self.refused_timeout_s < 0:
+            problems.append(f"refused_timeout_s={self.refused_timeout_s} must not be negative")
         if self.timeout_s <= 0 or self.drain_timeout_s < 0:
             problems.append(
                 f"timeout_s={self.timeout_s} must be above 0, drain_timeout_s={self.drain_timeout_s} not negative"

@@ -20,7 +20,8 @@ import pytest
 from penstock.discovery import running
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka.connection import admin_client
-from penstock.local.deployment import Deployment, Options, Service
+from penstock.local.deployment import SERVICES, Deployment, Options, Service
+from penstock.process import exit_status
 from penstock.settings import Kafka
 from tests.waiting import wait_until
 
@@ -192,6 +193,32 @@ async def test_a_service_that_cannot_start_ends_the_start(data_dir, kafka_server
             pass
     assert deployment.processes == {}
     assert running(data_dir) is None
+
+
+async def test_a_service_that_refuses_its_settings_is_not_started_again(
+    data_dir, kafka_servers, prefix, empty_database
+):
+    """O8: `up` ends with the gateway's own message at its first refusal, and with the status of wrong settings."""
+    gateway = {"gateway": SERVICES["gateway"]}
+    options = Options(
+        data_dir=data_dir,
+        services=gateway,
+        kafka=kafka_servers,
+        postgres=empty_database,
+        prefix=prefix,
+        environment={"PENSTOCK_GATEWAY_HOST": "0.0.0.0"},
+    )
+    deployment = Deployment(options)
+    with pytest.raises(
+        CannotStart, match=r"^gateway refuses to start:\n.*PENSTOCK_GATEWAY_AUTH=keys"
+    ) as refused:
+        async with deployment:
+            pass
+    assert exit_status(refused.value) == 6
+    assert deployment.processes == {}
+    assert "starting it again" not in str(refused.value)
+    begun = [line for line in deployment.log_file.read_text().splitlines() if "PENSTOCK_GATEWAY_AUTH" in line]
+    assert len(begun) == 1
 
 
 async def test_a_directory_that_cannot_be_written_is_named(tmp_path):

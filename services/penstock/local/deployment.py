@@ -33,6 +33,7 @@ from penstock.local.ports import LOOPBACK, choose_port
 from penstock.local.side_by_side import run_both, to_the_end
 from penstock.local.state import CALLBACK_ALLOW, CALLBACK_SECRETS, DataDir, callback_allow, make_secret
 from penstock.local.supervisor import OnLine, Program, Supervisor
+from penstock.process import exit_status
 from penstock.settings import Kafka
 
 DEFAULT_GATEWAY_PORT = 8420
@@ -40,6 +41,8 @@ GATEWAY = "gateway"
 
 # Ends of a service, in a row and before it ever served, after which it is not worth waiting for.
 _HOPELESS_EXITS = 3
+# The status of a service for which something is wrong that stays so.
+_REFUSES = exit_status(SettingsError())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +238,18 @@ class Deployment:
         """Waits until services serve, all of them by default; after a kill, until the successor does.
 
         Raises:
-            CannotStart: one does not; the message has its last lines.
+            CannotStart: one does not, or refuses to for its settings; the message has its last lines.
         """
         timeout_s = self._options.start_timeout_s if timeout_s is None else timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
-        for name in self._service_names if names is None else names:
-            exits = self._running.exits(name)
+        before = {
+            name: self._running.exits(name) for name in (self._service_names if names is None else names)
+        }
+        for name, exits in before.items():
             while not self._running.is_ready(name):
+                if self._running.exits(name) > exits and self._running.last_status(name) == _REFUSES:
+                    # It would say the same again: nobody changes its settings while we run.
+                    raise CannotStart(f"{name} refuses to start:\n{self._running.tail(name)}")
                 hopeless = self._running.exits(name) - exits >= _HOPELESS_EXITS
                 if hopeless or asyncio.get_running_loop().time() > deadline:
                     raise CannotStart(f"{name} does not come up; its last lines:\n{self._running.tail(name)}")

@@ -126,6 +126,10 @@ class Supervisor:
         """How often the program has ended by itself since `start`."""
         return self._keeper(name).exits
 
+    def last_status(self, name: str) -> int | None:
+        """The status with which the program ended the last time; None when it has not, and negative the number of a signal."""
+        return self._keeper(name).last_status
+
     def tail(self, name: str) -> str:
         """The last lines the program has written."""
         return "\n".join(self._keeper(name).tail)
@@ -150,6 +154,7 @@ class _Keeper:
     ) -> None:
         self.program = program
         self.exits = 0
+        self.last_status: int | None = None
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.ready_file = run_dir / f"{program.name}.ready"
         self._policy = policy
@@ -237,6 +242,7 @@ class _Keeper:
         self._reaper.remove(process.pid)
         # A descendant that left the group may hold the pipe open; its last words are not worth waiting for.
         reader.join(1.0)
+        self.last_status = status
         return f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def _spawn(self) -> subprocess.Popen[bytes]:

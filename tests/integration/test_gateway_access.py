@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, cast
@@ -500,3 +501,45 @@ async def test_no_answer_serves_a_page_of_another_site(caller, database):
             assert told["X-Frame-Options"] == "DENY"
             assert told["Cache-Control"] == "no-store"
             assert "frame-ancestors 'none'" in told["Content-Security-Policy"]
+            assert told["Server"] == "penstock"
+
+
+SECRET = "Authorization: Bearer pk_0123456789abcdef_"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        pytest.param(f"GET /types HTTP/1.1\r\n{SECRET}{'x' * 9_000}\r\n", 431, id="a long header"),
+        pytest.param(f"GET /types?x={'x' * 9_000} HTTP/1.1\r\n{SECRET}\r\n", 431, id="a long address"),
+        pytest.param(
+            "GET /types HTTP/1.1\r\n" + "".join(f"X-{n}: {SECRET}\r\n" for n in range(200)),
+            431,
+            id="many headers",
+        ),
+        pytest.param(f"GET /types HTTP/1.1\r\nno header {SECRET[:9]}\x00\r\n", 400, id="no HTTP"),
+    ],
+)
+async def test_what_is_no_request_is_answered_with_a_problem(caller, caplog, head, status):
+    """O5: what the parser refuses is a problem document like every other refusal, with the same headers; neither the answer nor
+    the log repeats any of it, and nobody can fill the log with tracebacks. What is just short enough is a request."""
+    where = urlsplit(caller.url)
+    with caplog.at_level("INFO"):
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(head.encode() + b"Host: x\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    told, _, body = answer.partition(b"\r\n\r\n")
+    lines = told.decode().split("\r\n")
+    assert int(lines[0].split()[1]) == status
+    document = json.loads(body)
+    assert (document["type"], document["status"]) == ("about:blank", status)
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
+    assert headers["content-type"].startswith("application/problem+json")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["server"] == "penstock"
+    assert "pk_" not in answer.decode()
+    assert "pk_" not in caplog.text
+    assert "Traceback" not in caplog.text
+    assert "refused a request of 127.0.0.1" in caplog.text
+    assert (await caller.get("/types", headers={"X-Long": "x" * 8_000})).status == 401

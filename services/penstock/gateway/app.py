@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 
 from aiohttp import web
 
@@ -25,6 +26,7 @@ from penstock.gateway.targets import Targets
 from penstock.gateway.tasks import Tasks
 from penstock.gateway.types import Types, keep_fresh
 from penstock.gateway.waiting import Waiting
+from penstock.http.listening import accepting
 from penstock.http.server import harden, problems, same_origin
 from penstock.metrics import Sample
 from penstock.metrics.serving import serving
@@ -114,24 +116,11 @@ async def _serve(
     stopping: asyncio.Event,
     serves: Callable[[int], None],
 ) -> None:
-    runner = web.AppRunner(app, shutdown_timeout=STOP_S, access_log=None)
+    runner = web.AppRunner(app, shutdown_timeout=STOP_S)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.gateway_host, settings.gateway_port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise CannotStart(
-                f"cannot listen on {settings.gateway_host}:{settings.gateway_port} ({error.strerror}): "
-                "set PENSTOCK_GATEWAY_PORT to a free port"
-            ) from error
-        port = runner.addresses[0][1]
-        log.info("listening on http://%s:%d", settings.gateway_host, port)
-        serves(port)
-        await stopping.wait()
+        await _listen(runner, settings, stopping, serves)
     finally:
-        for listener in list(runner.sites):
-            await listener.stop()
         # Before the server waits for its answers: long-polls end now, and whatever ends the gateway, its members leave
         # their groups instead of being missed.
         await hold.close()
@@ -141,3 +130,26 @@ async def _serve(
 def main() -> int:
     """Runs the service with settings from the environment."""
     return process.run(NAME, create_app(GatewaySettings.load()), stall_s=process.STALL_S)
+
+
+async def _listen(
+    runner: web.AppRunner, settings: GatewaySettings, stopping: asyncio.Event, serves: Callable[[int], None]
+) -> None:
+    """Takes connections until `stopping` is set.
+
+    Raises:
+        CannotStart: the port is not free.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            port = await stack.enter_async_context(
+                accepting(runner, settings.gateway_host, settings.gateway_port)
+            )
+        except OSError as error:
+            raise CannotStart(
+                f"cannot listen on {settings.gateway_host}:{settings.gateway_port} ({error.strerror}): "
+                "set PENSTOCK_GATEWAY_PORT to a free port"
+            ) from error
+        log.info("listening on http://%s:%d", settings.gateway_host, port)
+        serves(port)
+        await stopping.wait()

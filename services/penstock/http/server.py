@@ -45,7 +45,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPException as answer:
         if answer.status < 400:
             raise
-        return _respond(_problem_of_status(request, answer), _allowed(answer))
+        return respond_problem(_problem_of_status(request, answer), _allowed(answer))
     except ConnectionResetError:
         # The client has gone; there is nobody to tell.
         raise
@@ -60,7 +60,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
         elif isinstance(error, Unauthenticated):
             headers = {"WWW-Authenticate": 'Bearer realm="penstock"'}
-        return _respond(problem, headers)
+        return respond_problem(problem, headers)
 
 
 @web.middleware
@@ -89,13 +89,20 @@ _SECURITY_HEADERS = {
 
 async def harden(_request: web.Request, response: web.StreamResponse) -> None:
     """Gives every answer the headers that keep browsers from misusing it; for `Application.on_response_prepare`."""
+    hardened(response)
+
+
+def hardened(response: web.StreamResponse) -> web.StreamResponse:
+    """The answer with those headers, and without the versions of what made it."""
     for name, value in _SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
+    response.headers["Server"] = "penstock"
+    return response
 
 
 def _problem_of(request: web.Request, error: Exception) -> Problem:
     if isinstance(error, Refused):
-        return _plain(error.status, str(error), request.path)
+        return plain(error.status, str(error), request.path)
     found = problem_of(error, request.path) if isinstance(error, PenstockError) else None
     if found is not None:
         return found
@@ -109,10 +116,11 @@ def _problem_of(request: web.Request, error: Exception) -> Problem:
         extra={"incident": incident},
     )
     told = "The gateway failed; its log tells why, under the id given as instance."
-    return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, told, incident)
+    return plain(HTTPStatus.INTERNAL_SERVER_ERROR, told, incident)
 
 
-def _plain(status: HTTPStatus, detail: str, instance: str) -> Problem:
+def plain(status: HTTPStatus, detail: str, instance: str) -> Problem:
+    """A problem of which the status says all there is to say."""
     return Problem(type="about:blank", title=status.phrase, status=status, detail=detail, instance=instance)
 
 
@@ -125,14 +133,15 @@ def _problem_of_status(request: web.Request, answer: web.HTTPException) -> Probl
         detail = f"There is nothing at {request.path}; /docs lists what there is"
     else:
         detail = answer.text or status.phrase
-    return _plain(status, detail, request.path)
+    return plain(status, detail, request.path)
 
 
 def _allowed(answer: web.HTTPException) -> dict[str, str]:
     return {"Allow": answer.headers["Allow"]} if "Allow" in answer.headers else {}
 
 
-def _respond(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
+def respond_problem(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
+    """An answer that is a problem document."""
     return web.Response(
         body=problem.encode(), status=problem.status, content_type=CONTENT_TYPE, headers=headers
     )

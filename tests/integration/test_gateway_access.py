@@ -425,6 +425,49 @@ async def test_operating_a_type_is_less_than_configuring_it(caller, database):
     assert await change(Role.ADMIN, hook) == 200
 
 
+async def test_an_operations_id_belongs_to_who_chose_it(caller, database):
+    """O5: an id that another namespace has chosen is answered as one that nobody has: the operation is begun once, shown, listed
+    and stopped under it, and neither meets the other. Who sees both, sees which is whose."""
+    _, ours = await make_key(database, Role.ADMIN, ["acme"])
+    _, theirs = await make_key(database, Role.ADMIN, ["beta"])
+    _, both = await make_key(database, Role.ADMIN, ["acme", "beta"])
+    _, everybody = await make_key(database, Role.ADMIN)
+    for token in (ours, theirs, both, everybody):
+        await wait_until(lambda token=token: is_(denied(caller, token), 201 if token == everybody else 403))
+
+    async def begin(token: str, name: str, type_name: str) -> Any:
+        asked = {"id": name, "verb": "pause", "by": "cron", "filter": {"type": type_name}}
+        return await caller.post("/operations", asked, headers=sent(token))
+
+    async def listed(token: str) -> list[str]:
+        answer = await caller.get("/operations", headers=sent(token))
+        return sorted(one["id"] for one in answer.body["operations"])
+
+    first = await begin(theirs, "nightly", FOREIGN)
+    assert first.status == 201
+    foreign = await begin(ours, "nightly", OWN)
+    absent = await begin(ours, "weekly", OWN)
+    assert foreign.status == absent.status == 201
+    assert foreign.headers["Location"] == "/operations/nightly"
+    assert [*foreign.body] == [*absent.body]
+    assert (foreign.body["id"], foreign.body["filter"]) == ("nightly", {"type": OWN})
+    # Asked again it is no second one, and under it nothing else can be asked.
+    assert (await begin(ours, "nightly", OWN)).status == 200
+    assert (await begin(ours, "nightly", "acme--other")).status == 409
+    for token, type_name in ((ours, OWN), (theirs, FOREIGN)):
+        found = await caller.get("/operations/nightly", headers=sent(token))
+        assert found.body["filter"] == {"type": type_name}
+    assert await listed(ours) == ["nightly", "weekly"]
+    assert await listed(theirs) == ["nightly"]
+    stopped = await caller.post("/operations/nightly/stop", {"by": "x"}, headers=sent(ours))
+    assert (stopped.status, stopped.body["id"]) == (200, "nightly")
+    for token in (both, everybody):
+        assert await listed(token) == ["nightly", "nightly@acme", "weekly"]
+        found = await caller.get("/operations/nightly@acme", headers=sent(token))
+        assert found.body["filter"] == {"type": OWN}
+    assert (await caller.get("/operations/nightly@acme", headers=sent(theirs))).status == 404
+
+
 async def test_operations_by_filter_are_confined(caller, database):
     """O5, F5: who is confined to a namespace changes by filter only tasks of it: a foreign type is as one that is not there,
     foreign ids as ids of nobody, and a filter with neither is refused; who asked is in the audit."""

@@ -9,9 +9,11 @@ is away nothing goes on. A batch that PostgreSQL refuses for good ends its opera
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import uuid
 from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import asyncpg
@@ -51,10 +53,13 @@ LOOKED_AT = 1_000_000
 ADOPT_S = 10.0
 AGAIN_S = 1.0
 
+# Characters of namespaces in an id; longer ones are kept as their digest.
+LONGEST_SCOPE = 200
+
 # Of no task: a filter names some id.
 NOBODYS_ID = LARGEST_ID
 
-_SAME = ("id", "verb", "rate", "state", "changed", "stopped_by", "error", "created_at", "finished_at")
+_SAME = ("verb", "rate", "state", "changed", "stopped_by", "error", "created_at", "finished_at")
 
 
 class Operations:
@@ -98,29 +103,31 @@ class Operations:
         if raw.get("dry_run"):
             return respond(await self._rehearse(verb, which, priority))
         grant = grant_of(request)
-        operation_id = raw.get("id") or uuid.uuid4().hex
+        shown = raw.get("id") or uuid.uuid4().hex
         filter_json = orjson.dumps(raw["filter"], option=orjson.OPT_SORT_KEYS).decode()
-        row = await operations.begin(
-            self._pool,
-            operation_id,
-            verb,
-            raw["by"],
-            filter_json,
-            priority,
-            raw.get("rate"),
-            actor=grant.actor or None,
-            namespaces=grant.namespaces,
-        )
-        created = row is not None
-        if row is None:
-            # Somebody else's, perhaps: then it is another one, whatever it asks.
-            row = await operations.get(self._pool, operation_id)
-            assert row is not None
-            asked = (verb.value, raw["filter"], priority, raw.get("rate"))
-            same = (row["verb"], orjson.loads(row["filter"]), row["priority"], row["rate"]) == asked
-            if not same or not _visible(row, grant):
-                raise Conflict(f"operation {operation_id} is another one: give it an id of its own")
-        else:
+        for operation_id in _kept_as(shown, grant):
+            row = await operations.begin(
+                self._pool,
+                operation_id,
+                verb,
+                raw["by"],
+                filter_json,
+                priority,
+                raw.get("rate"),
+                actor=grant.actor or None,
+                namespaces=grant.namespaces,
+            )
+            created = row is not None
+            row = row or await operations.get(self._pool, operation_id)
+            if row is not None and _visible(row, grant):
+                break
+        assert row is not None
+        asked = (verb.value, raw["filter"], priority, raw.get("rate"))
+        if not created and (row["verb"], orjson.loads(row["filter"]), row["priority"], row["rate"]) != asked:
+            raise Conflict(f"operation {shown} is another one: give it an id of its own")
+        self._which[operation_id] = which
+        self._due[operation_id] = 0.0
+        if created:
             log.info(
                 "operation %s: %s, asked by %s: %s",
                 operation_id,
@@ -129,13 +136,10 @@ class Operations:
                 filter_json,
                 extra={"operation": operation_id},
             )
-        self._which[operation_id] = which
-        self._due[operation_id] = 0.0
-        if created:
             row = await self._begun(row)
         self._woken.set()
-        headers = {"Location": f"/operations/{operation_id}"}
-        return respond(_document(row), 201 if created else 200, headers)
+        headers = {"Location": f"/operations/{shown}"}
+        return respond(_document(row, grant), 201 if created else 200, headers)
 
     async def _begun(self, row: asyncpg.Record) -> asyncpg.Record:
         try:
@@ -189,7 +193,7 @@ class Operations:
         page = rows[:limit]
         return respond(
             {
-                "operations": [_document(row) for row in page],
+                "operations": [_document(row, grant_of(request)) for row in page],
                 "next": str(page[-1]["seq"]) if len(rows) > limit else None,
             }
         )
@@ -197,7 +201,7 @@ class Operations:
     async def get(self, request: web.Request) -> web.Response:
         """GET /operations/{id}."""
         refuse_unknown_parameters(request)
-        return respond(_document(await self._row(request)))
+        return respond(_document(await self._row(request), grant_of(request)))
 
     async def stop(self, request: web.Request) -> web.Response:
         """POST /operations/{id}/stop: what it has done stays done."""
@@ -205,14 +209,16 @@ class Operations:
         conform(raw, "OperationStop")
         row = await self._row(request)
         await operations.stop(self._pool, row["id"], raw["by"])
-        return respond(_document(await self._row(request)))
+        return respond(_document(await self._row(request), grant_of(request)))
 
     async def _row(self, request: web.Request) -> asyncpg.Record:
-        operation_id = request.match_info["id"]
-        row = None if "\0" in operation_id else await operations.get(self._pool, operation_id)
-        if row is None or not _visible(row, grant_of(request)):
-            raise NotFound(f"there is no operation {operation_id[:80]!r}")
-        return row
+        shown, grant = request.match_info["id"], grant_of(request)
+        # Latest first: an id of its own was given because the one that was asked for is somebody else's.
+        for operation_id in [] if "\0" in shown else reversed(_kept_as(shown, grant)):
+            row = await operations.get(self._pool, operation_id)
+            if row is not None and _visible(row, grant):
+                return row
+        raise NotFound(f"there is no operation {shown[:80]!r}")
 
     async def _confine(self, request: web.Request, raw: dict[str, Any]) -> None:
         """Sees to it that a filter, whoever goes on with it, meets only tasks of whoever asks.
@@ -331,9 +337,29 @@ def _visible(row: asyncpg.Record, grant: Grant) -> bool:
     return row["namespaces"] is not None and grant.namespaces.issuperset(row["namespaces"])
 
 
-def _document(row: asyncpg.Record) -> dict[str, Any]:
+def _kept_as(shown: str, grant: Grant) -> Sequence[str]:
+    """Under which ids an operation of this id may be kept.
+
+    As it is; and where that is taken by an operation that whoever asks may not see, with the namespaces of the grant, so that an
+    id which somebody else has chosen is as free as any. No id that is asked for has the @ of those.
+    """
+    if grant.namespaces is None:
+        return (shown,)
+    return (shown, shown + _scope(grant.namespaces))
+
+
+def _scope(namespaces: Collection[str]) -> str:
+    named = ".".join(sorted(namespaces))
+    if len(named) > LONGEST_SCOPE:
+        named = hashlib.sha256(named.encode()).hexdigest()
+    return f"@{named}"
+
+
+def _document(row: asyncpg.Record, grant: Grant) -> dict[str, Any]:
+    shown: str = row["id"] if grant.namespaces is None else row["id"].removesuffix(_scope(grant.namespaces))
     return {
         **{name: row[name] for name in _SAME},
+        "id": shown,
         "by": row["asked_by"],
         "actor": row["actor"],
         "filter": orjson.loads(row["filter"]),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 
 import asyncpg
 
 from penstock.core.access import SECRET_BYTES, Role, digest_of, token_of
 from penstock.postgres import api_keys
 from penstock.postgres.connection import connect
+from tests.gateways import Caller, running_gateway
+from tests.waiting import wait_until
 
 
 async def make_key(
@@ -38,6 +42,21 @@ async def make_key(
     finally:
         await connection.close()
     return key_id, token_of(key_id, secret)
+
+
+@asynccontextmanager
+async def gateway_with_keys(kafka: str, prefix: str, dsn: str, objects: Path) -> AsyncIterator[Caller]:
+    """A gateway that asks for keys, allows them any rate, and reaches all it needs."""
+    async with running_gateway(
+        kafka=kafka,
+        prefix=prefix,
+        postgres=dsn,
+        objects=f"file://{objects}",
+        gateway_auth="keys",
+        gateway_key_rate=0.0,
+    ) as caller:
+        await wait_until(caller.is_ready)
+        yield caller
 
 
 def sent(token: str) -> dict[str, str]:

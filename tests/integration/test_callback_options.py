@@ -14,7 +14,7 @@ import orjson
 import pytest
 from cloudevents.core.bindings import http
 from standardwebhooks import Webhook
-from tests.callback_targets import SECRET, Bench, Call, Target, answering, bench, target_server
+from tests.callback_targets import SECRET, Bench, Call, Target, answering, bench
 from tests.gateways import Caller, running_gateway
 from tests.running import make_topics, read, running_service
 from tests.waiting import wait_until
@@ -90,12 +90,6 @@ async def deployment(
         assert (await gateway.post("/types", {"name": "t"})).status == 201
         await wait_until(gateway.is_ready)
         yield Deployment(made, gateway)
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
 
 
 def extra(call: Call) -> dict[str, str]:

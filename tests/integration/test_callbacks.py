@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import orjson
 import pytest
@@ -17,27 +16,13 @@ from tests.callback_targets import (
     Bench,
     Target,
     answering,
-    bench,
     owed,
-    target_server,
 )
 from tests.waiting import wait_until
 
 from penstock import __version__
 from penstock.contracts.validation import conform
 from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_REJECTED
-
-
-@pytest.fixture
-async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        yield made
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
 
 
 def closed_port() -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiokafka import TopicPartition
-from tests.callback_targets import Bench, Target, bench, owed, target_server
+from tests.callback_targets import Bench, Target, owed
 from tests.waiting import wait_until
 
 from penstock.errors import SessionLost
@@ -19,19 +18,6 @@ from penstock.kafka.connection import admin_client, make_consumer, running
 from penstock.kafka.declared import partitions_of
 from penstock.kafka.topics import CALLBACKS
 from penstock.settings import Kafka
-
-
-@pytest.fixture
-async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        yield made
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
-
 
 QUICK = {
     "callback_timeout_s": "1",

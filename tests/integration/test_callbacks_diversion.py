@@ -7,7 +7,6 @@ import itertools
 import logging
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from tests.callback_targets import Bench, Target, answering, bench, owed, target_server
+from tests.callback_targets import Bench, Target, answering, owed
 from tests.waiting import wait_until
 
 from penstock.callbacks import fates
@@ -23,19 +22,6 @@ from penstock.contracts.event import Callback
 from penstock.contracts.validation import conform
 from penstock.kafka.topics import CALLBACKS_RESULTS
 from penstock.postgres import targets
-
-
-@pytest.fixture
-async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        yield made
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
-
 
 # A slow call is one of a fifth of a second here, and three of them make a target abnormal.
 HASTY = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from tests.callback_targets import Bench, bench
+from tests.callback_targets import Bench
 from tests.waiting import wait_until
 
 from penstock.callbacks import forgetting
@@ -13,12 +11,6 @@ from penstock.postgres import targets
 from penstock.postgres.session import open_session
 
 DAYS = 86_400.0
-
-
-@pytest.fixture
-async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        yield made
 
 
 async def _fill(platform: Bench) -> None:

@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
 from aiohttp import web
-from prometheus_client.parser import text_string_to_metric_families
-from tests.callback_targets import Bench, Target, bench, owed, target_server
+from tests.callback_targets import Bench, Target, owed
+from tests.scraping import Scraped, scrape
 from tests.waiting import wait_until
 
 from penstock import metrics
 from penstock.errors import CannotStart, SettingsError
 from penstock.local.ports import choose_port
 from penstock.metrics.serving import serving
-
-Scraped = dict[tuple[str, ...], float]
-
-
-@pytest.fixture
-async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        yield made
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
-
-
-async def scrape(port: int) -> Scraped:
-    """Every sample by its name and the values of its labels in the order of their names."""
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:
-        assert answer.status == 200
-        text = await answer.text()
-    return {
-        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 async def test_metrics_tell_of_both_paths(platform: Bench, target: Target) -> None:

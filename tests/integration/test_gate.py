@@ -9,11 +9,10 @@ import sys
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
 import orjson
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tests.running import make_topics, read_records, running_service
+from tests.scraping import scrape
 from tests.system import System
 from tests.waiting import wait_until
 
@@ -59,18 +58,6 @@ async def submit(pool, count, **fields):
     return [found.id for found in await tasks.submit(pool, [one] * count)]
 
 
-async def scraped(settings):
-    """Every sample by its name and the values of its labels in the order of their names."""
-    url = f"http://127.0.0.1:{settings.metrics_port}/metrics"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        text = await answer.text()
-    return {
-        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
 async def test_the_window_goes_by_what_workers_get_done(settings, pool, system, caplog):
     """S2: with nobody at work the window is its floor; workers that end some hundreds a second make it about a second of
     their work; its size, reason, lag and drain are metrics, and a change of reason is logged."""
@@ -88,7 +75,7 @@ async def test_the_window_goes_by_what_workers_get_done(settings, pool, system, 
         }
 
         async def full():
-            found = await scraped(settings)
+            found = await scrape(settings.metrics_port)
             told = names <= {key[0] for key in found}
             return found if found.get(released) == 100 and told else None
 
@@ -101,7 +88,7 @@ async def test_the_window_goes_by_what_workers_get_done(settings, pool, system, 
         await system.work(handler_s=0.1, pool=40, backlog=2_000)
 
         async def drained():
-            found = await scraped(settings)
+            found = await scrape(settings.metrics_port)
             size = found.get(("penstock_window_size", "drain", "t"))
             return size and abs(size - found["penstock_window_drain", "t"]) < 1 and 100 < size <= 480
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from tests.access import make_key, sent
+from tests.access import gateway_with_keys, make_key, sent
 from tests.gateways import Caller, Proxy, running_gateway
 from tests.waiting import wait_until
 
@@ -58,15 +58,7 @@ async def routes(monkeypatch):
 
 @pytest.fixture
 async def caller(routes, kafka_servers, prefix, database, tmp_path):
-    async with running_gateway(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}",
-        gateway_auth="keys",
-        gateway_key_rate=0.0,
-    ) as caller:
-        await wait_until(caller.is_ready)
+    async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as caller:
         yield caller
 
 

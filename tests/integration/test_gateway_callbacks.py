@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.callback_targets import Bench, Target, answering, bench, owed, target_server
+from tests.callback_targets import Bench, Target, answering, bench, owed
 from tests.gateways import Caller, running_gateway
 from tests.waiting import wait_until
 
@@ -41,12 +41,6 @@ async def gateway(platform: Bench, tmp_path: Path) -> AsyncIterator[Caller]:
         objects=f"file://{tmp_path}",
     ) as caller:
         yield caller
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
 
 
 async def owe(

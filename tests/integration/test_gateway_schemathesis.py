@@ -20,9 +20,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.access import make_key, sent
-from tests.gateways import running_gateway
-from tests.waiting import wait_until
+from tests.access import gateway_with_keys, make_key, sent
 
 from penstock.core.access import Role
 from penstock.gateway import openapi
@@ -122,15 +120,7 @@ async def test_every_answer_is_one_that_the_description_promises(
     # What cancelling owes is published: without its topic a stop would wait for it in vain.
     await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), PLATFORM)
     _, token = await make_key(database, Role.ADMIN)
-    async with running_gateway(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}",
-        gateway_auth="keys",
-        gateway_key_rate=0.0,
-    ) as caller:
-        await wait_until(caller.is_ready)
+    async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as caller:
         assert (await caller.post("/types", {"name": "acme--media"}, headers=sent(token))).status == 201
         task = await caller.post("/tasks", {"type": "acme--media", "context": 1}, headers=sent(token))
         asked = await asyncio.to_thread(

@@ -7,9 +7,9 @@ import logging
 import pytest
 from click.testing import CliRunner
 from tests.gateways import running_gateway
-from tests.integration.test_gate import scraped
 from tests.integration.test_history import archives, ended, hot, moved
 from tests.running import make_topics, running_service, write
+from tests.scraping import scrape
 from tests.waiting import wait_until
 
 from penstock.checks.app import check
@@ -131,7 +131,7 @@ async def test_task_sync_moves_and_retires_beside_its_releases(pool, settings, t
         await wait_until(retired)
 
         async def told():
-            found = await scraped(settings)
+            found = await scrape(settings.metrics_port)
             return found if found["penstock_history_dropped_total",] else None
 
         found = await wait_until(told)

@@ -11,8 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.access import make_key
-from tests.gateways import running_gateway
+from tests.access import gateway_with_keys, make_key
 from tests.waiting import wait_until
 
 from penstock.cli.main import cli
@@ -112,13 +111,7 @@ async def test_clients_the_command_line_and_workers_send_their_key(
     _, admin = await make_key(database, Role.ADMIN)
     _, reader = await make_key(database, Role.READER)
     _, worker = await make_key(database, Role.WORKER)
-    async with running_gateway(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}",
-        gateway_auth="keys",
-    ) as gateway:
+    async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as gateway:
         monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
         refused = await invoke("types", "add", "media")
         assert refused.exit_code == 3
@@ -134,7 +127,6 @@ async def test_clients_the_command_line_and_workers_send_their_key(
             assert [one["name"] for one in await client.types()] == ["media"]
             with pytest.raises(Forbidden, match="submit"):
                 await client.submit("media", 1)
-        await wait_until(gateway.is_ready)
         asking = {"worker": "w", "type": "media", "wait_s": 0}
         async with Gateway(gateway.url, Credentials(worker)) as link:
             assert (await link.post("/set_task", {"worker": "w", "results": []}))[0]["accepted"] == 0
@@ -154,13 +146,7 @@ async def test_a_key_in_a_file_is_rotated_under_those_who_use_it(
     _, second = await make_key(database, Role.ADMIN)
     file.write_text(first)
     monkeypatch.setenv("PENSTOCK_API_KEY_FILE", str(file))
-    async with running_gateway(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}",
-        gateway_auth="keys",
-    ) as gateway:
+    async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as gateway:
         monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
         assert (await invoke("types", "add", "media")).exit_code == 0
         async with Client() as client:

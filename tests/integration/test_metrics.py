@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import asyncpg
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from tests.callback_targets import LOOPBACK, SECRET, Target, target_server
+from tests.callback_targets import LOOPBACK, SECRET, Target
 from tests.gateways import Proxy, running_gateway
 from tests.running import make_topics, running_service, write
+from tests.scraping import Scraped, scrape
 from tests.waiting import wait_until
 
 from penstock import metrics
@@ -30,7 +30,6 @@ from penstock.task_sync import app as task_sync
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker import Done, Fail, Worker, WorkerSettings
 
-Scraped = dict[tuple[str, ...], float]
 SERVICES: dict[str, tuple[Callable[[Any], Any], type, dict[str, Any]]] = {
     "task-sync": (task_sync.create_app, TaskSyncSettings, {"objects": "memory:///"}),
     "heartbeats": (heartbeats.create_app, HeartbeatsSettings, {"settle_s": 0.2, "tick_s": 0.2}),
@@ -46,12 +45,6 @@ SERVICES: dict[str, tuple[Callable[[Any], Any], type, dict[str, Any]]] = {
 @pytest.fixture
 async def kafka(kafka_servers: str, prefix: str) -> Kafka:
     return await make_topics(kafka_servers, prefix)
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
 
 
 def service_of(name: str, kafka: Kafka, postgres: str, port: int, **given: Any) -> Any:
@@ -81,18 +74,6 @@ async def asking(port: int) -> AsyncIterator[Callable[[str], Any]]:
                 return 0, None
 
         yield ask
-
-
-async def scrape(port: int) -> Scraped:
-    """Every sample by its name and the values of its labels in the order of their names."""
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:
-        assert answer.status == 200
-        text = await answer.text()
-    return {
-        (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 @pytest.mark.parametrize("name", ["heartbeats", "stages", "callbacks"])

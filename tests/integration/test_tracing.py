@@ -16,7 +16,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.callback_targets import LOOPBACK, SECRET, Target, target_server
+from tests.callback_targets import LOOPBACK, SECRET, Target
 from tests.gateways import Caller, running_gateway
 from tests.running import make_topics, running_service
 from tests.waiting import wait_until
@@ -85,12 +85,6 @@ def collector() -> Iterator[Collector]:
     yield made
     tracing.shutdown()
     made.close()
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
 
 
 class Deployment:

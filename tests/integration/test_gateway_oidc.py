@@ -31,6 +31,8 @@ class Issuer:
         self.asked = 0
         self.away = False
         self.calls_itself: str | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.keys: dict[str, Any] = {}
 
     def add(self, name: str, key: Any) -> None:
@@ -38,6 +40,7 @@ class Issuer:
 
     async def configuration(self, _request: web.Request) -> web.Response:
         self.asked += 1
+        await self.answers.wait()
         if self.away:
             raise web.HTTPServiceUnavailable
         return web.json_response({"issuer": self.calls_itself or self.url, "jwks_uri": f"{self.url}/jwks"})
@@ -182,6 +185,41 @@ async def test_keys_are_rotated_and_a_flood_of_unknown_ones_asks_nobody(
         monkeypatch.setattr(oidc, "TRUST_S", 0.0)
         with pytest.raises(ProviderUnavailable):
             await tokens.recognise(new)
+
+
+async def test_all_who_come_while_the_keys_are_read_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O5: the provider is asked once for a crowd, at the start and when a key is new, and nobody of it is refused for having come
+    while it was being asked; while the keys that are known do, nobody waits for them."""
+    async with an_issuer() as issuer, ByToken(GatewaySettings.load({}, **settings(issuer))) as tokens:
+
+        async def crowd(*names: str) -> list[Any]:
+            """Recognises a token of each name, all of them while the provider thinks."""
+            before = issuer.asked
+            issuer.answers.clear()
+            made = [
+                issuer.token(name, sub=f"{name}{number}", algorithm="RS256")
+                for number, name in enumerate(names)
+            ]
+            first = asyncio.ensure_future(tokens.recognise(made[0]))
+            await wait_until(lambda: issuer.asked > before)
+            others = [asyncio.ensure_future(tokens.recognise(token)) for token in made[1:]]
+            # Each of them gets as far as it can without an answer.
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ready = [task.done() for task in others]
+            issuer.answers.set()
+            found = await asyncio.gather(first, *others)
+            assert issuer.asked == before + 1
+            return [[grant and grant.actor for grant in found], ready]
+
+        told, _ = await crowd(*["one"] * 8)
+        assert told == [f"oidc:one{number}" for number in range(8)]
+        issuer.add("new", rsa.generate_private_key(public_exponent=65537, key_size=2048))
+        # As if the last reading were a while ago.
+        monkeypatch.setattr(tokens, "_tried_s", float("-inf"))
+        told, ready = await crowd("new", "new", "one", "new")
+        assert told == ["oidc:new0", "oidc:new1", "oidc:one2", "oidc:new3"]
+        assert ready == [False, True, False]
 
 
 async def test_a_provider_that_calls_itself_otherwise_is_not_believed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from urllib.parse import parse_qs, urlsplit
 
@@ -9,7 +10,9 @@ import asyncpg
 import pytest
 
 from penstock.errors import CannotStart, PenstockError, PostgresUnavailable, SettingsError
+from penstock.postgres import connection as connection_module
 from penstock.postgres.connection import connect, open_pool, translated, without_password
+from penstock.postgres.dialling import Dialler, servers_of
 from penstock.postgres.migrations import migrate
 from penstock.postgres.queries import query
 
@@ -119,3 +122,72 @@ async def test_a_pool_that_is_refused_later_says_so(stranger: str) -> None:
 def test_passwords_are_not_shown(dsn: str, shown: str) -> None:
     """What goes to logs and terminals."""
     assert without_password(dsn) == shown
+
+
+async def test_a_server_that_is_cut_off_holds_back_nobody_for_long(
+    stranger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S11: one that takes connections and says nothing is given up after a while that is shorter than the driver's minute: the next
+    one of the URL is asked then, and where there is none, the server is away."""
+    assert connection_module._LIMITS["timeout"] <= 10
+    monkeypatch.setitem(connection_module._LIMITS, "timeout", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        cut_off = f"127.0.0.1:{silent.getsockname()[1]}"
+        parts = urlsplit(stranger)
+        user, _, there = parts.netloc.rpartition("@")
+        async with asyncio.timeout(30):
+            for options in ("", "target_session_attrs=read-write"):
+                both = parts._replace(netloc=f"{user}@{cut_off},{there}", query=options).geturl()
+                found = await connect(both, "test")
+                assert await found.fetchval("SELECT 1") == 1
+                await found.close()
+                async with open_pool(both, "test", size=2) as pool:
+                    assert await pool.fetchval("SELECT 1") == 1
+            refused = await refusal(parts._replace(netloc=f"{user}@{cut_off}").geturl())
+    assert isinstance(refused, PostgresUnavailable)
+    assert cut_off in str(refused)
+
+
+def test_the_servers_of_a_url_are_asked_one_by_one() -> None:
+    """S11: each with user, port and options; what names one server, or leaves the choice to the driver, stays as it is."""
+    assert servers_of("postgresql://me:a%40b@db1,[::1]:5433,db3/shop?sslmode=verify-full") == [
+        "postgresql://me:a%40b@db1/shop?sslmode=verify-full",
+        "postgresql://me:a%40b@[::1]:5433/shop?sslmode=verify-full",
+        "postgresql://me:a%40b@db3/shop?sslmode=verify-full",
+    ]
+    for alone in (
+        "postgresql://db/shop",
+        "postgresql:///shop?host=/run/a",
+        "postgresql://a,b/shop?target_session_attrs=prefer-standby",
+        "postgresql://[broken/shop",
+    ):
+        assert servers_of(alone) == (alone,)
+
+
+async def test_a_primary_that_was_found_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S11: where only a primary is wanted, so that a silent server costs the first connection its limit and not each; one that
+    merely answered is not stuck to, since it may be a standby."""
+    asked: list[str] = []
+
+    async def ask(url: str, **_options: object) -> str:
+        asked.append(str(urlsplit(url).hostname))
+        if asked[-1] in away:
+            raise TimeoutError
+        return asked[-1]
+
+    monkeypatch.setattr(asyncpg, "connect", ask)
+    away = {"db1"}
+    dialler = Dialler("postgresql://db1,db2/shop?target_session_attrs=read-write")
+    assert [await dialler.connect(), await dialler.connect()] == ["db2", "db2"]
+    assert asked == ["db1", "db2", "db2"]
+    away = {"db2"}
+    assert await dialler.connect() == "db1"
+    away = {"db1", "db2"}
+    with pytest.raises(TimeoutError):
+        await dialler.connect()
+    asked, away = [], {"db1"}
+    dialler = Dialler("postgresql://db1,db2/shop")
+    assert [await dialler.connect(), await dialler.connect()] == ["db2", "db2"]
+    assert asked == ["db1", "db2", "db1", "db2"]

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import CannotStart, PostgresUnavailable, SettingsError, Throttled
+from penstock.postgres.dialling import Dialler
 
 SCHEMA = "penstock"
 
@@ -58,7 +59,7 @@ SESSION_SETTINGS = {
     "enable_mergejoin": "off",
 }
 
-# Seconds. A server that is cut off must not hold back the next one of its URL for a minute.
+# Seconds; of connecting, for each server of a URL. One that is cut off must not hold back the next for a minute.
 _LIMITS: dict[str, Any] = {"timeout": 10, "command_timeout": 60}
 
 # Up to the last @: an unescaped password may contain any of the separators.
@@ -190,7 +191,7 @@ async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Conne
     if not durable:
         options["server_settings"]["synchronous_commit"] = "off"
     with _connecting(dsn):
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(dsn, **options)
+        connection: asyncpg.Connection[asyncpg.Record] = await Dialler(dsn).connect(**options)
         if read_only(connection):
             connection.terminate()
             raise PostgresUnavailable(f"PostgreSQL: {READ_ONLY}")
@@ -226,6 +227,7 @@ async def open_pool(
     with _connecting(dsn):
         pool = await asyncpg.create_pool(
             dsn,
+            connect=Dialler(dsn).connect,
             min_size=1,
             max_size=size,
             reset=_leave_as_is,

@@ -49,9 +49,11 @@ bench-claims: $(INSTALLED) ## claim contention against the ways this design repl
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
 	@$(BIN)/python -m benchmarks.claims
 
+# What our images stand on; the same variable as compose reads, in the environment or in .env.
+images: PENSTOCK_PYTHON_IMAGE ?= $(or $(shell sed -n 's/^PENSTOCK_PYTHON_IMAGE=//p' .env 2>/dev/null),python:3.13-slim)
 images: ## builds the images: services and command line, the base of workers, the media example's worker
-	docker build -f infra/Dockerfile -t penstock:local .
-	docker build -f infra/Dockerfile --target worker -t penstock-worker:local .
+	docker build -f infra/Dockerfile --build-arg PYTHON_IMAGE=$(PENSTOCK_PYTHON_IMAGE) -t penstock:local .
+	docker build -f infra/Dockerfile --build-arg PYTHON_IMAGE=$(PENSTOCK_PYTHON_IMAGE) --target worker -t penstock-worker:local .
 	docker build -f examples/media/Dockerfile -t penstock-media:local .
 
 containers: .env images ## the whole platform with docker compose: builds, starts, waits until it is healthy and says where to go

@@ -28,6 +28,8 @@ import orjson
 from benchmarks.figures import percentile, report
 from benchmarks.loops import servers_only
 from penstock.contracts.event import Callback
+from penstock.core.access import DEFAULT_NAMESPACE
+from penstock.core.target import TargetId
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import send_callbacks
 from penstock.kafka.topics import CALLBACKS
@@ -63,7 +65,13 @@ class Place:
             body = orjson.dumps({"id": self._number, "event": "task.succeeded", "pad": "x" * 160})
             target = f"{self.url}/t{targets}/{self._number % targets}"
             made.append(
-                Callback(id=f"msg_{self._number}", target=target, task_id=self._number, attempt=0, body=body)
+                Callback(
+                    id=f"msg_{self._number}",
+                    target=TargetId(DEFAULT_NAMESPACE, target),
+                    task_id=self._number,
+                    attempt=0,
+                    body=body,
+                )
             )
         return made
 

@@ -23,6 +23,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from penstock.callbacks.app import create_app
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
+from penstock.core.target import target_of
 from penstock.kafka.connection import create_topics, make_consumer, make_producer, running
 from penstock.kafka.outbox import send_callbacks
 from penstock.kafka.topics import CALLBACKS, PLATFORM
@@ -236,13 +237,14 @@ async def bench(kafka_servers: str, prefix: str, database: str) -> AsyncIterator
         await connection.close()
 
 
-def owed(target: str, number: int = 1, **fields: Any) -> Callback:
-    """A callback as the stage processor makes it."""
-    body = orjson.dumps({"id": f"{number}-0-0-succeeded", "event": "task.succeeded", "task": {"id": number}})
+def owed(target: str, number: int = 1, *, type_name: str = "t", **fields: Any) -> Callback:
+    """A callback of a task of this type as the stage processor makes it."""
+    task = {"id": number, "type": type_name}
+    body = orjson.dumps({"id": f"{number}-0-0-succeeded", "event": "task.succeeded", "task": task})
     return Callback(
         **{
             "id": f"msg_{number}-0-0-succeeded-0",
-            "target": target,
+            "target": target_of(type_name, target),
             "task_id": number,
             "attempt": 0,
             "body": body,

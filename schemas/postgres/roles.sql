@@ -15,12 +15,12 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON audit_request TO penstock_gateway;
 GRANT SELECT ON backlog TO penstock_gateway;
 GRANT SELECT, INSERT ON backlog_change TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE ON callback TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE ON callback_target TO penstock_gateway;
 GRANT SELECT ON history TO penstock_gateway;
 GRANT SELECT, UPDATE ON ingested TO penstock_gateway;
 GRANT SELECT ON migration TO penstock_gateway;
 GRANT SELECT, INSERT, DELETE ON outbox TO penstock_gateway;
 GRANT SELECT ON release TO penstock_gateway;
-GRANT SELECT, INSERT, UPDATE ON target TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE ON task TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE ON task_type TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE, DELETE ON type_key TO penstock_gateway;
@@ -61,8 +61,8 @@ GRANT SELECT ON task_type TO penstock_stages;
 
 GRANT USAGE ON SCHEMA penstock TO penstock_callbacks;
 GRANT SELECT, UPDATE ON callback TO penstock_callbacks;
+GRANT SELECT, INSERT, UPDATE, DELETE ON callback_target TO penstock_callbacks;
 GRANT SELECT ON migration TO penstock_callbacks;
-GRANT SELECT, INSERT, UPDATE, DELETE ON target TO penstock_callbacks;
 -- end: services
 
 -- To say which replica of task-sync owns a type: the names of other users' sessions, and with them their statements, are for
@@ -78,14 +78,14 @@ GRANT SELECT ON audit TO penstock_reader;
 GRANT SELECT ON audit_request TO penstock_reader;
 GRANT SELECT ON backlog TO penstock_reader;
 GRANT SELECT ON backlog_change TO penstock_reader;
-GRANT SELECT (id, target, task_id, state, attempt, body, error, due_at, created_at, finished_at, ordered, seq, diverted, replayed_after, spent, published, published_at, waits_since) ON callback TO penstock_reader;
+GRANT SELECT (id, namespace, target, task_id, state, attempt, body, error, due_at, created_at, finished_at, ordered, seq, diverted, replayed_after, spent, published, published_at, waits_since) ON callback TO penstock_reader;
 GRANT SELECT (id, type, state, stage, step, attempt, failures, losses, priority, content_type, context, context_ref, result_type, result, result_ref, error, idempotency_key, events, labels, worker, key, created_at, updated_at, finished_at, attempts, callbacks_owed, moved_at) ON history TO penstock_reader;
 GRANT SELECT ON history_part TO penstock_reader;
 GRANT SELECT ON ingested TO penstock_reader;
 GRANT SELECT ON migration TO penstock_reader;
 GRANT SELECT ON outbox TO penstock_reader;
 GRANT SELECT ON release TO penstock_reader;
-GRANT SELECT ON target TO penstock_reader;
+GRANT SELECT ON callback_target TO penstock_reader;
 GRANT SELECT (id, type, state, stage, step, attempt, failures, losses, priority, content_type, context, context_ref, result_type, result, result_ref, error, idempotency_key, events, labels, worker, lease_partition, due_at, created_at, updated_at, finished_at, lease_ms, max_attempts, pausing, key, tracked, traceparent) ON task TO penstock_reader;
 GRANT SELECT (name, first_stage, partitions, lease_ms, max_attempts, retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events, created_at, updated_at, max_losses, late_results, paused, max_in_flight, starts_per_s, max_per_key, fair, keyed, ageing_s, finish_first) ON task_type TO penstock_reader;
 GRANT SELECT ON type_key TO penstock_reader;

@@ -250,6 +250,7 @@ CREATE TABLE penstock.callback (
     published integer DEFAULT 0 NOT NULL,
     published_at timestamp with time zone,
     waits_since timestamp with time zone,
+    namespace text DEFAULT 'default'::text NOT NULL,
     CONSTRAINT callback_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'held'::text, 'delivered'::text, 'dead'::text])))
 )
 WITH (fillfactor='80');
@@ -274,6 +275,8 @@ COMMENT ON COLUMN penstock.callback.published_at IS 'when the last of them was w
 
 COMMENT ON COLUMN penstock.callback.waits_since IS 'while pending: since when its records are written again and it is not begun; null while that is as it should be';
 
+COMMENT ON COLUMN penstock.callback.namespace IS 'of its task''s type; with the target''s address, whom it is owed to';
+
 ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.callback_seq_seq
     START WITH 1
@@ -282,6 +285,40 @@ ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY 
     NO MAXVALUE
     CACHE 1
 );
+
+CREATE TABLE penstock.callback_target (
+    namespace text DEFAULT 'default'::text NOT NULL COLLATE pg_catalog."C",
+    url text NOT NULL COLLATE pg_catalog."C",
+    state text DEFAULT 'normal'::text NOT NULL,
+    why text,
+    count integer DEFAULT 0 NOT NULL,
+    slow_at timestamp with time zone,
+    called_at timestamp with time zone,
+    failures integer DEFAULT 0 NOT NULL,
+    rate double precision,
+    attempts jsonb DEFAULT '[]'::jsonb NOT NULL,
+    owner text,
+    changed_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT callback_target_rate_check CHECK ((rate > (0)::double precision)),
+    CONSTRAINT callback_target_state_check CHECK ((state = ANY (ARRAY['normal'::text, 'abnormal'::text, 'disabled'::text])))
+)
+WITH (fillfactor='70');
+
+COMMENT ON TABLE penstock.callback_target IS 'targets of callbacks: their health, whoever judges it, and what operators have said about them';
+
+COMMENT ON COLUMN penstock.callback_target.namespace IS 'of the types whose tasks call it: the beginning of their names';
+
+COMMENT ON COLUMN penstock.callback_target.why IS 'while disabled: what it answered, or what the operator said';
+
+COMMENT ON COLUMN penstock.callback_target.count IS 'slow calls it is charged with: penstock.core.health';
+
+COMMENT ON COLUMN penstock.callback_target.failures IS 'quick failures on end';
+
+COMMENT ON COLUMN penstock.callback_target.rate IS 'most calls a second; NULL is the setting of the callbacks service';
+
+COMMENT ON COLUMN penstock.callback_target.attempts IS 'the last few: at, callback, attempt, took_ms, status, message';
+
+COMMENT ON COLUMN penstock.callback_target.owner IS 'the process that judges it: nobody else''s snapshot is kept';
 
 CREATE TABLE penstock.history (
     id bigint NOT NULL,
@@ -388,35 +425,6 @@ ALTER TABLE penstock.release ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
-
-CREATE TABLE penstock.target (
-    url text NOT NULL,
-    state text DEFAULT 'normal'::text NOT NULL,
-    why text,
-    count integer DEFAULT 0 NOT NULL,
-    slow_at timestamp with time zone,
-    called_at timestamp with time zone,
-    failures integer DEFAULT 0 NOT NULL,
-    rate double precision,
-    attempts jsonb DEFAULT '[]'::jsonb NOT NULL,
-    owner text,
-    changed_at timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT target_rate_check CHECK ((rate > (0)::double precision)),
-    CONSTRAINT target_state_check CHECK ((state = ANY (ARRAY['normal'::text, 'abnormal'::text, 'disabled'::text])))
-)
-WITH (fillfactor='70');
-
-COMMENT ON COLUMN penstock.target.why IS 'while disabled: what it answered, or what the operator said';
-
-COMMENT ON COLUMN penstock.target.count IS 'slow calls it is charged with: penstock.core.health';
-
-COMMENT ON COLUMN penstock.target.failures IS 'quick failures on end';
-
-COMMENT ON COLUMN penstock.target.rate IS 'most calls a second; NULL is the setting of the callbacks service';
-
-COMMENT ON COLUMN penstock.target.attempts IS 'the last few: at, callback, attempt, took_ms, status, message';
-
-COMMENT ON COLUMN penstock.target.owner IS 'the process that judges it: nobody else''s snapshot is kept';
 
 CREATE TABLE penstock.task (
     id bigint NOT NULL,
@@ -574,6 +582,9 @@ ALTER TABLE ONLY penstock.backlog
 ALTER TABLE ONLY penstock.callback
     ADD CONSTRAINT callback_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY penstock.callback_target
+    ADD CONSTRAINT callback_target_pkey PRIMARY KEY (namespace, url);
+
 ALTER TABLE ONLY penstock.history_part
     ADD CONSTRAINT history_part_pkey PRIMARY KEY (day, part);
 
@@ -592,9 +603,6 @@ ALTER TABLE ONLY penstock.outbox
 ALTER TABLE ONLY penstock.release
     ADD CONSTRAINT release_pkey PRIMARY KEY (id);
 
-ALTER TABLE ONLY penstock.target
-    ADD CONSTRAINT target_pkey PRIMARY KEY (url);
-
 ALTER TABLE ONLY penstock.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
 
@@ -610,19 +618,25 @@ CREATE INDEX audit_running ON penstock.audit USING btree (seq) WHERE (state = 'r
 
 CREATE INDEX callback_dead ON penstock.callback USING btree (target, seq) WHERE (state = 'dead'::text);
 
+CREATE INDEX callback_dead_of ON penstock.callback USING btree (namespace, target, seq) WHERE (state = 'dead'::text);
+
 CREATE INDEX callback_due ON penstock.callback USING btree (due_at) WHERE (state = 'pending'::text);
 
 CREATE INDEX callback_held ON penstock.callback USING btree (target, seq) WHERE (state = 'held'::text);
+
+CREATE INDEX callback_held_of ON penstock.callback USING btree (namespace, target, seq) WHERE (state = 'held'::text);
+
+CREATE INDEX callback_target_troubled ON penstock.callback_target USING btree (url, namespace) WHERE (state <> 'normal'::text);
+
+CREATE INDEX callback_target_troubled_of ON penstock.callback_target USING btree (namespace, url) WHERE (state <> 'normal'::text);
+
+CREATE INDEX callback_target_url ON penstock.callback_target USING btree (url, namespace);
 
 CREATE INDEX callback_task ON penstock.callback USING btree (task_id);
 
 CREATE INDEX history_idempotency ON ONLY penstock.history USING btree (type, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 
 CREATE UNIQUE INDEX history_part_present ON penstock.history_part USING btree (day) WHERE (dropped_at IS NULL);
-
-CREATE INDEX target_troubled ON penstock.target USING btree (url COLLATE "C") WHERE (state <> 'normal'::text);
-
-CREATE INDEX target_url ON penstock.target USING btree (url COLLATE "C");
 
 CREATE INDEX task_begun_later ON penstock.task USING btree (type, id) WHERE ((state = ANY (ARRAY['scheduled'::text, 'paused'::text])) AND (step > 0) AND (NOT tracked));
 

@@ -23,13 +23,14 @@ from penstock.local.ports import choose_port
 from penstock.postgres.migrations import migrate
 from penstock.settings import Platform
 from penstock.worker import Done, Next, Worker, WorkerSettings
+from tests.callback_targets import LOOPBACK, SECRET, target_server
 from tests.running import make_topics, running_service
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 # The oldest revision from which an upgrade is promised: eleven migrations, before operations, limits and history.
 OLDEST = "1b0bb60"
-SERVICES = ("gateway", "task-sync", "heartbeats", "stages")
+SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks")
 EACH = 10
 
 
@@ -103,35 +104,50 @@ class Release:
 
 async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix, empty_database, tmp_path):
     """O9: from the oldest revision on: the schema's first step under running old services, new ones beside them, old ones
-    stopped, the second step; tasks flow all the while, every one ends once, and the check is clean."""
+    stopped, the second step; tasks flow all the while, every one ends once, its callback is heard, and the check is clean."""
     environment = {
         "PENSTOCK_KAFKA": kafka_servers,
         "PENSTOCK_PREFIX": prefix,
         "PENSTOCK_POSTGRES": empty_database,
         "PENSTOCK_OBJECTS": f"file://{tmp_path}",
         "PENSTOCK_SESSION_TIMEOUT_S": "6",
+        "PENSTOCK_CALLBACK_SECRETS": SECRET,
+        "PENSTOCK_CALLBACK_ALLOW": ",".join(LOOPBACK),
     }
     before = Release(old, environment, tmp_path / "before")
     after = Release(ROOT, environment, tmp_path / "after")
     worker = Worker(WorkerSettings(kafka=kafka_servers, prefix=prefix, objects=f"file://{tmp_path}"))
 
-    @worker.stage("t.start")
-    async def start(task):
-        return Next("end", task.context)
+    for type_name in ("t", "acme--t"):
 
-    @worker.stage("t.end")
-    async def end(task):
-        return Done(task.context)
+        @worker.stage(f"{type_name}.start")
+        async def start(task):
+            return Next("end", task.context)
+
+        @worker.stage(f"{type_name}.end")
+        async def end(task):
+            return Done(task.context)
 
     ids: list[int] = []
     connection = await asyncpg.connect(empty_database, server_settings={"search_path": "penstock"})
 
     async def submit(release: Release) -> None:
         async with Client(f"http://127.0.0.1:{release.port}") as client:
-            ids.extend([(await client.submit("t", n)).id for n in range(EACH)])
+            for type_name in ("t", "acme--t"):
+                ids.extend(
+                    [
+                        (await client.submit(type_name, n, callbacks=[f"{target.url}/hook"])).id
+                        for n in range(EACH)
+                    ]
+                )
 
     async def all_ended() -> bool:
         return await connection.fetchval("SELECT count(*) FROM task WHERE state = 'succeeded'") == len(ids)
+
+    async def all_told() -> bool:
+        return await connection.fetchval("SELECT count(*) FROM callback WHERE state = 'delivered'") == len(
+            ids
+        )
 
     try:
         async with AsyncExitStack() as stack:
@@ -140,7 +156,9 @@ async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix
             first = json.loads(await before.run("migrate", "--json"))["applied"]
             await before.run("topics")
             await before.start()
-            await before.run("types", "add", "t", "--gateway", f"http://127.0.0.1:{before.port}")
+            target = await stack.enter_async_context(target_server())
+            for type_name in ("t", "acme--t"):
+                await before.run("types", "add", type_name, "--gateway", f"http://127.0.0.1:{before.port}")
             await submit(before)
             await stack.enter_async_context(running_service(worker.serve))
             # The first step, while tasks are on their way.
@@ -159,7 +177,14 @@ async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix
             await migrate(empty_database, Step.POST)
             await submit(after)
             await wait_until(all_ended, timeout=90, what="the new release ends its own and what is left")
-            assert len(set(ids)) == 6 * EACH
+            await wait_until(all_told, timeout=90, what="each target has heard of each task")
+            assert len(set(ids)) == 12 * EACH
+            assert len(set(target.ids())) == 12 * EACH
+            owed = "SELECT namespace, count(*) AS count FROM callback GROUP BY namespace ORDER BY namespace"
+            assert [tuple(row) for row in await connection.fetch(owed)] == [
+                ("acme", 6 * EACH),
+                ("default", 6 * EACH),
+            ]
             found = await check(Platform(kafka=kafka_servers, prefix=prefix, postgres=empty_database))
             assert found.clean, found
             assert set((await after.stop()).values()) == {0}

@@ -63,7 +63,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *Types(settings, nothing, nothing).routes(),
         *Keys(settings, nothing).routes(),
         *Waiting(settings, nothing).routes(),
-        *Targets(settings, nothing).routes(),
+        *Targets(settings, nothing, nothing).routes(),
         *Callbacks(settings, nothing).routes(),
         *Operations(settings, nothing, nothing).routes(),
         *Hold(settings, nothing, nothing, nothing, nothing).routes(),

@@ -25,6 +25,7 @@ from penstock.contracts.revocation import Revocation
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import conform, parse, problems
 from penstock.core.completion import Fence, Outcome
+from penstock.core.target import TargetId
 from penstock.errors import InvalidRecord
 from penstock.postgres.types import TaskType
 
@@ -279,13 +280,14 @@ def test_results_carry_errors_and_bytes():
 def test_a_callback_body_survives_to_the_byte():
     """C7: the signature is over the bytes, so they must not be written anew."""
     body = '{"id":"1","event":"task.succeeded","note":"zwölf € ☃"}'.encode()
-    callback = Callback(id="msg_1", target="http://x", task_id=1, attempt=0, body=body)
+    callback = Callback(id="msg_1", target=TargetId("default", "http://x"), task_id=1, attempt=0, body=body)
     assert inbound.decode_callbacks(callback.encode())[0][0].body == body
 
 
 def some_callbacks(count, body=b"{}"):
     return [
-        Callback(id=f"msg_{n}", target=f"http://x/{n}", task_id=1, attempt=0, body=body) for n in range(count)
+        Callback(id=f"msg_{n}", target=TargetId("default", f"http://x/{n}"), task_id=1, attempt=0, body=body)
+        for n in range(count)
     ]
 
 
@@ -303,7 +305,7 @@ def test_records_of_callbacks_carry_many_in_order_and_within_bounds():
         assert all(len(value) < CALLBACK_RECORD_BYTES + 300 for _k, value in records if value[:1] == b"[")
         assert len(records) < len(callbacks) or len(callbacks) == 2
         assert [key for key, _value in records] == [
-            some[0].target.encode() if len(some) == 1 else None for some in read
+            some[0].target.url.encode() if len(some) == 1 else None for some in read
         ]
 
 

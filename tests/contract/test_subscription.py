@@ -19,6 +19,7 @@ from penstock.contracts.files import schemas_folder
 from penstock.contracts.submission import Submission
 from penstock.contracts.subscription import HEADERS_BYTES, MOST_HEADERS, Format, Subscription
 from penstock.contracts.validation import conform, problems
+from penstock.core.target import TargetId
 from penstock.errors import InvalidRecord, SettingsError
 from penstock.postgres.types import TaskType
 from penstock.settings import Platform
@@ -210,7 +211,9 @@ def test_no_repr_has_a_secret() -> None:
     """C7: tasks, types and callbacks end up in logs and tracebacks."""
     submission = Submission.from_wire({"type": "t", "callbacks": [WHOLE]})
     task_type = TaskType.from_wire({"name": "t", "callbacks": [WHOLE]})
-    callback = Callback(id="1", target=URL, task_id=1, attempt=0, body=b"", headers={"X": SECRET})
+    callback = Callback(
+        id="1", target=TargetId("default", URL), task_id=1, attempt=0, body=b"", headers={"X": SECRET}
+    )
     assert SECRET not in repr([submission, task_type, callback])
     assert SECRET not in str(task_type.shown())
     assert SECRET in str(task_type.to_wire())
@@ -253,7 +256,7 @@ def test_tasks_and_types_take_the_same_by_words_of_the_code() -> None:
 
 def test_headers_and_order_travel_with_the_callback_and_only_then() -> None:
     """A plain callback's record is what it was, so that services from before take it."""
-    plain = Callback(id="1", target=URL, task_id=1, attempt=0, body=b"{}")
+    plain = Callback(id="1", target=TargetId("default", URL), task_id=1, attempt=0, body=b"{}")
     assert set(json.loads(plain.encode())) == {"id", "target", "task_id", "attempt", "body"}
     assert subscription.of(URL).sent_headers() is None
     more = dataclasses.replace(plain, headers={"X": SECRET}, ordered=True)

@@ -112,7 +112,7 @@ async def test_an_exhausted_schedule_ends_in_a_dead_letter(platform: Bench, targ
         await platform.owe(callback)
         record = await dead_record(platform)
         await wait_until(lambda: _is(platform, callback.id, "dead"))
-    assert (record["id"], record["target"], record["task_id"]) == (callback.id, callback.target, 1)
+    assert (record["id"], record["target"], record["task_id"]) == (callback.id, callback.target.url, 1)
     assert record["body"] == callback.body.decode()
     assert record["attempt"] == 3
     assert record["error"]["message"] == "the target answered 302; attempt 3 was the last"  # type: ignore[index]  # JSON
@@ -286,7 +286,7 @@ async def test_a_malformed_record_is_parked(platform: Bench, target: Target, val
     """T5, C1: it lands on `callbacks.rejected` with its reason, and the next one is delivered."""
     callback = owed(f"{target.url}/hook")
     async with platform.service():
-        await platform.send(value, callback.target.encode())
+        await platform.send(value, callback.target.url.encode())
         await platform.owe(callback)
         await wait_until(platform.all_delivered)
         (rejected,) = await platform.records(CALLBACKS_REJECTED.name, 1)

@@ -78,7 +78,7 @@ async def test_sigterm_hands_back_what_has_not_begun(platform: Bench, target: Ta
         # Last in the same partition: when it is delivered, all before it are in hand.
         last = owed(f"{target.url}/last", 101)
         await platform.owe(last, publish=False)
-        await platform.send(last.encode(), callbacks[0].target.encode())
+        await platform.send(last.encode(), callbacks[0].target.url.encode())
         await wait_until(lambda: target.under_way.total() == 8 and last.id in target.ids())
         process.send_signal(signal.SIGTERM)
         await wait_until(lambda: _handed_back(platform, 92))

@@ -20,6 +20,7 @@ from tests.waiting import wait_until
 from penstock.callbacks import fates
 from penstock.contracts.event import Callback
 from penstock.contracts.validation import conform
+from penstock.core.target import TargetId
 from penstock.kafka.topics import CALLBACKS_RESULTS
 from penstock.postgres import targets
 
@@ -56,7 +57,7 @@ def many(target: Target, path: str, count: int, first: int = 1) -> list[Callback
 
 
 async def row_of(platform: Bench, url: str) -> dict[str, Any]:
-    row = await platform.connection.fetchrow("SELECT * FROM target WHERE url = $1", url)
+    row = await platform.connection.fetchrow("SELECT * FROM callback_target WHERE url = $1", url)
     return dict(row) if row else {}
 
 
@@ -69,7 +70,7 @@ async def test_a_hanging_target_is_diverted_and_comes_back(platform: Bench, targ
     backlog is drained, it is normal, and what comes then takes the normal path."""
     target.answer = moody = Moody()
     callbacks = many(target, "/moody", 40)
-    url = callbacks[0].target
+    url = callbacks[0].target.url
     async with platform.service(**HASTY):
         await platform.owe(*callbacks)
         await wait_until(lambda: has_state(platform, url, "abnormal"))
@@ -108,7 +109,7 @@ async def test_a_target_that_hangs_for_longer_than_anybody_waits_is_probed_again
     callbacks = many(target, "/moody", 30)
     async with platform.service(**settings):
         await platform.owe(*callbacks)
-        await wait_until(lambda: has_state(platform, callbacks[0].target, "abnormal"))
+        await wait_until(lambda: has_state(platform, callbacks[0].target.url, "abnormal"))
         for _ in range(3):
             calls = len(target.calls)
             await wait_until(lambda calls=calls: len(target.calls) > calls)
@@ -121,18 +122,18 @@ async def test_what_waits_in_memory_stops_when_its_target_is_disabled(
 ) -> None:
     """C8: an operator's word holds for what has its turn next, too."""
     url = f"{target.url}/hook"
-    await targets.limit(platform.connection, url, 2.0)
+    await targets.limit(platform.connection, TargetId("default", url), 2.0)
     async with platform.service(**HASTY):
         await platform.owe(*many(target, "/hook", 15))
         await wait_until(lambda: len(target.calls) >= 2)
-        await targets.disable(platform.connection, url, "maintenance")
+        await targets.disable(platform.connection, TargetId("default", url), "maintenance")
         await wait_until(lambda: _held(platform, 8))
 
         async def all_others_are_held() -> bool:
             return len(target.calls) + (await platform.states())["held"] == 15
 
         await wait_until(all_others_are_held)
-        assert await targets.enable(platform.connection, url)
+        assert await targets.enable(platform.connection, TargetId("default", url))
         await wait_until(platform.all_delivered)
 
 
@@ -170,7 +171,7 @@ async def test_a_call_that_hangs_holds_back_no_records(platform: Bench, target: 
         await wait_until(lambda: target.calls)
         await platform.owe(*healthy, publish=False)
         for callback in healthy:
-            await platform.send(callback.encode(), hanging.target.encode())
+            await platform.send(callback.encode(), hanging.target.url.encode())
         await wait_until(lambda: _all_delivered(platform, healthy))
         assert len(target.ids("/moody")) == 1
         moody.well.set()
@@ -347,7 +348,7 @@ async def test_replicas_count_once_together(platform: Bench, target: Target) -> 
         for path in paths:
             await wait_until(lambda path=path: has_state(platform, f"{target.url}{path}", "abnormal"))
             assert len(target.ids(path)) <= 6
-        owners = await platform.connection.fetch("SELECT DISTINCT owner FROM target")
+        owners = await platform.connection.fetch("SELECT DISTINCT owner FROM callback_target")
         assert len(owners) > 1
 
 
@@ -362,7 +363,7 @@ async def test_410_disables_the_target(platform: Bench, target: Target) -> None:
         await wait_until(lambda: _held(platform, 5))
         assert "410" in (await row_of(platform, url))["why"]
         assert len(target.calls) == 1
-        assert await targets.enable(platform.connection, url)
+        assert await targets.enable(platform.connection, TargetId("default", url))
         await wait_until(lambda: _states_are(platform, {"dead": 1, "delivered": 5}))
 
 
@@ -376,13 +377,13 @@ async def test_an_operator_disables_and_enables(platform: Bench, target: Target)
     async with platform.service(**HASTY):
         await platform.owe(owed(url, 1))
         await wait_until(platform.all_delivered)
-        assert await targets.disable(platform.connection, url, "maintenance")
+        assert await targets.disable(platform.connection, TargetId("default", url), "maintenance")
         await wait_until(lambda: _is_held_at_once(platform, url))
         calls = len(target.calls)
-        assert await targets.enable(platform.connection, url)
+        assert await targets.enable(platform.connection, TargetId("default", url))
         await wait_until(platform.all_delivered)
         assert len(target.calls) > calls
-        assert not await targets.enable(platform.connection, url)
+        assert not await targets.enable(platform.connection, TargetId("default", url))
 
 
 async def _is_held_at_once(platform: Bench, url: str) -> bool:
@@ -400,7 +401,7 @@ async def _decided(platform: Bench, name: str) -> str | None:
 
 async def test_a_rate_is_kept(platform: Bench, target: Target) -> None:
     """Issue 5: thirty callbacks to a target that may have ten a second take three seconds; another's go at once."""
-    await targets.limit(platform.connection, f"{target.url}/hook", 10.0)
+    await targets.limit(platform.connection, TargetId("default", f"{target.url}/hook"), 10.0)
     async with platform.service(**HASTY):
         await platform.owe(*many(target, "/hook", 30), *many(target, "/other", 30, 100))
         await wait_until(platform.all_delivered)
@@ -548,7 +549,7 @@ async def test_what_takes_long_because_we_stood_still_is_not_slow(
 
 
 async def _all_normal(platform: Bench) -> bool:
-    states = await platform.connection.fetch("SELECT state FROM target")
+    states = await platform.connection.fetch("SELECT state FROM callback_target")
     return {row["state"] for row in states} == {"normal"}
 
 
@@ -561,7 +562,7 @@ async def test_a_target_that_decays_while_nobody_calls_it_is_shown_as_normal(pla
     """C4a, C8: abnormal an hour ago, with nothing held and nothing to send: its row says normal again."""
     url = "https://gone.example/hook"
     await platform.connection.execute(
-        "INSERT INTO target (url, state, count, slow_at, called_at) "
+        "INSERT INTO callback_target (url, state, count, slow_at, called_at) "
         "VALUES ($1, 'abnormal', 6, now() - interval '1 hour', now() - interval '1 hour')",
         url,
     )
@@ -595,7 +596,7 @@ async def test_no_log_has_more_of_a_url_than_its_origin(
         await platform.owe(*many(target, moody, 12))
         await wait_until(lambda: has_state(platform, f"{target.url}{moody}", "abnormal"))
         # Its owner finds that somebody else has it now.
-        await platform.connection.execute("UPDATE target SET owner = NULL")
+        await platform.connection.execute("UPDATE callback_target SET owner = NULL")
         well.set()
         await wait_until(lambda: "was changed by somebody else" in caplog.text)
         numbers = itertools.count(1000)

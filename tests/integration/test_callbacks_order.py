@@ -15,6 +15,7 @@ from penstock.callbacks.lanes import Waiting
 from penstock.callbacks.ledger import Ledger
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
+from penstock.core.target import TargetId
 from penstock.postgres import callbacks
 from penstock.postgres.advance import callback_columns
 from penstock.postgres.callbacks import Settled
@@ -40,7 +41,7 @@ class Written:
     def __init__(self, pool: Pool) -> None:
         self.mine: list[str] = []
         self.others: list[str] = []
-        self.held: set[str] = set()
+        self.held: set[TargetId] = set()
         self.due_s: list[float] = []
         self.ledger = Ledger(
             CallbacksSettings(),
@@ -137,7 +138,7 @@ async def test_one_held_behind_another_is_told_of(pool: Pool, written: Written) 
     written.ledger.begin(Waiting(SECOND, record))
     await wait_until(lambda: record.settled)
     assert await pool.fetchval("SELECT state FROM callback WHERE id = $1", SECOND.id) == "held"
-    assert written.held == {URL}
+    assert written.held == {SECOND.target}
     assert written.ledger.held == 1
 
 

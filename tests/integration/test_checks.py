@@ -16,6 +16,7 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult, encode_results
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Fence, Outcome
+from penstock.core.target import TargetId
 from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import ready, service_group, workers_group
 from penstock.postgres import release, tasks, types
@@ -289,15 +290,15 @@ async def test_a_callback_that_is_held_for_a_target_that_is_well(settings, pool)
     assert (found.rule, found.what, found.id) == (Rule.HELD, "callback", callback.id)
     for state in ("abnormal", "disabled"):
         await pool.execute(
-            "INSERT INTO target (url, state) VALUES ($1, $2) ON CONFLICT (url) DO UPDATE SET state = $2",
-            callback.target,
+            "INSERT INTO callback_target (url, state) VALUES ($1, $2) ON CONFLICT (namespace, url) DO UPDATE SET state = $2",
+            callback.target.url,
             state,
         )
         assert (await check(settings)).clean
     # It has only just become normal: those who let it go are about to.
-    await pool.execute("UPDATE target SET state = 'normal', changed_at = now()")
+    await pool.execute("UPDATE callback_target SET state = 'normal', changed_at = now()")
     assert (await check(settings)).clean
-    await pool.execute(f"UPDATE target SET changed_at = {LONG_AGO}")
+    await pool.execute(f"UPDATE callback_target SET changed_at = {LONG_AGO}")
     assert (await only(settings)).rule is Rule.HELD
 
 
@@ -307,7 +308,7 @@ CARRIED = {
     "stage-results": ("stages", result(1)),
     "callbacks": (
         "callbacks",
-        Callback(id="c", target="http://x", task_id=1, attempt=0, body=b"{}").encode(),
+        Callback(id="c", target=TargetId("default", "http://x"), task_id=1, attempt=0, body=b"{}").encode(),
     ),
 }
 

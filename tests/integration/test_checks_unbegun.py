@@ -204,7 +204,7 @@ async def uncalled(platform, *, called, rate=None):
     await platform.connection.execute("UPDATE callback SET waits_since = now() - interval '1 hour'")
     if called is not None:
         await platform.connection.execute(
-            "INSERT INTO target (url, called_at, rate) VALUES ($1, now() - $2::text::interval, $3)",
+            "INSERT INTO callback_target (url, called_at, rate) VALUES ($1, now() - $2::text::interval, $3)",
             NOWHERE,
             called,
             rate,

@@ -411,3 +411,49 @@ async def test_targets_and_callbacks(penstock: Invoke, database: str) -> None:
         "task 9 owes no such callbacks"
     )
     await connection.close()
+
+
+async def test_targets_of_namespaces(penstock: Invoke, database: str) -> None:
+    """C8, O5: which of two targets at one address is meant is said by --namespace, else it is `default`; a column tells them apart
+    as soon as there is another than `default`; a namespace that is none is told."""
+    url = "https://shop.example/shared"
+    assert (await penstock("types", "add", "acme--order")).exit_code == 0
+    assert "is disabled" in (await penstock("targets", "disable", url, "--why", "of all")).stdout
+    assert "namespace" not in (await penstock("targets")).stdout
+    assert "namespace" not in (await penstock("targets", "--url", url)).stdout
+    ours = ("--namespace", "acme")
+    told = await penstock("targets", "limit", url, "3", "--namespace", "gamma")
+    assert told.exit_code == 4
+    assert "there is no namespace gamma" in told.stderr
+    assert (await penstock("targets", "enable", url, *ours)).exit_code == 4
+    [limited] = documents(await penstock("targets", "limit", url, "3", *ours, "--json"))
+    assert (limited["target"]["namespace"], limited["target"]["state"]) == ("acme", "normal")
+    assert "is disabled" in (await penstock("targets", "disable", url, "--why", "ours", *ours)).stdout
+    assert "is enabled" in (await penstock("targets", "enable", url)).stdout
+    heads, *rows = (await penstock("targets")).stdout.splitlines()
+    assert heads.split()[:3] == ["target", "namespace", "state"]
+    assert [row.split()[1:3] for row in rows if row.startswith(url)] == [
+        ["acme", "disabled"],
+        ["default", "normal"],
+    ]
+    listed = documents(await penstock("targets", "--url", url, "--json"))
+    assert [one["namespace"] for one in listed] == ["acme", "default"]
+    assert "ours" in (await penstock("targets", "--url", url, *ours)).stdout
+    [only] = documents(await penstock("targets", *ours, "--json"))
+    assert (only["namespace"], only["rate"]) == ("acme", 3.0)
+    connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
+    try:
+        await connection.execute(
+            "INSERT INTO callback (id, namespace, target, task_id, body, state, due_at, finished_at) "
+            "VALUES ('cb', 'acme', $1, 1, '', 'dead', now(), now())",
+            url,
+        )
+    finally:
+        await connection.close()
+    assert documents(await penstock("callbacks", "list", "--namespace", "default", "--json")) == []
+    missed = await penstock("callbacks", "replay", "--target", url)
+    assert missed.exit_code == 4
+    assert "--namespace" in missed.stderr
+    assert (
+        "1 callbacks are replayed" in (await penstock("callbacks", "replay", "--target", url, *ours)).stdout
+    )

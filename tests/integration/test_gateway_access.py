@@ -41,6 +41,12 @@ class Things(NamedTuple):
     task: int
     operation: str
     callback: str
+    url: str = "https://hook.example/"
+
+    @property
+    def namespace(self) -> str:
+        """Of the type."""
+        return self.type.partition("--")[0]
 
 
 @pytest.fixture
@@ -71,7 +77,7 @@ async def call(caller: Caller, token: str | None, route: str, path: str, body: A
 
 
 async def things(caller: Caller, database: str, token: str, type_name: str) -> Things:
-    """A type with a task, an operation about it and a callback that is dead."""
+    """A type with a task, an operation about it, and a callback that is dead to a target that another namespace calls, too."""
     headers = sent(token)
     assert (await caller.post("/types", {"name": type_name}, headers=headers)).status == 201
     task = (await caller.post("/tasks", {"type": type_name, "context": 1}, headers=headers)).body["id"]
@@ -80,10 +86,17 @@ async def things(caller: Caller, database: str, token: str, type_name: str) -> T
     connection = await asyncpg.connect(database)
     try:
         await connection.execute(
-            "INSERT INTO penstock.callback (id, target, task_id, state, body, due_at, finished_at) "
-            "VALUES ($1, 'https://hook.example/', $2, 'dead', '', now(), now())",
+            "INSERT INTO penstock.callback (id, namespace, target, task_id, state, body, due_at, finished_at) "
+            "VALUES ($1, $3, 'https://hook.example/', $2, 'dead', '', now(), now())",
             f"cb-{task}",
             task,
+            type_name.partition("--")[0],
+        )
+        await connection.execute(
+            "INSERT INTO penstock.callback_target (namespace, url, state, why) "
+            "VALUES ($1, 'https://hook.example/', 'disabled', $2)",
+            type_name.partition("--")[0],
+            f"gone, says {type_name}",
         )
     finally:
         await connection.close()
@@ -99,6 +112,7 @@ def request_of(route: str, of: Things, *, dry: bool) -> tuple[str, Any]:
     name, task = of.type, of.task
     entry = {**LEASE, "id": task, "outcome": "progress"}
     del entry["worker"]
+    target = {"url": of.url, "namespace": of.namespace}
     known: dict[str, tuple[str, Any]] = {
         "POST /tasks": ("/tasks", {"type": name, "context": None}),
         "GET /tasks": (f"/tasks?type={name}", None),
@@ -116,10 +130,10 @@ def request_of(route: str, of: Things, *, dry: bool) -> tuple[str, Any]:
         "GET /types/{name}/keys": (f"/types/{name}/keys", None),
         "POST /types/{name}/keys": (f"/types/{name}/keys", {"key": "k", "weight": 2}),
         "POST /types/{name}/keys/reset": (f"/types/{name}/keys/reset", {"key": "k"}),
-        "GET /targets": ("/targets", None),
-        "POST /targets/disable": ("/targets/disable", {"url": "https://hook.example/", "why": "test"}),
-        "POST /targets/enable": ("/targets/enable", {"url": "https://hook.example/"}),
-        "POST /targets/limit": ("/targets/limit", {"url": "https://hook.example/", "rate": 1.0}),
+        "GET /targets": (f"/targets?url={of.url}&namespace={of.namespace}", None),
+        "POST /targets/disable": ("/targets/disable", {**target, "why": "test"}),
+        "POST /targets/enable": ("/targets/enable", target),
+        "POST /targets/limit": ("/targets/limit", {**target, "rate": 1.0}),
         "GET /callbacks": (f"/callbacks?id={of.callback}", None),
         "POST /callbacks/replay": ("/callbacks/replay", {"ids": [of.callback], "dry_run": dry}),
         "POST /operations": (
@@ -144,7 +158,7 @@ def request_of(route: str, of: Things, *, dry: bool) -> tuple[str, Any]:
 def without(value: Any, of: Things) -> Any:
     """An answer without what names the things it is about, so that answers about different things can be compared."""
     text = repr(value)
-    for name in (of.type, str(of.task), of.operation, of.callback):
+    for name in (of.type, str(of.task), of.operation, of.callback, f"namespace {of.namespace}:"):
         text = text.replace(name, "?")
     # What is made by the request itself: an operation's id and its moments.
     return re.sub(r"\b[0-9a-f]{32}\b|\d{4}-\d\d-\d\dT[\d:.]+Z", "?", text)
@@ -173,6 +187,7 @@ async def test_every_role_and_namespace_against_every_route(caller, routes, data
     foreign = await things(caller, database, stranger, FOREIGN)
     # The same form as the others, and nobody's.
     absent = Things("acme--nothing", NOBODYS_ID, "5f0c2d", "cb-none")
+    nowhere = Things("gamma--nothing", NOBODYS_ID, "5f0c2d", "cb-none")
     names = sorted({f"{'GET' if r.method == 'HEAD' else r.method} {r.resource.canonical}" for r in routes})
     assert len(names) > 30
     before = await state_of(database, FOREIGN)
@@ -196,10 +211,12 @@ async def test_every_role_and_namespace_against_every_route(caller, routes, data
             everyone = await call(caller, everywhere[role], route, path, body)
             assert (everyone.status == 403) != may, (route, role, everyone.body)
             mine = await call(caller, confined[role], route, path, body)
-            assert (mine.status == 403) != (may and not rule.everywhere), (route, role, mine.body)
-            if may and not rule.everywhere:
+            assert (mine.status == 403) != may, (route, role, mine.body)
+            if may:
                 assert mine.status in (200, 201, 409), (route, role, mine.body)
-                await require_foreign_is_absent(caller, confined[role], route, foreign, absent, dry=dry)
+                # A target is absent with its namespace: in one's own any address may be spoken of.
+                missing = nowhere if "/targets" in route else absent
+                await require_foreign_is_absent(caller, confined[role], route, foreign, missing, dry=dry)
     assert await state_of(database, FOREIGN) == before
     # What was asked of its own was done, and not only rehearsed.
     connection = await asyncpg.connect(database)
@@ -242,7 +259,10 @@ async def state_of(database: str, type_name: str) -> list[Any]:
             "SELECT c.* FROM penstock.callback c JOIN penstock.task t ON t.id = c.task_id WHERE t.type = $1",
             type_name,
         )
-        return [[tuple(row) for row in rows] for rows in (tasks, types, keys, audit, callbacks)]
+        targets = await connection.fetch(
+            "SELECT * FROM penstock.callback_target WHERE namespace = $1", type_name.partition("--")[0]
+        )
+        return [[tuple(row) for row in rows] for rows in (tasks, types, keys, audit, callbacks, targets)]
     finally:
         await connection.close()
 
@@ -592,3 +612,77 @@ async def test_what_is_no_request_is_answered_with_a_problem(caller, caplog, hea
     assert "Traceback" not in caplog.text
     assert "refused a request of 127.0.0.1" in caplog.text
     assert (await caller.get("/types", headers={"X-Long": "x" * 8_000})).status == 401
+
+
+async def test_targets_are_confined(caller, database):
+    """C8, O5: of one address in two namespaces each sees, changes and replays its own, and without naming it; a key of all, or of
+    several, names the one it means, else `default`; a misspelt namespace is told, and is not made."""
+    ours = (await make_key(database, Role.ADMIN, ["acme"]))[1]
+    both = (await make_key(database, Role.ADMIN, ["acme", "beta"]))[1]
+    theirs = (await make_key(database, Role.ADMIN, ["beta"]))[1]
+    everybody = (await make_key(database, Role.ADMIN))[1]
+    await wait_until(lambda: is_(denied(caller, theirs), 403))
+    own = await things(caller, database, ours, OWN)
+    foreign = await things(caller, database, theirs, FOREIGN)
+
+    async def listed(token: str, path: str = "/targets", **query: str) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        cursor: str | None = None
+        while cursor is not None or not found:
+            more = {} if cursor is None else {"cursor": cursor}
+            answer = await caller.get(path, params={**query, **more, "limit": "1"}, headers=sent(token))
+            assert answer.status == 200, answer.body
+            found += [(one["namespace"], one["state"]) for one in answer.body[path[1:]]]
+            cursor = answer.body["next"]
+            if cursor is None:
+                break
+        return found
+
+    async def said(token: str, verb: str, **body: Any) -> Any:
+        return await caller.post(f"/targets/{verb}", {"url": own.url, **body}, headers=sent(token))
+
+    acme, beta = ("acme", "disabled"), ("beta", "disabled")
+    for state in ({}, {"state": "disabled"}, {"url": own.url}, {"prefix": "https://hook"}):
+        assert await listed(ours, **state) == [acme]
+        assert await listed(theirs, **state) == [beta]
+        assert await listed(both, **state) == await listed(everybody, **state) == [acme, beta]
+        assert await listed(both, namespace="beta", **state) == [beta]
+        assert await listed(everybody, namespace="beta", **state) == [beta]
+        assert await listed(ours, namespace="beta", **state) == []
+    assert await listed(ours, state="normal") == await listed(everybody, state="normal") == []
+    dead = ("acme", "dead"), ("beta", "dead")
+    for what in ({}, {"target": own.url}):
+        assert await listed(ours, "/callbacks", **what) == [dead[0]]
+        assert (
+            await listed(everybody, "/callbacks", **what)
+            == await listed(both, "/callbacks", **what)
+            == [*dead]
+        )
+        assert await listed(both, "/callbacks", namespace="beta", **what) == [dead[1]]
+
+    assert (await said(ours, "enable")).body["target"]["namespace"] == "acme"
+    assert await listed(everybody) == [("acme", "normal"), beta]
+    # Which of two is meant is not guessed; and `default` is none of theirs.
+    assert (await said(both, "enable")).status == 404
+    assert (await said(everybody, "enable")).status == 404
+    assert (await said(everybody, "disable", namespace="gamma", why="misspelt")).status == 404
+    assert (await said(everybody, "limit", namespace="beta", rate=3)).body["target"]["rate"] == 3
+    assert (await said(everybody, "disable", why="all of ours")).body["target"]["namespace"] == "default"
+    assert await listed(everybody) == [("acme", "normal"), beta, ("default", "disabled")]
+    assert (await said(ours, "disable", namespace="acme", why="again")).body["changed"] is True
+
+    async def replayed(token: str, **body: Any) -> tuple[int, int]:
+        told = await caller.post("/callbacks/replay", {"target": own.url, **body}, headers=sent(token))
+        assert told.status == 200, told.body
+        return told.body["replayed"], told.body["held"]
+
+    assert (
+        await replayed(both) == await replayed(everybody) == await replayed(ours, namespace="beta") == (0, 0)
+    )
+    assert await replayed(ours, dry_run=True) == (1, 1)
+    assert await replayed(theirs) == (1, 1)
+    assert await listed(everybody, "/callbacks", state="held") == [("beta", "held")]
+    assert (await said(ours, "enable")).status == 200
+    assert await replayed(both, namespace="acme") == (1, 0)
+    assert await listed(ours, "/callbacks", state="pending") == [("acme", "pending")]
+    assert await listed(ours, "/callbacks", id=foreign.callback) == []

@@ -79,7 +79,9 @@ async def test_targets_are_listed_with_their_backlog(gateway: Caller, platform: 
     await owe(platform, A, range(21, 28), state="held")
     await owe(platform, B, [31])
     for url, state in ((A, "abnormal"), (B, "normal"), ("https://c.example/", "normal")):
-        await platform.connection.execute("INSERT INTO target (url, state) VALUES ($1, $2)", url, state)
+        await platform.connection.execute(
+            "INSERT INTO callback_target (url, state) VALUES ($1, $2)", url, state
+        )
     listed = await all_pages(gateway, "/targets", "targets", 1)
     assert [one["url"] for one in listed] == [A, B, "https://c.example/"]
     assert listed[0]["backlog"] == {"normal": 3, "diverted": 5, "held": 7, "complete": True}
@@ -104,7 +106,7 @@ async def test_counting_is_bounded_and_says_so(
 ) -> None:
     """C8: beyond what a question may cost the counts are lower bounds, and `complete` is false."""
     await owe(platform, A, range(1, 11), state="held")
-    await platform.connection.execute("INSERT INTO target (url) VALUES ($1)", A)
+    await platform.connection.execute("INSERT INTO callback_target (url) VALUES ($1)", A)
     monkeypatch.setattr("penstock.postgres.targets.HELD_COUNTED", 10)
     [found] = (await gateway.get("/targets")).body["targets"]
     assert (found["backlog"]["held"], found["backlog"]["complete"]) == (10, False)
@@ -129,15 +131,19 @@ async def plan_of(platform: Bench, name: str, *arguments: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "arguments", "index"),
     [
-        ("targets.backlog", ([A], 10, 10), "callback_due callback_held"),
-        ("replay.find_dead", (A, 0, None, None, 10, ["media"]), "callback_dead"),
-        ("replay.find_dead_of_target", (A, 0, None, None, 10, ["media"]), "callback_dead"),
-        ("replay.find_held", (A, 0, None, None, 10, ["media"]), "callback_held"),
-        ("replay.find_held_of_target", (A, 0, None, None, 10, ["media"]), "callback_held"),
-        ("replay.find_of_task", (1, 0, None, None, 10, None, None, ["media"]), "callback_task"),
-        ("replay.find_ids", (["x"], None, None, None, 10, ["media"]), "callback_pkey"),
-        ("replay.find_pending", (A, 0, None, None, 10, 10, None, ["media"]), "callback_due"),
-        ("replay.replay", (["x"], [0.0], "dead", [A]), "callback_pkey"),
+        ("targets.backlog", (["acme"], [A], 10, 10), "callback_due callback_held_of"),
+        ("replay.find_dead", (A, 0, None, None, 10), "callback_dead"),
+        ("replay.find_dead_of_target", (A, 0, None, None, 10), "callback_dead"),
+        ("replay.find_dead_within", (A, 0, None, None, 10, ["acme"]), "callback_dead_of"),
+        ("replay.find_dead_of_target_within", (A, 0, None, None, 10, ["acme"]), "callback_dead_of"),
+        ("replay.find_held", (A, 0, None, None, 10), "callback_held"),
+        ("replay.find_held_of_target", (A, 0, None, None, 10), "callback_held"),
+        ("replay.find_held_within", (A, 0, None, None, 10, ["acme"]), "callback_held_of"),
+        ("replay.find_held_of_target_within", (A, 0, None, None, 10, ["acme"]), "callback_held_of"),
+        ("replay.find_of_task", (1, 0, None, None, 10, None, None, ["acme"]), "callback_task"),
+        ("replay.find_ids", (["x"], None, None, None, 10, ["acme"]), "callback_pkey"),
+        ("replay.find_pending", (A, 0, None, None, 10, 10, None, ["acme"]), "callback_due"),
+        ("replay.replay", (["x"], [0.0], "dead", ["acme"], [A]), "callback_pkey"),
     ],
 )
 async def test_questions_walk_indices(
@@ -146,8 +152,8 @@ async def test_questions_walk_indices(
     """C8: neither looking nor replaying reads the table from one end to the other, or sorts what it has not bounded."""
     async with asyncio.timeout(30):
         rows = await platform.connection.fetch(
-            "INSERT INTO callback (id, target, task_id, body, due_at, state, finished_at) "
-            "SELECT 'x' || n, 'https://' || n % 50 || '.example/', n, '{}', now(), "
+            "INSERT INTO callback (id, namespace, target, task_id, body, due_at, state, finished_at) "
+            "SELECT 'x' || n, (ARRAY['acme', 'beta', 'default'])[1 + n % 3], 'https://' || n % 50 || '.example/', n, '{}', now(), "
             "(ARRAY['pending', 'held', 'dead', 'delivered'])[1 + n % 4], now() "
             "FROM generate_series(1, 4000) AS n RETURNING 1"
         )
@@ -163,12 +169,16 @@ async def test_questions_walk_indices(
 @pytest.mark.parametrize(
     ("name", "arguments", "index"),
     [
-        ("targets.find", ("", "https://h7.", "https://h7/", 10), "target_url"),
-        ("targets.find_normal", ("", "https://h7.", "https://h7/", 10), "target_url"),
-        ("targets.find_abnormal", ("", "", "\x7f", 10), "target_troubled"),
-        ("targets.find_disabled", ("", "", "\x7f", 10), "target_troubled"),
-        ("targets.troubled", (), "target_troubled"),
-        ("targets.forget", ("https://h7.", 1000, 60.0), "target_url target_pkey"),
+        ("targets.find", ("", "", "https://h7.", "https://h7/", 10, None), "url"),
+        ("targets.find", ("acme", "https://h7.", "", "\x7f", 10, "normal"), "url"),
+        ("targets.find_troubled", ("", "", "", "\x7f", 10, "abnormal"), "troubled"),
+        ("targets.find_within", ("", "", "https://h7.", "https://h7/", 10, None, ["acme", "beta"]), "pkey"),
+        ("targets.find_troubled_within", ("", "", "", "\x7f", 10, "disabled", ["acme"]), "troubled"),
+        ("targets.get", ("https://h7.example/7", ["acme"]), "url"),
+        ("targets.disabled", (["acme"], ["https://h7.example/7"]), "troubled"),
+        ("targets.troubled", (), "troubled"),
+        ("targets.forget", ("acme", "https://h7.", 1000, 60.0), "url"),
+        ("targets.keep", ("me", ["acme"], [A], [True], [1], [1.0], [1.0], [1], ["[]"]), "url"),
     ],
 )
 async def test_targets_are_found_by_an_index_however_many_are_well(
@@ -177,14 +187,16 @@ async def test_targets_are_found_by_an_index_however_many_are_well(
     """C8: among 20,000 of whom two are in trouble, neither a prefix, nor a page, nor those two, nor the next few that may be
     forgotten are looked for from one end to the other."""
     await platform.connection.execute(
-        "INSERT INTO target (url, state) SELECT 'https://h' || n % 100 || '.example/' || n, "
+        "INSERT INTO callback_target (namespace, url, state) "
+        "SELECT (ARRAY['acme', 'beta', 'default'])[1 + n % 3], 'https://h' || n % 100 || '.example/' || n, "
         "CASE n WHEN 7 THEN 'abnormal' WHEN 8 THEN 'disabled' ELSE 'normal' END FROM generate_series(1, 20000) AS n"
     )
-    await platform.connection.execute("ANALYZE target")
+    await platform.connection.execute("ANALYZE callback_target")
     plan = await plan_of(platform, name, *arguments)
-    assert "Seq Scan on target" not in plan, plan
-    for one in index.split():
-        assert f"using {one} " in plan or f"on {one} " in plan, plan
+    assert "Seq Scan on callback_target" not in plan, plan
+    # There are two of those in trouble, and few rows in either.
+    found = f"callback_target_{index}" if index == "troubled" else f"callback_target_{index} "
+    assert f"using {found}" in plan or f"on {found}" in plan, plan
 
 
 async def test_a_prefix_finds_all_that_begin_with_it(gateway: Caller, platform: Bench) -> None:
@@ -201,7 +213,9 @@ async def test_a_prefix_finds_all_that_begin_with_it(gateway: Caller, platform: 
             "A/",
         )
     ]
-    await platform.connection.executemany("INSERT INTO target (url) VALUES ($1)", [(url,) for url in urls])
+    await platform.connection.executemany(
+        "INSERT INTO callback_target (url) VALUES ($1)", [(url,) for url in urls]
+    )
 
     async def found(limit: int = 2, **query: str) -> list[str]:
         return [one["url"] for one in await all_pages(gateway, "/targets", "targets", limit, **query)]
@@ -379,7 +393,7 @@ async def test_the_fate_of_an_attempt_from_before_a_replay_changes_nothing(platf
     await owe(platform, A, [1], state="dead", attempt=3)
     name = owed(A, 1).id
     pool = platform.connection
-    assert await pool.fetch(query("replay.replay"), [name], [600.0], "dead", [A])
+    assert await pool.fetch(query("replay.replay"), [name], [600.0], "dead", ["default"], [A])
     settled = ([name], [3], ["dead"], ["{}"], [0.0], [0])
     assert await pool.fetch(query("callbacks.settle"), *settled) == []
     assert await platform.states() == {"pending": 1}

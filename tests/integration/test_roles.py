@@ -54,7 +54,7 @@ HIDDEN = {
 # Of each role one statement that is another's to make.
 FOREIGN = {
     "gateway": "DELETE FROM attempt",
-    "task_sync": "UPDATE target SET rate = 1",
+    "task_sync": "UPDATE callback_target SET rate = 1",
     "heartbeats": "SELECT * FROM audit",
     "stages": "SELECT penstock.history_drop('2026-01-01', 1, false)",
     "callbacks": "UPDATE task SET state = 'succeeded'",

@@ -9,32 +9,41 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.callbacks import targets
 from penstock.callbacks.known import Known, Target
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Targets
 from penstock.core.health import Vitals
+from penstock.core.target import TargetId
 from penstock.postgres.targets import Kept
 
 SETTINGS = CallbacksSettings()
+_TARGETS = st.builds(
+    TargetId, st.sampled_from(["acme", "beta"]), st.sampled_from([f"http://t{n}/" for n in range(4)])
+)
 
 
-def kept(url: str, **given: Any) -> Kept:
-    return Kept(url=url, vitals=Vitals(), **given)
+def at(url: str, namespace: str = "default") -> TargetId:
+    return TargetId(namespace, url)
+
+
+def kept(target: TargetId, **given: Any) -> Kept:
+    return Kept(target=target, vitals=Vitals(), **given)
 
 
 class Rows:
     """What `targets.own` reads; the test says when each reading ends, and what was read."""
 
     def __init__(self) -> None:
-        self.disabled: set[str] = set()
-        self.readings: list[list[str]] = []
+        self.disabled: set[TargetId] = set()
+        self.readings: list[list[TargetId]] = []
         self.go_on: asyncio.Event | None = None
 
-    async def own(self, _pool: Any, urls: Sequence[str], _owner: str) -> list[Kept]:
-        self.readings.append(list(urls))
-        found = [kept(url, disabled=url in self.disabled) for url in urls]
+    async def own(self, _pool: Any, wanted: Sequence[TargetId], _owner: str) -> list[Kept]:
+        self.readings.append(list(wanted))
+        found = [kept(target, disabled=target in self.disabled) for target in wanted]
         if self.go_on is not None:
             await self.go_on.wait()
         return found
@@ -47,15 +56,15 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     return made
 
 
-def targets_of(in_hand: Callable[[str], bool] = lambda _url: False) -> Targets:
+def targets_of(in_hand: Callable[[TargetId], bool] = lambda _target: False) -> Targets:
     made = Targets(
         SETTINGS,
         None,  # type: ignore[arg-type]  # nothing here reaches PostgreSQL
         "me",
         partition_of=lambda _url: 0,
         room=lambda: 100,
-        waiting=lambda _url: 0,
-        changed=lambda _url: None,
+        waiting=lambda _target: 0,
+        changed=lambda _target: None,
         in_hand=in_hand,
     )
     made.assigned([0])
@@ -66,29 +75,29 @@ async def test_what_changes_while_it_is_loaded_is_read_again(rows: Rows) -> None
     """C8: an operator's word that comes between the reading and its end counts, for the one it is said of."""
     known = targets_of()
     rows.go_on = asyncio.Event()
-    loading = asyncio.create_task(known.load({"http://a/": 0, "http://b/": 0}))
+    loading = asyncio.create_task(known.load({at("http://a/"): 0, at("http://b/"): 0}))
     await asyncio.sleep(0)
-    rows.disabled.add("http://a/")
-    known.outdated("http://a/")
+    rows.disabled.add(at("http://a/"))
+    known.outdated("default http://a/")
     rows.go_on.set()
     await loading
-    target = known.get("http://a/")
+    target = known.get(at("http://a/"))
     assert target is not None
     assert target.disabled
-    assert rows.readings == [["http://a/", "http://b/"], ["http://a/"]]
+    assert rows.readings == [[at("http://a/"), at("http://b/")], [at("http://a/")]]
 
 
 async def test_two_loads_of_one_target_at_once_both_hear_what_changes(rows: Rows) -> None:
     """C8: whichever ends last, what it read before the change does not stand."""
     known = targets_of()
     rows.go_on = asyncio.Event()
-    loads = [asyncio.create_task(known.load({"http://a/": 0})) for _ in range(2)]
+    loads = [asyncio.create_task(known.load({at("http://a/"): 0})) for _ in range(2)]
     await asyncio.sleep(0)
-    rows.disabled.add("http://a/")
-    known.outdated("http://a/")
+    rows.disabled.add(at("http://a/"))
+    known.outdated("default http://a/")
     rows.go_on.set()
     await asyncio.gather(*loads)
-    target = known.get("http://a/")
+    target = known.get(at("http://a/"))
     assert target is not None
     assert target.disabled
     assert len(rows.readings) == 4
@@ -98,25 +107,25 @@ async def test_nothing_in_hand_is_forgotten(rows: Rows, monkeypatch: pytest.Monk
     """C7b: beyond the limit those go that were unused for longest; never one that something in hand waits for, be it of
     the batch that is loaded just now: its records would wait for ever."""
     monkeypatch.setattr(targets, "REMEMBERED", 10)
-    in_hand = {"http://t0/"}
+    in_hand = {at("http://t0/")}
     known = targets_of(in_hand.__contains__)
     for number in range(30):
-        await known.load({f"http://t{number}/": 0})
+        await known.load({at(f"http://t{number}/"): 0})
         # Used all the time, though nothing of it is in hand.
-        assert known.get("http://t1/") is not None or number < 1
+        assert known.get(at("http://t1/")) is not None or number < 1
     assert len(known) == 10
-    assert {f"http://t{number}/" for number in (0, 1, *range(22, 30))} == {
-        f"http://t{number}/" for number in range(30) if known.get(f"http://t{number}/")
+    assert {at(f"http://t{number}/") for number in (0, 1, *range(22, 30))} == {
+        target for number in range(30) if known.get(target := at(f"http://t{number}/"))
     }
     # A batch larger than all that may be remembered, each of them waited for.
-    batch = {f"http://b{number}/": 0 for number in range(25)}
+    batch = {at(f"http://b{number}/"): 0 for number in range(25)}
     in_hand.update(batch)
     await known.load(batch)
     assert all(known.get(url) for url in batch)
-    assert known.get("http://t0/") is not None
+    assert known.get(at("http://t0/")) is not None
     in_hand.clear()
     for number in range(40, 60):
-        await known.load({f"http://t{number}/": 0})
+        await known.load({at(f"http://t{number}/"): 0})
     assert len(known) == 10
 
 
@@ -126,13 +135,13 @@ async def test_what_is_unwritten_or_counted_is_not_forgotten(
     """C7b: a charge, a disabled target, and one for which something is held stay, whatever comes by."""
     monkeypatch.setattr(targets, "REMEMBERED", 3)
     known = targets_of()
-    rows.disabled.add("http://disabled/")
-    await known.load({f"http://{name}/": 0 for name in ("charged", "disabled", "held")})
-    known.called("http://charged/", slow=True)
-    known.holding(["http://held/"])
+    rows.disabled.add(at("http://disabled/"))
+    await known.load({at(f"http://{name}/"): 0 for name in ("charged", "disabled", "held")})
+    known.called(at("http://charged/"), slow=True)
+    known.holding([at("http://held/")])
     for number in range(20):
-        await known.load({f"http://t{number}/": 0})
-    assert all(known.get(f"http://{name}/") for name in ("charged", "disabled", "held"))
+        await known.load({at(f"http://t{number}/"): 0})
+    assert all(known.get(at(f"http://{name}/")) for name in ("charged", "disabled", "held"))
     # As many as may stay are in use; of the others a few are left until they are looked at.
     assert len(known) <= 6
 
@@ -143,19 +152,114 @@ def test_forgetting_looks_at_a_few(count: int, most: int, used: set[int]) -> Non
     """C7b: however many are known and in use, one look asks about no more than it may, and the next goes on from there."""
     known = Known()
     for number in range(count):
-        known.put(f"t{number}", Target(kept(f"t{number}"), 0, SETTINGS))
-    asked: list[str] = []
+        known.put(at(f"t{number}"), Target(kept(at(f"t{number}")), 0, SETTINGS))
+    asked: list[TargetId] = []
 
-    def in_use(url: str, _target: Target) -> bool:
-        asked.append(url)
-        return int(url[1:]) in used
+    def in_use(which: TargetId, _target: Target) -> bool:
+        asked.append(which)
+        return int(which.url[1:]) in used
 
     for _ in range(2 * count):
         before = len(asked)
         known.forget(most, 7, in_use)
         assert len(asked) - before <= 7
-    left = {number for number in range(count) if f"t{number}" in known}
+    left = {number for number in range(count) if at(f"t{number}") in known}
     assert len(left) == max(min(count, most), len(used & set(range(count))))
     assert {number for number in used if number < count} <= left
     # In turn: nobody is asked about twice before all have been.
     assert len(set(asked[: len(left)])) == len(asked[: len(left)])
+
+
+async def test_what_is_said_of_a_target_is_of_its_namespace_only(rows: Rows) -> None:
+    """C8, O5: of two namespaces that call one address an operator's word disables the one it is said of; code that knew no
+    namespaces tells nothing by the URL alone."""
+    acme, beta = at("http://a/", "acme"), at("http://a/", "beta")
+    known = targets_of()
+    rows.go_on = asyncio.Event()
+    loading = asyncio.create_task(known.load({acme: 0, beta: 0}))
+    await asyncio.sleep(0)
+    rows.disabled |= {acme, beta}
+    known.outdated("acme http://a/")
+    known.outdated("http://a/")
+    rows.go_on.set()
+    await loading
+    assert rows.readings == [[acme, beta], [acme]]
+    assert [known.get(one).disabled for one in (acme, beta)] == [True, False]  # type: ignore[union-attr]
+    known.stop(beta)
+    assert known.get(beta).disabled  # type: ignore[union-attr]
+
+
+async def test_what_a_namespace_meets_is_charged_to_it_alone(rows: Rows) -> None:
+    """C3, O5: ten slow calls of one namespace make its target abnormal, and leave the other namespace's at the same address
+    quick, uncharged and normal."""
+    acme, beta = at("http://a/", "acme"), at("http://a/", "beta")
+    known = targets_of()
+    await known.load({acme: 0, beta: 0})
+    assert [known.called(acme, slow=True) for _ in range(10)] == [False] * 9 + [True]
+    assert sorted(known.states()) == ["abnormal", "normal"]
+    assert known.is_hanging(acme)
+    assert not known.is_hanging(beta)
+    assert (known.drain_rate_of(acme), known.drain_rate_of(beta)) == (SETTINGS.drain.rate, None)
+
+
+async def test_one_address_that_hangs_is_no_trouble_of_ours(rows: Rows) -> None:
+    """C4a, O5: called by many namespaces, an address that hangs makes as many targets abnormal at once; this process suspects
+    itself for many addresses, not for many namespaces."""
+    known = targets_of()
+    shared = [at("http://hangs/", f"n{number}") for number in range(30)]
+    await known.load(dict.fromkeys(shared, 0) | {at(f"http://t{number}/"): 0 for number in range(30)})
+    for target in shared:
+        for _ in range(10):
+            known.called(target, slow=True)
+    assert sorted(known.states()) == ["abnormal"] * 30 + ["normal"] * 30
+    assert not known.suspicious
+    for number in range(9):
+        for _ in range(10):
+            known.called(at(f"http://t{number}/"), slow=True)
+    assert known.suspicious
+
+
+class KnownMachine(RuleBasedStateMachine):
+    """C7b, O5: whatever is loaded, used, dropped, forgotten and moves away, each target is known by itself, and the addresses
+    among them are counted exactly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = Known()
+        self.model: dict[TargetId, Target] = {}
+
+    @rule(which=_TARGETS, partition=st.integers(0, 2))
+    def put(self, which: TargetId, partition: int) -> None:
+        self.model[which] = Target(kept(which), partition, SETTINGS)
+        self.known.put(which, self.model[which])
+
+    @rule(which=_TARGETS)
+    def drop(self, which: TargetId) -> None:
+        self.known.drop(which)
+        self.model.pop(which, None)
+
+    @rule(which=_TARGETS)
+    def use(self, which: TargetId) -> None:
+        assert self.known.use(which) is self.model.get(which)
+
+    @rule(partition=st.integers(0, 2))
+    def move_away(self, partition: int) -> None:
+        self.known.drop_all_of([partition])
+        self.model = {one: known for one, known in self.model.items() if known.partition != partition}
+
+    @rule(most=st.integers(0, 8), in_use=st.sets(_TARGETS))
+    def forget(self, most: int, in_use: set[TargetId]) -> None:
+        self.known.forget(most, 4, lambda target, _known: target in in_use)
+        gone = {one for one in self.model if one not in self.known}
+        assert not gone & in_use
+        self.model = {one: known for one, known in self.model.items() if one not in gone}
+
+    @invariant()
+    def is_exact(self) -> None:
+        assert len(self.known) == len(self.model)
+        assert all(self.known.get(one) is known for one, known in self.model.items())
+        assert self.known.addresses == len({target.url for target in self.model})
+
+
+KnownMachine.TestCase.settings = settings(deadline=None, max_examples=50)
+TestKnown = KnownMachine.TestCase

@@ -11,8 +11,10 @@ from penstock.callbacks.hand import Waiting
 from penstock.callbacks.lanes import Lanes, Room, SlowPool
 from penstock.contracts.event import Callback
 from penstock.core.rates import Rates
+from penstock.core.target import TargetId
 
-TARGETS = [f"http://t{number}/" for number in range(4)]
+# Two addresses, each as two namespaces call it.
+TARGETS = [TargetId(namespace, f"http://t{number}/") for namespace in ("acme", "beta") for number in range(2)]
 
 
 class Record:

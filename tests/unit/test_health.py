@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.health import HealthPolicy, HealthWindow, Suspicion, Vitals
+from penstock.core.target import TargetId
 
 RULE = HealthPolicy(share=0.0, decay_s=0.0)
 
@@ -194,19 +195,25 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_calm_time():
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 40)), min_size=1, max_size=200), st.integers(1, 200)
+    st.lists(
+        st.tuples(st.floats(0, 10), st.integers(0, 40), st.sampled_from("ab")), min_size=1, max_size=200
+    ),
+    st.integers(1, 200),
 )
-def test_suspicion_against_the_last_trips(trips, targets):
-    """C4a: it holds exactly when more than a tenth of all, and at least ten, tripped within 30 s; then it forgives them."""
+def test_suspicion_against_the_last_trips(trips, addresses):
+    """C4a: it holds exactly when more than a tenth of all addresses, and at least ten, tripped within 30 s, in however many
+    namespaces each; then it forgives them."""
     policy = HealthPolicy(suspicion_most_s=1e9)
     suspicion = Suspicion(policy)
     now_s, seen = 0.0, []
-    for passed_s, number in trips:
+    for passed_s, number, namespace in trips:
         now_s += passed_s
-        seen = [(at_s, name) for at_s, name in [*seen, (now_s, str(number))] if now_s - at_s <= 30]
+        target = TargetId(namespace, str(number))
+        seen = [(at_s, name) for at_s, name in [*seen, (now_s, target)] if now_s - at_s <= 30]
         names = {name for _at_s, name in seen}
-        forgiven = suspicion.trip(str(number), now_s, targets)
-        if len(names) >= 10 and len(names) > targets / 10:
+        urls = {name.url for name in names}
+        forgiven = suspicion.trip(target, now_s, addresses)
+        if len(urls) >= 10 and len(urls) > addresses / 10:
             assert set(forgiven) == names
             assert suspicion.suspects(now_s)
             assert suspicion.suspects(now_s + 29.9)
@@ -222,7 +229,10 @@ def test_suspicion_does_not_last_for_ever():
     """C4a: when they trip again and again for five minutes it is the targets."""
     suspicion = Suspicion(HealthPolicy())
     suspected_at = [
-        second for second in range(900) for number in range(12) if suspicion.trip(str(number), second, 100)
+        second
+        for second in range(900)
+        for number in range(12)
+        if suspicion.trip(TargetId("default", str(number)), second, 100)
     ]
     assert suspected_at[0] == 0
     assert suspected_at[-1] == 300

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.contracts.event import Callback, origin_of
+from penstock.core.target import TargetId
 
 SECRET = "s3cr3t"
 
@@ -30,6 +31,11 @@ def test_scheme_host_and_port_are_shown_and_nothing_else(url, shown):
 def test_a_callback_does_not_show_its_url():
     """C7: in a traceback neither the URL nor the headers are told."""
     callback = Callback(
-        id="m", target=f"https://a.example/{SECRET}", task_id=1, attempt=0, body=b"", headers={"x": SECRET}
+        id="m",
+        target=TargetId("default", f"https://a.example/{SECRET}"),
+        task_id=1,
+        attempt=0,
+        body=b"",
+        headers={"x": SECRET},
     )
     assert SECRET not in repr(callback)

@@ -86,17 +86,17 @@ WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.st
 -- name: grant
 -- Lets the first few that are held for each target go; returns of which targets, and how many.
 WITH wanted AS (
-    SELECT target, most FROM unnest($1::text[], $2::integer[]) AS i (target, most)
+    SELECT namespace, target, most FROM unnest($1::text[], $2::text[], $3::integer[]) AS i (namespace, target, most)
 ), granted AS (
     UPDATE callback c
     SET state = 'pending', due_at = now()
     WHERE c.id = ANY (ARRAY(
         SELECT h.id FROM wanted w CROSS JOIN LATERAL (
-            SELECT id FROM callback h WHERE h.state = 'held' AND h.target = w.target
+            SELECT id FROM callback h WHERE h.state = 'held' AND h.namespace = w.namespace AND h.target = w.target
             ORDER BY h.seq LIMIT w.most FOR UPDATE SKIP LOCKED) h))
-    RETURNING c.target
+    RETURNING c.namespace, c.target
 )
-SELECT target, count(*)::integer AS count FROM granted GROUP BY target;
+SELECT namespace, target, count(*)::integer AS count FROM granted GROUP BY namespace, target;
 
 -- name: settle
 -- Writes down what became of attempts: delivered, dead, or pending until `due_in` seconds from now. Written again after
@@ -136,7 +136,7 @@ SET due_at = now() + make_interval(secs => $2),
     waits_since = CASE WHEN c.due_at < now() - interval '5 minutes' THEN now() ELSE coalesce(c.waits_since, now()) END
 WHERE c.id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'pending' AND due_at <= now()
                         ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
-RETURNING c.id, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.diverted OR c.attempt > 0 AS diverted;
+RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.diverted OR c.attempt > 0 AS diverted;
 
 -- name: next_due
 SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM callback WHERE state = 'pending';

@@ -73,27 +73,36 @@ SELECT id, cardinality(records) AS events, count(*) OVER () AS found
 FROM outbox WHERE created_at < now() - make_interval(secs => $2) ORDER BY id LIMIT $1;
 
 -- name: undelivered
-SELECT id, target, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
+SELECT id, namespace, target, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
 FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
 
 -- name: held
 -- Targets that have been normal for longer than `grace` seconds and for which something is held, the first of each.
 WITH RECURSIVE held AS (
-    (SELECT target FROM callback WHERE state = 'held' ORDER BY target LIMIT 1)
+    (SELECT namespace, target FROM callback WHERE state = 'held' ORDER BY namespace, target LIMIT 1)
     UNION ALL
-    SELECT (SELECT c.target FROM callback c WHERE c.state = 'held' AND c.target > h.target ORDER BY c.target LIMIT 1)
-    FROM held h WHERE h.target IS NOT NULL
+    SELECT n.namespace, n.target
+    FROM held h
+    CROSS JOIN LATERAL (
+        SELECT c.namespace, c.target FROM callback c
+        WHERE c.state = 'held' AND (c.namespace, c.target) > (h.namespace, h.target)
+        ORDER BY c.namespace, c.target LIMIT 1
+    ) n
 )
-SELECT h.target, f.id, f.seq, (SELECT count(*) FROM callback c WHERE c.state = 'held' AND c.target = h.target) AS held
+SELECT h.namespace, h.target, f.id, f.seq,
+       (SELECT count(*) FROM callback c WHERE c.state = 'held' AND c.namespace = h.namespace AND c.target = h.target) AS held
 FROM held h
-LEFT JOIN target t ON t.url = h.target
-CROSS JOIN LATERAL (SELECT id, seq FROM callback c WHERE c.state = 'held' AND c.target = h.target ORDER BY seq LIMIT 1) f
+LEFT JOIN callback_target t ON t.namespace = h.namespace AND t.url = h.target
+CROSS JOIN LATERAL (
+    SELECT id, seq FROM callback c WHERE c.state = 'held' AND c.namespace = h.namespace AND c.target = h.target
+    ORDER BY seq LIMIT 1
+) f
 WHERE coalesce(t.state = 'normal' AND t.changed_at < now() - make_interval(secs => $1), t.url IS NULL)
-ORDER BY h.target;
+ORDER BY h.target, h.namespace;
 
 -- name: unanswered
 -- Callbacks whose records were written `least` times on end, and of which nothing has come.
-SELECT id, target, attempt, published, diverted OR attempt > 0 AS diverted,
+SELECT id, namespace, target, attempt, published, diverted OR attempt > 0 AS diverted,
        extract(epoch FROM published_at)::double precision AS published_at_s
 FROM callback WHERE state = 'pending' AND published >= $2 ORDER BY seq LIMIT $1;
 
@@ -101,16 +110,16 @@ FROM callback WHERE state = 'pending' AND published >= $2 ORDER BY seq LIMIT $1;
 -- Targets for which callbacks have been published again for longer than `long` seconds, and which nobody has called for as
 -- long; one that may be called more rarely has thrice the time between two calls. The first of each, and how many, without
 -- those `known` already; what is due for so long that it will be counted anew is none of them.
-SELECT c.target, (array_agg(c.id ORDER BY c.seq))[1] AS id, count(*) AS callbacks, min(s.age_s) AS age_s
+SELECT c.namespace, c.target, (array_agg(c.id ORDER BY c.seq))[1] AS id, count(*) AS callbacks, min(s.age_s) AS age_s
 FROM callback c
-LEFT JOIN target t ON t.url = c.target
+LEFT JOIN callback_target t ON t.url = c.target AND t.namespace = c.namespace
 CROSS JOIN LATERAL (
     SELECT extract(epoch FROM now() - greatest(c.waits_since, t.called_at))::double precision AS age_s
 ) s
 WHERE c.state = 'pending' AND c.waits_since < now() - make_interval(secs => $2)
   AND c.due_at > now() - interval '5 minutes' AND c.id <> ALL ($3::text[])
   AND s.age_s > $2 AND coalesce(t.rate * s.age_s > 3, true)
-GROUP BY c.target ORDER BY c.target LIMIT $1;
+GROUP BY c.target, c.namespace ORDER BY c.target, c.namespace LIMIT $1;
 
 -- name: divert
 -- Makes due, on the diverted way, those that still wait in the very attempt, and of which nothing has come since.
@@ -132,9 +141,10 @@ WITH due AS (
     UPDATE callback c
     SET due_at = now(), diverted = true, published = 0, waits_since = NULL
     WHERE c.id = ANY (ARRAY(
-        SELECT w.id FROM callback w
-        WHERE w.state = 'pending' AND w.target = ANY ($2::text[]) AND w.waits_since < now() - make_interval(secs => $3)
-        LIMIT $1 FOR UPDATE SKIP LOCKED))
+        SELECT w.id FROM callback w JOIN unnest($2::text[], $3::text[]) AS i (namespace, url)
+            ON w.target = i.url AND w.namespace = i.namespace
+        WHERE w.state = 'pending' AND w.target = ANY ($3::text[]) AND w.waits_since < now() - make_interval(secs => $4)
+        LIMIT $1 FOR UPDATE OF w SKIP LOCKED))
     RETURNING c.id
 ), told AS (
     SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
@@ -146,8 +156,10 @@ SELECT id FROM due, (SELECT count(*) FROM told) AS t;
 WITH due AS (
     UPDATE callback c SET state = 'pending', due_at = now()
     WHERE c.id = ANY (ARRAY(
-        SELECT h.id FROM callback h LEFT JOIN target t ON t.url = h.target
-        WHERE h.state = 'held' AND coalesce(t.state, 'normal') = 'normal' AND h.target = ANY ($2::text[])
+        SELECT h.id FROM callback h JOIN unnest($2::text[], $3::text[]) AS i (namespace, url)
+            ON h.target = i.url AND h.namespace = i.namespace
+        LEFT JOIN callback_target t ON t.url = h.target AND t.namespace = h.namespace
+        WHERE h.state = 'held' AND h.target = ANY ($3::text[]) AND coalesce(t.state, 'normal') = 'normal'
         LIMIT $1 FOR UPDATE OF h SKIP LOCKED))
     RETURNING c.id
 ), told AS (

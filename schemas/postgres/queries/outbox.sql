@@ -6,10 +6,11 @@ INSERT INTO outbox (keys, records) VALUES ($1::bytea[], $2::bytea[]) RETURNING i
 -- name: owe_callbacks
 -- `due_at` is when the record is written again unless its fate is known by then. Columns that would hold nothing but
 -- defaults are given as NULL; `seq` counts in the order given.
-INSERT INTO callback (id, target, task_id, body, due_at, headers, ordered)
-SELECT i.id, i.target, i.task_id, i.body, now() + make_interval(secs => $5), i.headers::jsonb, coalesce(i.ordered, false)
-FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $6::text[], $7::boolean[])
-     AS i (id, target, task_id, body, headers, ordered)
+INSERT INTO callback (id, namespace, target, task_id, body, due_at, headers, ordered)
+SELECT i.id, coalesce(i.namespace, 'default'), i.target, i.task_id, i.body, now() + make_interval(secs => $5), i.headers::jsonb,
+       coalesce(i.ordered, false)
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $6::text[], $7::boolean[], $8::text[])
+     AS i (id, target, task_id, body, headers, ordered, namespace)
 ON CONFLICT (id) DO NOTHING;
 
 -- name: paid_events

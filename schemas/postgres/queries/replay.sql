@@ -3,61 +3,108 @@
 -- there is another page.
 
 -- name: find_ids
-SELECT id, target, seq FROM callback
+SELECT id, namespace, target, seq FROM callback
 WHERE id = ANY ($1::text[]) AND ($2::text IS NULL OR state = $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
+  AND ($6::text[] IS NULL OR namespace = ANY ($6))
 ORDER BY seq LIMIT $5;
 
 -- name: find_of_task
-SELECT id, target, seq FROM callback
+SELECT id, namespace, target, seq FROM callback
 WHERE task_id = $1 AND seq > $2
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
   AND ($6::text IS NULL OR state = $6) AND ($7::text IS NULL OR target = $7)
-  AND ($8::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($8))
-ORDER BY seq LIMIT $5;
-
--- name: find_dead_of_target
-SELECT id, target, seq FROM callback
-WHERE state = 'dead' AND target = $1 AND seq > $2
-  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
+  AND ($8::text[] IS NULL OR namespace = ANY ($8))
 ORDER BY seq LIMIT $5;
 
 -- name: find_dead
 -- Of all targets, behind this one of that target.
-SELECT id, target, seq FROM callback
+SELECT id, namespace, target, seq FROM callback
 WHERE state = 'dead' AND (target, seq) > ($1, $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY target, seq LIMIT $5;
 
--- name: find_held_of_target
-SELECT id, target, seq FROM callback
-WHERE state = 'held' AND target = $1 AND seq > $2
+-- name: find_dead_within
+-- The same in some namespaces: the first few of each, without a look at others'.
+SELECT f.*
+FROM unnest($6::text[]) AS n (namespace)
+CROSS JOIN LATERAL (
+    SELECT id, namespace, target, seq FROM callback c
+    WHERE state = 'dead' AND c.namespace = n.namespace AND (target, seq) > ($1, $2)
+      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+    ORDER BY target, seq LIMIT $5
+) f
+ORDER BY f.target, f.seq LIMIT $5;
+
+-- name: find_dead_of_target
+SELECT id, namespace, target, seq FROM callback
+WHERE state = 'dead' AND target = $1 AND seq > $2
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY seq LIMIT $5;
 
+-- name: find_dead_of_target_within
+SELECT f.*
+FROM unnest($6::text[]) AS n (namespace)
+CROSS JOIN LATERAL (
+    SELECT id, namespace, target, seq FROM callback c
+    WHERE state = 'dead' AND c.namespace = n.namespace AND target = $1 AND seq > $2
+      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+    ORDER BY seq LIMIT $5
+) f
+ORDER BY f.seq LIMIT $5;
+
 -- name: find_held
-SELECT id, target, seq FROM callback
+-- Of all targets, behind this one of that target.
+SELECT id, namespace, target, seq FROM callback
 WHERE state = 'held' AND (target, seq) > ($1, $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
   AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-  AND ($6::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($6))
 ORDER BY target, seq LIMIT $5;
+
+-- name: find_held_within
+-- The same in some namespaces: the first few of each, without a look at others'.
+SELECT f.*
+FROM unnest($6::text[]) AS n (namespace)
+CROSS JOIN LATERAL (
+    SELECT id, namespace, target, seq FROM callback c
+    WHERE state = 'held' AND c.namespace = n.namespace AND (target, seq) > ($1, $2)
+      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+    ORDER BY target, seq LIMIT $5
+) f
+ORDER BY f.target, f.seq LIMIT $5;
+
+-- name: find_held_of_target
+SELECT id, namespace, target, seq FROM callback
+WHERE state = 'held' AND target = $1 AND seq > $2
+  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+ORDER BY seq LIMIT $5;
+
+-- name: find_held_of_target_within
+SELECT f.*
+FROM unnest($6::text[]) AS n (namespace)
+CROSS JOIN LATERAL (
+    SELECT id, namespace, target, seq FROM callback c
+    WHERE state = 'held' AND c.namespace = n.namespace AND target = $1 AND seq > $2
+      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
+      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
+    ORDER BY seq LIMIT $5
+) f
+ORDER BY f.seq LIMIT $5;
 
 -- name: find_pending
 -- Among the first $6 that are due: no index has them by target.
-SELECT id, target, seq
+SELECT id, namespace, target, seq
 FROM (
-    SELECT id, target, seq, task_id, finished_at, created_at FROM callback
-    WHERE state = 'pending' AND ($8::text[] IS NULL OR (SELECT t.type FROM task t WHERE t.id = task_id) = ANY ($8))
+    SELECT id, namespace, target, seq, created_at FROM callback
+    WHERE state = 'pending' AND ($8::text[] IS NULL OR namespace = ANY ($8))
     ORDER BY due_at LIMIT $6
 ) c
 WHERE (target, seq) > ($1, $2) AND ($7::text IS NULL OR target = $7)
@@ -66,7 +113,7 @@ WHERE (target, seq) > ($1, $2) AND ($7::text IS NULL OR target = $7)
 ORDER BY target, seq LIMIT $5;
 
 -- name: read
-SELECT id, target, task_id, state, attempt, replayed_after, ordered, diverted, error, due_at, created_at, finished_at, seq
+SELECT id, namespace, target, task_id, state, attempt, replayed_after, ordered, diverted, error, due_at, created_at, finished_at, seq
 FROM callback WHERE id = ANY ($1::text[]) ORDER BY target, seq;
 
 -- name: replay
@@ -78,9 +125,10 @@ SET state = CASE WHEN d.disabled THEN 'held' ELSE 'pending' END,
     finished_at = NULL,
     replayed_after = c.attempt,
     due_at = now() + make_interval(secs => i.due_in)
-FROM unnest($1::text[], $2::double precision[], $4::text[]) AS i (id, due_in, target)
+FROM unnest($1::text[], $2::double precision[], $4::text[], $5::text[]) AS i (id, due_in, namespace, target)
 CROSS JOIN LATERAL (
-    SELECT EXISTS (SELECT FROM target t WHERE t.url = i.target AND t.state = 'disabled') AS disabled
+    SELECT EXISTS (SELECT FROM callback_target t
+                   WHERE t.namespace = i.namespace AND t.url = i.target AND t.state = 'disabled') AS disabled
 ) d
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.state = $3 AND c.finished_at IS NOT NULL
-RETURNING c.id, c.target, c.state;
+RETURNING c.id, c.namespace, c.target, c.state;

@@ -18,7 +18,10 @@ Guarantees
   few kilobytes (`calling`). In doubt an address is refused.
 - A target that hangs holds a few slots only, none once it has turned out slow, and what would wait for it too long goes
   back to PostgreSQL.
-- A target is judged by one process, whose partition its records are on, and its health outlives that process.
+- A target is an address as one namespace calls it (`core.target`), and shares no verdict, rate, slot or operator's word with another's.
+- A target is judged by one process, whose partition its records are on, and its health outlives that process. Records are keyed by
+  the URL alone, as before there were namespaces: processes of two releases agree whose a record is, and what this process sees of an
+  address in one namespace tells it what to think of itself in all.
 - What fails while this process suspects itself uses up nobody's schedule, whoever makes the next attempt.
 - A target's rate holds over both paths together (`core.rates`); a new process begins its clock anew.
 - Callbacks that ask for order are called one after the other, each when the one before has been delivered or is dead.

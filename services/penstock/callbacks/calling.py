@@ -105,7 +105,7 @@ class Caller:
             kind="client",
             task_id=callback.task_id,
             callback=callback.id,
-            target=origin_of(callback.target),
+            target=origin_of(callback.target.url),
             attempt=callback.attempt + 1,
         ) as span:
             if span is None:
@@ -126,7 +126,7 @@ class Caller:
             async with (
                 asyncio.timeout_at(deadline_s),
                 self._session.post(
-                    callback.target, data=callback.body, headers=headers, allow_redirects=False
+                    callback.target.url, data=callback.body, headers=headers, allow_redirects=False
                 ) as response,
             ):
                 if response.content.is_eof() and response.content.exception() is None:

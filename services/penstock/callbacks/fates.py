@@ -18,6 +18,7 @@ from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Targets
 from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import Dead, Delivered, Fate, Reason, RetryIn
+from penstock.core.target import TargetId
 from penstock.postgres.callbacks import Settled
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Fates:
         targets: Targets,
         ledger: Ledger,
         *,
-        stop: Callable[[str], None],
+        stop: Callable[[TargetId], None],
         chance: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -135,6 +136,6 @@ def _ids(callback: Callback, attempt: int) -> dict[str, object]:
     return {
         "callback": callback.id,
         "task": callback.task_id,
-        "target": origin_of(callback.target),
+        "target": origin_of(callback.target.url),
         "attempt": attempt,
     }

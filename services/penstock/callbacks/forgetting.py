@@ -11,6 +11,7 @@ import asyncio
 import logging
 
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.core.target import TargetId
 from penstock.errors import PostgresUnavailable
 from penstock.postgres import targets
 from penstock.postgres.session import Session
@@ -33,7 +34,7 @@ class Forgetting:
     def __init__(self, settings: CallbacksSettings, session: Session) -> None:
         self._quiet_s = settings.callback_forget_s
         self._session = session
-        self._behind = ""
+        self._behind: TargetId | None = None
         self._at_s = 0.0
         self._clock = asyncio.get_running_loop().time
 
@@ -53,6 +54,6 @@ class Forgetting:
         except PostgresUnavailable as error:
             log.warning("quiet targets are not forgotten yet: %s", error)
             return
-        self._behind = behind or ""
+        self._behind = behind
         if forgotten:
             log.info("%d targets that nobody has called for %g s are forgotten", forgotten, self._quiet_s)

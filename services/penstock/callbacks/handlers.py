@@ -23,6 +23,7 @@ from penstock.callbacks.targets import Targets
 from penstock.core.acknowledgement import Partition
 from penstock.core.delivery import Dead, Delivered, Reason
 from penstock.core.rates import Rates
+from penstock.core.target import TargetId
 from penstock.errors import Fatal, Invalid
 from penstock.kafka.processor import Delivery
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
@@ -60,7 +61,7 @@ class Deliverer:
         caller: makes the calls.
         producer: acks=all; for results and the dead.
         owner: this process, unlike any other.
-        partition_of: the partition of a target's records.
+        partition_of: the partition of the records of an address.
         scheduled: told the seconds until the earliest of some callbacks is due.
         reject: parks an entry of a record that breaks its contract.
         fail: ends the service with an error.
@@ -92,7 +93,7 @@ class Deliverer:
             owner,
             partition_of=partition_of,
             room=self._room,
-            waiting=lambda url: self._diverted.waiting_for(url),  # noqa: PLW0108 (made below)
+            waiting=lambda which: self._diverted.waiting_for(which),  # noqa: PLW0108 (made below)
             changed=self._changed,
             in_hand=self._in_hand,
         )
@@ -209,20 +210,20 @@ class Deliverer:
 
     def _route(self, waiting: Waiting, target: Target) -> None:
         aside = waiting.record.topic == CALLBACKS_DIVERTED.name
-        url = waiting.callback.target
+        which = waiting.callback.target
         if target.disabled or (self.targets.abnormal(target) and not aside):
             self._ledger.hold(waiting)
             return
         lanes = self._diverted if aside else self._lanes
         if aside and (
-            (target.hanging and self._is_busy(url)) or lanes.waiting >= self._settings.callback_waiting
+            (target.hanging and self._is_busy(which)) or lanes.waiting >= self._settings.callback_waiting
         ):
             # One at a time is enough to see whether it answers again.
             self._ledger.hold(waiting)
             return
         if (
             lanes.waiting >= self._settings.callback_in_hand
-            and lanes.waiting_for(url) >= self._settings.callback_target_slots
+            and lanes.waiting_for(which) >= self._settings.callback_target_slots
         ):
             # Those that take long must not fill the hand: reading goes on.
             self._ledger.give_back(waiting, self._postponed_s(self._settings.callback_postpone_s))
@@ -230,15 +231,17 @@ class Deliverer:
         superfluous = lanes.put(waiting)
         if superfluous is not None:
             superfluous.settle()
-        self._crowd_out(lanes, url)
+        self._crowd_out(lanes, which)
 
-    def _is_busy(self, url: str) -> bool:
-        return bool(self._diverted.waiting_for(url) or self._diverted.held_by(url))
+    def _is_busy(self, which: TargetId) -> bool:
+        return bool(self._diverted.waiting_for(which) or self._diverted.held_by(which))
 
-    def _in_hand(self, url: str) -> bool:
+    def _in_hand(self, which: TargetId) -> bool:
         """Whether it is called, or something here waits for it."""
-        waits = any(lanes.waiting_for(url) or lanes.held_by(url) for lanes in (self._lanes, self._diverted))
-        return waits or self._intake.waits_for(url) or self._slow.calling_to(url) > 0
+        waits = any(
+            lanes.waiting_for(which) or lanes.held_by(which) for lanes in (self._lanes, self._diverted)
+        )
+        return waits or self._intake.waits_for(which) or self._slow.calling_to(which) > 0
 
     def _room(self) -> int:
         return self._settings.callback_waiting - self._diverted.waiting
@@ -255,8 +258,8 @@ class Deliverer:
             self._wake.cancel()
         self._wake = self._loop.call_at(min(turns_s), self._admit) if turns_s else None
 
-    def _crowd_out(self, lanes: Lanes, url: str) -> None:
-        crowded, room_in_s = lanes.crowded_out(url)
+    def _crowd_out(self, lanes: Lanes, which: TargetId) -> None:
+        crowded, room_in_s = lanes.crowded_out(which)
         for waiting in crowded:
             due_in_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s)
             self._ledger.give_back(waiting, self._postponed_s(due_in_s))
@@ -289,11 +292,11 @@ class Deliverer:
 
     def _finish(self, call: _Call, took_s: float) -> None:
         """The slot of a call is free."""
-        url = call.waiting.callback.target
-        ready = call.lanes.next_ready(url)
+        which = call.waiting.callback.target
+        ready = call.lanes.next_ready(which)
         if ready is not None and (self._is_over(ready) or self._loop.time() - ready.begun_s > STALE_S):
-            self._leave_ready(url)
-        following = call.lanes.finish(url, took_s)
+            self._leave_ready(which)
+        following = call.lanes.finish(which, took_s)
         if following is not None:
             self._call(following, call.lanes)
 
@@ -313,17 +316,17 @@ class Deliverer:
         else:
             self._ledger.give_back(waiting, 0.0, begun=True)
 
-    def _changed(self, url: str) -> None:
+    def _changed(self, which: TargetId) -> None:
         """An operator has said something of a target."""
-        target = self.targets.get(url)
+        target = self.targets.get(which)
         if target is not None and target.disabled:
-            self._hold_all_of(url)
-        elif self.targets.rate_of(url):
-            self._leave_ready(url)
+            self._hold_all_of(which)
+        elif self.targets.rate_of(which):
+            self._leave_ready(which)
 
-    def _leave_ready(self, url: str) -> None:
+    def _leave_ready(self, which: TargetId) -> None:
         for lanes in (self._lanes, self._diverted):
-            for waiting in lanes.take_ready(url):
+            for waiting in lanes.take_ready(which):
                 self._leave(waiting)
 
     def _ended(self, call: asyncio.Task[None]) -> None:
@@ -381,16 +384,16 @@ class Deliverer:
         self._crowd_out(call.lanes, target)
         self._admit()
 
-    def _charge(self, url: str, *, slow: bool, failed: bool = False) -> None:
-        changed = self.targets.called(url, slow=slow, failed=failed)
-        target = self.targets.get(url)
+    def _charge(self, which: TargetId, *, slow: bool, failed: bool = False) -> None:
+        changed = self.targets.called(which, slow=slow, failed=failed)
+        target = self.targets.get(which)
         if changed and target is not None and self.targets.abnormal(target):
-            self._hold_all_of(url)
+            self._hold_all_of(which)
 
-    def _hold_all_of(self, url: str) -> None:
+    def _hold_all_of(self, which: TargetId) -> None:
         """What waits for a target that may not be called (as others are) waits in PostgreSQL from now on."""
         for lanes in (self._lanes, self._diverted):
-            for waiting in lanes.take_out(lambda _waiting: True, url):
+            for waiting in lanes.take_out(lambda _waiting: True, which):
                 self._ledger.hold(waiting)
-            for waiting in lanes.take_ready(url):
+            for waiting in lanes.take_ready(which):
                 self._ledger.hold(waiting, begun=True)

@@ -15,6 +15,7 @@ from penstock.callbacks.known import Target
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Targets
 from penstock.contracts.inbound import decode_callbacks
+from penstock.core.target import TargetId
 from penstock.errors import Invalid
 from penstock.kafka.processor import Delivery
 
@@ -52,7 +53,7 @@ class Intake:
         self._taken = taken
         self._loaded = loaded
         # What waits until its target is known, by target; how many they are in all; set when they have become fewer.
-        self._strangers: dict[str, list[Waiting]] = {}
+        self._strangers: dict[TargetId, list[Waiting]] = {}
         self._unknown = 0
         self._eased = asyncio.Event()
         self._load = Batches(self._load_all)
@@ -60,9 +61,9 @@ class Intake:
         self._taken_in = 0
         self._closed = False
 
-    def waits_for(self, url: str) -> bool:
+    def waits_for(self, which: TargetId) -> bool:
         """Whether something waits until this target is known."""
-        return url in self._strangers
+        return which in self._strangers
 
     async def take(self, delivery: Delivery) -> list[Waiting]:
         """Takes a record in, once there is room; returns what is to be put back, since the intake is closed.
@@ -99,8 +100,8 @@ class Intake:
     def revoked(self, partitions: frozenset[int]) -> None:
         """Lets go of what waits of partitions that are another process's now."""
         self._strangers = {
-            url: kept
-            for url, some in self._strangers.items()
+            which: kept
+            for which, some in self._strangers.items()
             if (kept := [waiting for waiting in some if waiting.record.partition not in partitions])
         }
         self._count()
@@ -122,20 +123,20 @@ class Intake:
         await self._load.run()
 
     def _hand_on(self, waiting: Waiting) -> None:
-        url = waiting.callback.target
-        if (target := self._targets.get(url)) is not None:
+        which = waiting.callback.target
+        if (target := self._targets.get(which)) is not None:
             self._route(waiting, target)
             return
-        if url not in self._strangers:
-            self._load.add((url, waiting.record.partition))
-        self._strangers.setdefault(url, []).append(waiting)
+        if which not in self._strangers:
+            self._load.add((which, waiting.record.partition))
+        self._strangers.setdefault(which, []).append(waiting)
         self._unknown += 1
 
-    async def _load_all(self, batch: Sequence[tuple[str, int]]) -> None:
+    async def _load_all(self, batch: Sequence[tuple[TargetId, int]]) -> None:
         await self._targets.load(dict(batch))
-        for url, _partition in batch:
-            some = self._strangers.pop(url, [])
-            target = self._targets.get(url)
+        for which, _partition in batch:
+            some = self._strangers.pop(which, [])
+            target = self._targets.get(which)
             # Without a target its partition has gone to another process, and its records with it.
             if target is not None:
                 for waiting in some:

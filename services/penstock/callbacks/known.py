@@ -6,7 +6,7 @@ is passed over, however many there are. Each load looks at a few of them only, s
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.core.drain import Drain
 from penstock.core.health import HealthWindow
+from penstock.core.target import TargetId
 from penstock.postgres.targets import Kept
 
 # Attempts that are shown.
@@ -65,47 +66,56 @@ class Target:
 
 
 class Known:
-    """Targets by URL, the one used last at the end."""
+    """Targets by what names them, the one used last at the end."""
 
     def __init__(self) -> None:
-        self._targets: OrderedDict[str, Target] = OrderedDict()
+        self._targets: OrderedDict[TargetId, Target] = OrderedDict()
+        # How many targets an address is.
+        self._addresses: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._targets)
 
-    def __contains__(self, url: object) -> bool:
-        return url in self._targets
+    @property
+    def addresses(self) -> int:
+        """Different URLs among them."""
+        return len(self._addresses)
+
+    def __contains__(self, which: object) -> bool:
+        return which in self._targets
 
     def values(self) -> Iterator[Target]:
         """All of them."""
         return iter(self._targets.values())
 
-    def get(self, url: str) -> Target | None:
+    def get(self, which: TargetId) -> Target | None:
         """What is known of one, without using it."""
-        return self._targets.get(url)
+        return self._targets.get(which)
 
-    def use(self, url: str) -> Target | None:
+    def use(self, which: TargetId) -> Target | None:
         """What is known of one, which is the one used last from now on."""
-        target = self._targets.get(url)
+        target = self._targets.get(which)
         if target is not None:
-            self._targets.move_to_end(url)
+            self._targets.move_to_end(which)
         return target
 
-    def put(self, url: str, target: Target) -> None:
+    def put(self, which: TargetId, target: Target) -> None:
         """Knows it, or knows it anew."""
-        self._targets[url] = target
-        self._targets.move_to_end(url)
+        self._addresses[which.url] += which not in self._targets
+        self._targets[which] = target
+        self._targets.move_to_end(which)
 
-    def drop(self, url: str) -> None:
+    def drop(self, which: TargetId) -> None:
         """Knows it no more."""
-        self._targets.pop(url, None)
+        if self._targets.pop(which, None) is not None:
+            self._left(which)
 
     def drop_all_of(self, partitions: Collection[int]) -> None:
         """Knows none of these partitions any more."""
-        for url in [url for url, target in self._targets.items() if target.partition in partitions]:
-            del self._targets[url]
+        for which in [which for which, target in self._targets.items() if target.partition in partitions]:
+            self.drop(which)
 
-    def forget(self, most: int, looks: int, in_use: Callable[[str, Target], bool]) -> None:
+    def forget(self, most: int, looks: int, in_use: Callable[[TargetId, Target], bool]) -> None:
         """Forgets those unused for longest, until there are no more than `most`.
 
         Args:
@@ -114,8 +124,13 @@ class Known:
             in_use: whether one must stay; it counts as used just now, so that others are looked at next.
         """
         for _ in range(min(looks, len(self._targets) - most)):
-            url, target = next(iter(self._targets.items()))
-            if in_use(url, target):
-                self._targets.move_to_end(url)
+            which, target = next(iter(self._targets.items()))
+            if in_use(which, target):
+                self._targets.move_to_end(which)
             else:
-                del self._targets[url]
+                self.drop(which)
+
+    def _left(self, which: TargetId) -> None:
+        self._addresses[which.url] -= 1
+        if not self._addresses[which.url]:
+            del self._addresses[which.url]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from penstock.callbacks.hand import Record, Waiting
 from penstock.core.rates import Rates
+from penstock.core.target import TargetId
 
 # Targets whose pace is remembered after their lane has emptied.
 _PACES = 10_000
@@ -84,9 +85,9 @@ class Lanes:
         self,
         room: Room,
         *,
-        doubtful: Callable[[str], bool] = lambda _target: False,
+        doubtful: Callable[[TargetId], bool] = lambda _target: False,
         rates: Rates | None = None,
-        bound: Callable[[str], float | None] = lambda _target: None,
+        bound: Callable[[TargetId], float | None] = lambda _target: None,
     ) -> None:
         self._room = room
         self._free = room.slots
@@ -96,15 +97,15 @@ class Lanes:
         self._bound = bound
         self._doubted = 0
         self._count = 0
-        self._lanes: dict[str, _Lane] = {}
-        self._turns: deque[str] = deque()
+        self._lanes: dict[TargetId, _Lane] = {}
+        self._turns: deque[TargetId] = deque()
         # Those whose turn has come and who must let others go first: who has a slot while few are free, and
         # the doubtful while others of them hold all they may.
-        self._pressed: OrderedDict[str, None] = OrderedDict()
-        self._doubts: OrderedDict[str, None] = OrderedDict()
+        self._pressed: OrderedDict[TargetId, None] = OrderedDict()
+        self._doubts: OrderedDict[TargetId, None] = OrderedDict()
         # (when, target): whose rate does not allow another call yet.
-        self._later: list[tuple[float, str]] = []
-        self._pace_s: OrderedDict[str, float] = OrderedDict()
+        self._later: list[tuple[float, TargetId]] = []
+        self._pace_s: OrderedDict[TargetId, float] = OrderedDict()
 
     @property
     def waiting(self) -> int:
@@ -116,12 +117,12 @@ class Lanes:
         """Slots taken."""
         return self._room.slots - self._free
 
-    def waiting_for(self, target: str) -> int:
+    def waiting_for(self, target: TargetId) -> int:
         """Callbacks in one lane."""
         lane = self._lanes.get(target)
         return len(lane.waiting) if lane else 0
 
-    def held_by(self, target: str) -> int:
+    def held_by(self, target: TargetId) -> int:
         """Slots that one target holds."""
         lane = self._lanes.get(target)
         return lane.held if lane else 0
@@ -198,7 +199,7 @@ class Lanes:
         lane.calling += 1
         return True
 
-    def finish(self, target: str, took_s: float) -> Waiting | None:
+    def finish(self, target: TargetId, took_s: float) -> Waiting | None:
         """A call has ended, or has turned out slow, and its slot is free; returns who is to be called in its place.
 
         Args:
@@ -218,16 +219,16 @@ class Lanes:
         self._give_back(target, lane)
         return following
 
-    def forgo(self, target: str) -> None:
+    def forgo(self, target: TargetId) -> None:
         """A slot is free, whose attempt is not to be made."""
         self._give_back(target, self._lanes[target])
 
-    def next_ready(self, target: str) -> Waiting | None:
+    def next_ready(self, target: TargetId) -> Waiting | None:
         """Whom `finish` would return."""
         lane = self._lanes.get(target)
         return lane.ready[0] if lane and lane.ready else None
 
-    def take_ready(self, target: str | None = None) -> list[Waiting]:
+    def take_ready(self, target: TargetId | None = None) -> list[Waiting]:
         """Takes out those whose attempt is written down and that are not called yet, of one lane or of all."""
         taken: list[Waiting] = []
         for name in [target] if target is not None else list(self._lanes):
@@ -240,7 +241,7 @@ class Lanes:
             taken += out
         return taken
 
-    def _give_back(self, target: str, lane: _Lane) -> None:
+    def _give_back(self, target: TargetId, lane: _Lane) -> None:
         lane.held -= 1
         self._free += 1
         if lane.doubted:
@@ -252,7 +253,7 @@ class Lanes:
             lane.in_turn = False
         self._line_up(target, lane)
 
-    def crowded_out(self, target: str) -> tuple[list[Waiting], float]:
+    def crowded_out(self, target: TargetId) -> tuple[list[Waiting], float]:
         """Takes out those who would wait too long at the target's pace, the last to come first.
 
         Returns:
@@ -275,7 +276,7 @@ class Lanes:
         self._drop_if_empty(target, lane)
         return out, room * pace_s
 
-    def take_out(self, which: Callable[[Waiting], bool], target: str | None = None) -> list[Waiting]:
+    def take_out(self, which: Callable[[Waiting], bool], target: TargetId | None = None) -> list[Waiting]:
         """Takes out all for whom `which` is true, of one lane or of all."""
         lanes = [(target, self._lanes[target])] if target in self._lanes else []
         if target is None:
@@ -290,7 +291,7 @@ class Lanes:
         self._count -= len(out)
         return out
 
-    def _take_from(self, target: str, lane: _Lane) -> Waiting:
+    def _take_from(self, target: TargetId, lane: _Lane) -> Waiting:
         _id, waiting = lane.waiting.popitem(last=False)
         self._count -= 1
         lane.held += 1
@@ -301,7 +302,7 @@ class Lanes:
         self._line_up(target, lane)
         return waiting
 
-    def _most(self, target: str) -> int:
+    def _most(self, target: TargetId) -> int:
         """The slots that a target may hold."""
         most = self._room.target_slots
         pace_s = self._pace_s.get(target)
@@ -314,7 +315,7 @@ class Lanes:
             return most
         return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)
 
-    def _line_up(self, target: str, lane: _Lane) -> None:
+    def _line_up(self, target: TargetId, lane: _Lane) -> None:
         """Gives a lane its turn when it can use one, and drops it when nothing is left of it."""
         if lane.in_turn:
             return
@@ -324,7 +325,7 @@ class Lanes:
         else:
             self._drop_if_empty(target, lane)
 
-    def _drop_if_empty(self, target: str, lane: _Lane) -> None:
+    def _drop_if_empty(self, target: TargetId, lane: _Lane) -> None:
         # One that is in turn is dropped when its turn comes.
         if not lane.waiting and not lane.held and not lane.in_turn:
             self._lanes.pop(target, None)
@@ -341,16 +342,16 @@ class SlowPool:
     def __init__(self, slots: int, target_slots: int) -> None:
         self._free = slots
         self._target_slots = target_slots
-        self._calls: Counter[str] = Counter()
+        self._calls: Counter[TargetId] = Counter()
 
     def __len__(self) -> int:
         return self._calls.total()
 
-    def calling_to(self, target: str) -> int:
+    def calling_to(self, target: TargetId) -> int:
         """Calls of one target in it."""
         return self._calls[target]
 
-    def enter(self, target: str) -> bool:
+    def enter(self, target: TargetId) -> bool:
         """Takes a call in; False when there is no room for it."""
         if not self._free or self._calls[target] >= self._target_slots:
             return False
@@ -358,7 +359,7 @@ class SlowPool:
         self._calls[target] += 1
         return True
 
-    def leave(self, target: str) -> None:
+    def leave(self, target: TargetId) -> None:
         """A call has ended."""
         self._free += 1
         self._calls[target] -= 1

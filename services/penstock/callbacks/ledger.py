@@ -23,6 +23,7 @@ from penstock.callbacks.batching import Batches, persevere
 from penstock.callbacks.hand import Waiting
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
+from penstock.core.target import TargetId
 from penstock.kafka.connection import translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
@@ -86,7 +87,7 @@ class Ledger:
         *,
         scheduled: Callable[[float], Awaitable[None]],
         begun: Callable[[Sequence[Waiting], Sequence[Waiting]], None],
-        held: Callable[[Iterable[str]], None],
+        held: Callable[[Iterable[TargetId]], None],
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -148,7 +149,7 @@ class Ledger:
         value = orjson.dumps(
             {
                 "id": callback.id,
-                "target": callback.target,
+                "target": callback.target.url,
                 "task_id": callback.task_id,
                 "attempt": attempt,
                 "body": callback.body.decode(),
@@ -161,7 +162,7 @@ class Ledger:
         async def send() -> None:
             with translated():
                 await self._producer.send_and_wait(
-                    self._settings.prefix + CALLBACKS_DEAD.name, value, key=callback.target.encode()
+                    self._settings.prefix + CALLBACKS_DEAD.name, value, key=callback.target.url.encode()
                 )
 
         await persevere(send, f"{callback.id}, dead,")
@@ -254,7 +255,7 @@ def _result(ended: Ended) -> tuple[bytes, bytes]:
     value = orjson.dumps(
         {
             "id": callback.id,
-            "target": callback.target,
+            "target": callback.target.url,
             "task_id": callback.task_id,
             "outcome": ended.settled.state,
             "attempts": ended.settled.attempt,

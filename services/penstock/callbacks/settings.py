@@ -128,7 +128,7 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
     )
     callback_suspicion_share: float = option(
         _HEALTH.suspicion_share,
-        "When more than this share of all targets (and at least ten) becomes abnormal within 30 s, nothing is "
+        "When more than this share of all addresses (and at least ten) becomes abnormal within 30 s, nothing is "
         "charged to any; 0 turns this off.",
     )
     callback_drain_rate: float = option(

@@ -22,6 +22,7 @@ from penstock.callbacks.known import Attempt, Known, Target
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import origin_of
 from penstock.core.health import Suspicion
+from penstock.core.target import TargetId
 from penstock.errors import PostgresUnavailable
 from penstock.postgres import callbacks, targets
 from penstock.postgres.targets import Kept
@@ -46,7 +47,7 @@ class _Load:
     """A load under way, with what PostgreSQL told of meanwhile: the load may have read it before that."""
 
     def __init__(self) -> None:
-        self.outdated: set[str] = set()
+        self.outdated: set[TargetId] = set()
 
 
 class Targets:
@@ -56,7 +57,7 @@ class Targets:
         settings: of the service.
         pool: of the database.
         owner: this process, unlike any other.
-        partition_of: the partition of a target's records.
+        partition_of: the partition of the records of an address: one for all namespaces, so one process judges all its targets.
         room: how many more may be let go now, for all targets together.
         waiting: how many of a target's wait for its turn on the diverted path.
         changed: told of a target of which somebody has said something.
@@ -74,9 +75,9 @@ class Targets:
         *,
         partition_of: Callable[[str], int],
         room: Callable[[], int],
-        waiting: Callable[[str], int],
-        changed: Callable[[str], None],
-        in_hand: Callable[[str], bool],
+        waiting: Callable[[TargetId], int],
+        changed: Callable[[TargetId], None],
+        in_hand: Callable[[TargetId], bool],
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -89,13 +90,13 @@ class Targets:
         self._targets = Known()
         self._loads: set[_Load] = set()
         # Those for which something may be held, the one to be given something next first.
-        self._held: dict[str, None] = {}
+        self._held: dict[TargetId, None] = {}
         # Those to be written soon, and those to be written some time.
-        self._changed: set[str] = set()
-        self._seen: set[str] = set()
+        self._changed: set[TargetId] = set()
+        self._seen: set[TargetId] = set()
         self._partitions: frozenset[int] = frozenset()
         self._suspicion = Suspicion(settings.health)
-        self._outdated: set[str] = set()
+        self._outdated: set[TargetId] = set()
         self._urgent = asyncio.Event()
         self._look_at_s = 0.0
         self._clock = asyncio.get_running_loop().time
@@ -104,26 +105,26 @@ class Targets:
     def __len__(self) -> int:
         return len(self._targets)
 
-    def get(self, url: str) -> Target | None:
+    def get(self, which: TargetId) -> Target | None:
         """What is known of a target; None when it has to be loaded, or is another process's."""
-        return self._targets.use(url)
+        return self._targets.use(which)
 
-    def is_hanging(self, url: str) -> bool:
+    def is_hanging(self, which: TargetId) -> bool:
         """Whether its latest call was slow."""
-        target = self._targets.get(url)
+        target = self._targets.get(which)
         return target is not None and target.hanging
 
-    def rate_of(self, url: str) -> float | None:
+    def rate_of(self, which: TargetId) -> float | None:
         """The most calls a second it is to get."""
-        target = self._targets.get(url)
+        target = self._targets.get(which)
         own = target.rate if target is not None else None
         return own or self._settings.callback_rate or None
 
-    def drain_rate_of(self, url: str) -> float | None:
+    def drain_rate_of(self, which: TargetId) -> float | None:
         """The most calls a second it is to get on the diverted path: while it is abnormal, and while it is drained."""
-        target = self._targets.get(url)
+        target = self._targets.get(which)
         drained = target is not None and (
-            url in self._held or target.drain.under_way(self._clock()) or self.abnormal(target)
+            which in self._held or target.drain.under_way(self._clock()) or self.abnormal(target)
         )
         return self._settings.drain.rate if drained else None
 
@@ -147,9 +148,9 @@ class Targets:
         """Whether the targets of a partition are this process's."""
         return partition in self._partitions
 
-    def stop(self, url: str) -> None:
+    def stop(self, which: TargetId) -> None:
         """Nothing more is to be sent to it; `gone` writes that down."""
-        if (target := self._targets.get(url)) is not None:
+        if (target := self._targets.get(which)) is not None:
             target.disabled = True
 
     def assigned(self, partitions: Iterable[int]) -> None:
@@ -162,41 +163,43 @@ class Targets:
         """These may be another's: what is known of their targets is worth nothing any more."""
         self._partitions -= partitions
         self._targets.drop_all_of(partitions)
-        self._held = {url: None for url in self._held if url in self._targets}
+        self._held = {which: None for which in self._held if which in self._targets}
 
-    def outdated(self, url: str) -> None:
-        """Somebody has changed it in PostgreSQL."""
-        self._outdated.add(url)
+    def outdated(self, payload: str) -> None:
+        """Somebody has changed a target in PostgreSQL (`postgres.targets.notified`)."""
+        if (which := targets.notified(payload)) is None:
+            return
+        self._outdated.add(which)
         for load in self._loads:
-            load.outdated.add(url)
+            load.outdated.add(which)
         self._urgent.set()
 
-    async def load(self, partitions: Mapping[str, int]) -> None:
+    async def load(self, partitions: Mapping[TargetId, int]) -> None:
         """Takes targets over, each with the partition of its records, and reads what was kept of them."""
         # Of partitions that have gone meanwhile nothing is taken from their new owner.
-        urls = [url for url, partition in partitions.items() if partition in self._partitions]
-        while urls:
+        some = [which for which, partition in partitions.items() if partition in self._partitions]
+        while some:
             # What changes while it is read is read again: nobody tells of it twice.
-            for kept in await self._read(load := _Load(), urls):
-                partition = partitions[kept.url]
+            for kept in await self._read(load := _Load(), some):
+                partition = partitions[kept.target]
                 # It may have gone meanwhile.
                 if partition in self._partitions:
-                    self._targets.put(kept.url, Target(kept, partition, self._settings))
-            urls = [url for url in urls if url in load.outdated]
+                    self._targets.put(kept.target, Target(kept, partition, self._settings))
+            some = [which for which in some if which in load.outdated]
         self._targets.forget(REMEMBERED, LOOKS * len(partitions), self._in_use)
 
-    async def _read(self, load: _Load, urls: Sequence[str]) -> Sequence[Kept]:
+    async def _read(self, load: _Load, some: Sequence[TargetId]) -> Sequence[Kept]:
         self._loads.add(load)
         try:
             return await persevere(
-                lambda: targets.own(self._pool, urls, self._owner), f"the health of {len(urls)} targets"
+                lambda: targets.own(self._pool, some, self._owner), f"the health of {len(some)} targets"
             )
         finally:
             self._loads.remove(load)
 
-    def called(self, url: str, *, slow: bool, failed: bool = False) -> bool:
+    def called(self, which: TargetId, *, slow: bool, failed: bool = False) -> bool:
         """A call turned out slow, or ended before that; True when this has changed whether it is abnormal."""
-        target = self._targets.get(url)
+        target = self._targets.get(which)
         if target is None:
             return False
         target.hanging = slow
@@ -207,36 +210,40 @@ class Targets:
         target.window.record(slow=slow, failed=failed, now_s=now_s)
         after = target.window.verdict(now_s)
         if charged or target.window.charged:
-            self._changed.add(url)
+            self._changed.add(which)
         if after == before:
             return False
         self._urgent.set()
         if after:
             log.warning(
                 "a target at %s is abnormal: its callbacks are diverted",
-                origin_of(url),
-                extra={"target": origin_of(url)},
+                _where(which),
+                extra={"target": origin_of(which.url)},
             )
-            self._forgive(self._suspicion.trip(url, time.monotonic(), len(self._targets)))
+            self._forgive(self._suspicion.trip(which, time.monotonic(), self._targets.addresses))
         else:
-            log.info("a target at %s is normal again", origin_of(url), extra={"target": origin_of(url)})
+            log.info("a target at %s is normal again", _where(which), extra={"target": origin_of(which.url)})
         return target.window.verdict(now_s) != before
 
-    def attempted(self, url: str, attempt: Attempt) -> None:
+    def attempted(self, which: TargetId, attempt: Attempt) -> None:
         """Keeps an attempt to be shown."""
-        if (target := self._targets.get(url)) is not None:
+        if (target := self._targets.get(which)) is not None:
             target.attempts.append(attempt)
-            self._seen.add(url)
+            self._seen.add(which)
 
-    def holding(self, urls: Iterable[str]) -> None:
+    def holding(self, some: Iterable[TargetId]) -> None:
         """Something is held for these now."""
-        self._held.update(dict.fromkeys(urls))
+        self._held.update(dict.fromkeys(some))
 
-    async def gone(self, url: str, why: str) -> None:
+    async def gone(self, which: TargetId, why: str) -> None:
         """It has asked for nothing more to be sent to it."""
-        log.warning("a target at %s is disabled: %s", origin_of(url), why, extra={"target": origin_of(url)})
-        self.stop(url)
-        await persevere(lambda: targets.disable(self._pool, url, why), f"a target at {origin_of(url)}, gone,")
+        log.warning(
+            "a target at %s is disabled: %s", _where(which), why, extra={"target": origin_of(which.url)}
+        )
+        self.stop(which)
+        await persevere(
+            lambda: targets.disable(self._pool, which, why), f"a target at {_where(which)}, gone,"
+        )
 
     async def run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:
         """Keeps what changes, and lets go of what is held, until cancelled.
@@ -281,31 +288,33 @@ class Targets:
 
     async def _reload(self) -> None:
         outdated, self._outdated = self._outdated, set()
-        known = {url: target.partition for url in outdated if (target := self._targets.get(url)) is not None}
+        known = {
+            which: target.partition for which in outdated if (target := self._targets.get(which)) is not None
+        }
         if known:
             # What has been counted since it was kept last is lost: somebody has decided otherwise.
             await self.load(known)
-            for url in known:
-                self._told(url)
+            for which in known:
+                self._told(which)
         if outdated:
             # Also an unknown one that was enabled: something may be held for it.
             self._look_at_s = 0.0
 
-    async def _keep(self, urls: Iterable[str]) -> None:
+    async def _keep(self, some: Iterable[TargetId]) -> None:
         now_s = time.time()
         snapshots = [
             Kept(
-                url=url,
+                target=which,
                 vitals=target.window.vitals(now_s),
                 failures=target.window.failures,
                 attempts=[attempt._asdict() for attempt in target.attempts],
             )
-            for url in urls
-            if (target := self._targets.get(url)) is not None
+            for which in some
+            if (target := self._targets.get(which)) is not None
         ]
         if not snapshots:
             return
-        told = {kept.url for kept in snapshots}
+        told = {kept.target for kept in snapshots}
         # Before: what changes while it is written is written again.
         self._changed -= told
         self._seen -= told
@@ -314,68 +323,77 @@ class Targets:
         except PostgresUnavailable:
             self._changed |= told
             raise
-        for url in told - kept:
-            log.info("a target at %s was changed by somebody else: it is read again", origin_of(url))
-            self._targets.drop(url)
+        for which in told - kept:
+            log.info("a target at %s was changed by somebody else: it is read again", _where(which))
+            self._targets.drop(which)
             self._look_at_s = 0.0
 
     async def _look(self) -> None:
         """Finds targets in trouble that nobody has called since they are this process's."""
         found = [
-            url for url in await targets.troubled(self._pool) if self._partition_of(url) in self._partitions
+            which
+            for which in await targets.troubled(self._pool)
+            if self._partition_of(which.url) in self._partitions
         ]
-        unknown = {url: self._partition_of(url) for url in found if url not in self._targets}
+        unknown = {which: self._partition_of(which.url) for which in found if which not in self._targets}
         if unknown:
             await self.load(unknown)
         self.holding(found)
         # Nobody calls it, so nothing else would write down that it has decayed.
-        self._changed.update(url for url in found if (target := self.get(url)) and not self.abnormal(target))
+        self._changed.update(
+            which for which in found if (target := self.get(which)) and not self.abnormal(target)
+        )
 
     async def _let_go(self, now_s: float) -> bool:
         room = self._room()
-        wanted: dict[str, int] = {}
-        for url in self._held:
-            target = self._targets.get(url)
+        wanted: dict[TargetId, int] = {}
+        for which in self._held:
+            target = self._targets.get(which)
             if target is None or target.disabled:
                 continue
             if room <= 0:
                 break
-            allowed = target.drain.allow(now_s, hanging=target.hanging, waiting=self._waiting(url))
+            allowed = target.drain.allow(now_s, hanging=target.hanging, waiting=self._waiting(which))
             if allowed := min(allowed, room):
-                wanted[url] = allowed
+                wanted[which] = allowed
                 room -= allowed
         if not wanted:
             return False
         # Before: what is held while they are let go says so itself.
-        for url in wanted:
-            del self._held[url]
+        for which in wanted:
+            del self._held[which]
         granted = await callbacks.grant(self._pool, wanted)
         self.granted += sum(granted.values())
         # Where there were as many as wanted there may be more; the others have their turn first.
-        self.holding(url for url, most in wanted.items() if granted.get(url, 0) >= most)
+        self.holding(which for which, most in wanted.items() if granted.get(which, 0) >= most)
         return bool(granted)
 
-    def _forgive(self, urls: Sequence[str]) -> None:
-        if not urls:
+    def _forgive(self, some: Sequence[TargetId]) -> None:
+        if not some:
             return
         log.error(
             "%d of %d targets have become abnormal within %g s: this process or its network is suspected; "
             "nothing is charged to targets for as long",
-            len(urls),
+            len(some),
             len(self._targets),
             self._settings.health.suspicion_s,
         )
-        for url in urls:
-            if (target := self._targets.get(url)) is not None:
+        for which in some:
+            if (target := self._targets.get(which)) is not None:
                 target.window.forgive()
-                self._changed.add(url)
+                self._changed.add(which)
 
-    def _in_use(self, url: str, target: Target) -> bool:
+    def _in_use(self, which: TargetId, target: Target) -> bool:
         return (
-            url in self._held
-            or url in self._changed
-            or url in self._seen
+            which in self._held
+            or which in self._changed
+            or which in self._seen
             or target.disabled
             or target.window.charged
-            or self._in_hand(url)
+            or self._in_hand(which)
         )
+
+
+def _where(which: TargetId) -> str:
+    """As much of a target as a log may have."""
+    return str(TargetId(which.namespace, origin_of(which.url)))

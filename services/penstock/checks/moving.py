@@ -16,6 +16,7 @@ from penstock.checks.kafka import Topics
 from penstock.checks.queued import Queued
 from penstock.checks.report import Found, Offender, Rule
 from penstock.checks.rows import GRACE_S
+from penstock.core.target import TargetId
 from penstock.kafka.declared import partitions_of
 from penstock.kafka.topics import (
     CALLBACKS,
@@ -135,8 +136,8 @@ class Moving:
         found: Suspects = {}
         for row in rows:
             more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
-            lacks = f"{more} held for {row['target']}, which is normal: is callbacks running?"
-            found["held", row["target"], row["seq"]] = Found(
+            lacks = f"{more} held for {TargetId(row['namespace'], row['target'])}, which is normal: is callbacks running?"
+            found["held", row["namespace"], row["target"], row["seq"]] = Found(
                 [Offender(Rule.HELD, "callback", row["id"], lacks)], row["held"]
             )
         return found

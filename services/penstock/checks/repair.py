@@ -31,6 +31,7 @@ from penstock.checks.rows import GRACE_S
 from penstock.checks.unbegun import Unbegun
 from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, conclude
+from penstock.core.target import TargetId
 from penstock.kafka.declared import partitions_of
 from penstock.kafka.outbox import Publisher, publish, redeliver
 from penstock.kafka.topics import HEARTBEATS
@@ -39,6 +40,7 @@ from penstock.postgres.advance import CALLBACK_HORIZON_S, Ending, advance, talli
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.session import Session
+from penstock.postgres.targets import columns
 from penstock.settings import Platform
 
 log = logging.getLogger(__name__)
@@ -118,7 +120,8 @@ class Repair:
     async def _let_go(self) -> int:
         with translated():
             rows = await self._pool.fetch(query("checks.held"), GRACE_S)
-        return await self._repeat("checks.let_go", AT_A_TIME, [row["target"] for row in rows])
+        held = columns(TargetId(row["namespace"], row["target"]) for row in rows)
+        return await self._repeat("checks.let_go", AT_A_TIME, *held)
 
     async def _release_again(self) -> int:
         done = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import asyncpg
 
 from penstock.checks.report import Found, Offender, Rule
+from penstock.core.target import TargetId
 from penstock.core.task import Priority
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -47,7 +48,9 @@ _QUESTIONS = (
     _Asked(
         Rule.UNDELIVERED,
         "callback",
-        lambda r: f"to {r['target']} was due {r['late_s']:.0f} s ago: is callbacks running?",
+        lambda r: (
+            f"to {TargetId(r['namespace'], r['target'])} was due {r['late_s']:.0f} s ago: is callbacks running?"
+        ),
     ),
     _Asked(
         Rule.MISCOUNTED,

@@ -26,10 +26,12 @@ from aiokafka import TopicPartition
 
 from penstock.checks.kafka import Topics
 from penstock.checks.report import Found, Offender, Rule
+from penstock.core.target import TargetId
 from penstock.kafka.outbox import partition_of
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, service_group
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+from penstock.postgres.targets import columns
 from penstock.settings import Platform
 
 # Publications on end of which nothing came.
@@ -73,7 +75,7 @@ class Unbegun:
         self._show = show
         # Each by its id, its attempt and how often it was published.
         self._unanswered: list[tuple[str, int, int]] = []
-        self._uncalled: list[str] = []
+        self._uncalled: list[TargetId] = []
 
     async def look(self) -> list[Found]:
         """The offenders; waits a few seconds when a record was written only just now.
@@ -108,7 +110,7 @@ class Unbegun:
                     Rule.UNBEGUN,
                     "callback",
                     row["id"],
-                    f"to {row['target']}: its record was written {row['published']} times on end and read, and nothing "
+                    f"to {_target_of(row)}: its record was written {row['published']} times on end and read, and nothing "
                     f"came of it: look at {self._topic(row['diverted'])}.rejected and what callbacks logs",
                 )
                 for row in rows[: self._show]
@@ -126,16 +128,16 @@ class Unbegun:
             if all(self._unread_since_s(read, row["target"], diverted=d) > behind_s for d in (False, True))
         ]
         # Who was called since then has a lane that moves.
-        uncalled = {row["target"] for row in await self._fetch_uncalled()} if rows else set()
-        rows = [row for row in rows if row["target"] in uncalled]
-        self._uncalled = [row["target"] for row in rows]
+        uncalled = {_target_of(row) for row in await self._fetch_uncalled()} if rows else set()
+        rows = [row for row in rows if _target_of(row) in uncalled]
+        self._uncalled = [_target_of(row) for row in rows]
         return Found(
             [
                 Offender(
                     Rule.UNBEGUN,
                     "callback",
                     row["id"],
-                    f"{_more(row['callbacks'])} published to {row['target']} again and again for "
+                    f"{_more(row['callbacks'])} published to {_target_of(row)} again and again for "
                     f"{row['age_s'] / 60:.0f} min, and nobody has called that target",
                 )
                 for row in rows[: self._show]
@@ -155,7 +157,9 @@ class Unbegun:
             done += len(await self._fetch("checks.divert", ids, attempts, published))
         moved = AT_A_TIME
         while self._uncalled and moved == AT_A_TIME:
-            moved = len(await self._fetch("checks.divert_uncalled", AT_A_TIME, self._uncalled, LONG_S))
+            moved = len(
+                await self._fetch("checks.divert_uncalled", AT_A_TIME, *columns(self._uncalled), LONG_S)
+            )
             done += moved
         return done
 
@@ -188,6 +192,10 @@ class Unbegun:
 
     def _topic(self, diverted: bool) -> str:
         return self._prefix + (CALLBACKS_DIVERTED.name if diverted else CALLBACKS.name)
+
+
+def _target_of(row: asyncpg.Record) -> TargetId:
+    return TargetId(row["namespace"], row["target"])
 
 
 def _more(callbacks: int) -> str:

@@ -26,6 +26,7 @@ def callbacks() -> None:
 
 @callbacks.command("list")
 @click.option("--target", metavar="URL", help="To this URL.")
+@click.option("--namespace", metavar="NAME", help="Only of this namespace.")
 @click.option("--task", "task_id", type=Whole(1), help="Of this task: in any state.")
 @click.option(
     "--state",
@@ -69,7 +70,7 @@ def _nothing(filters: Mapping[str, Any]) -> str:
         return f"task {filters['task_id']} owes no such callbacks; `penstock get {filters['task_id']}` shows the task"
     state = filters["state"] or "dead"
     others = " or ".join(f"--state {other}" for other in ("pending", "held", "dead") if other != state)
-    narrowed = any(filters[name] for name in ("target", "since", "until"))
+    narrowed = any(filters[name] for name in ("target", "namespace", "since", "until"))
     which = f"no {state} callbacks that match" if narrowed else f"no {state} callbacks"
     return f"{which}; {others} lists others, --task ID those of a task in any state"
 
@@ -77,6 +78,11 @@ def _nothing(filters: Mapping[str, Any]) -> str:
 @callbacks.command()
 @click.argument("ids", metavar="[ID...]", nargs=-1)
 @click.option("--target", metavar="URL", help="Of this target.")
+@click.option(
+    "--namespace",
+    metavar="NAME",
+    help="Of this namespace. Default with --target: the only one that your key is confined to, else `default`.",
+)
 @click.option("--task", "task_id", type=Whole(1), help="Of this task.")
 @click.option("--since", type=_MOMENT, help="Ended then or later.")
 @click.option("--until", type=_MOMENT, help="Ended before.")
@@ -106,12 +112,18 @@ def replay(ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool
     else:
         _tell(told, dry_run=dry_run)
     if not told.count:
-        raise _nothing_to_replay(given["state"] or "dead")
+        raise _nothing_to_replay(
+            given["state"] or "dead", elsewhere=given["target"] is not None and given["namespace"] is None
+        )
 
 
-def _nothing_to_replay(state: str) -> NotFound:
+def _nothing_to_replay(state: str, *, elsewhere: bool) -> NotFound:
     error = NotFound(f"no {state} callback matches: nothing is replayed")
     error.add_note("`penstock callbacks list` shows the dead, with --task ID those of a task in any state")
+    if elsewhere:
+        error.add_note(
+            "--target is meant in one namespace: name another than that of your key with --namespace"
+        )
     if state == "dead":
         error.add_note(
             "one that was delivered is replayed by its id with --state delivered; one that is pending or"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -10,9 +10,16 @@ import click
 from penstock.cli.gateway import client, gateway_option
 from penstock.cli.numbers import Pace, Whole
 from penstock.cli.output import as_json, console, fields, moment, print_json, state_text, table
+from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.errors import NotFound
 
 _LATEST = 20
+
+namespace_option = click.option(
+    "--namespace",
+    metavar="NAME",
+    help="In which it is called. Default: the only one that your key is confined to, else `default`.",
+)
 
 
 class _Rate(Pace):
@@ -29,7 +36,8 @@ class _Rate(Pace):
 @click.group(invoke_without_command=True)
 @click.option("--state", type=click.Choice(["normal", "abnormal", "disabled"]), help="Only those.")
 @click.option("--prefix", metavar="URL", help="Only URLs that begin with this.")
-@click.option("--url", metavar="URL", help="Everything about this one.")
+@click.option("--url", metavar="URL", help="Everything about this one, in each namespace that calls it.")
+@click.option("--namespace", metavar="NAME", help="Only of this namespace.")
 @click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most targets.")
 @click.option("--all", "all_", is_flag=True, help="No limit.")
 @gateway_option
@@ -49,20 +57,37 @@ def targets(
     if ctx.invoked_subcommand is not None:
         return
     with client(gateway) as found:
-        if url is not None:
-            target = found.target(url)
-            if target is None:
-                raise _advised(NotFound(f"there is no target {url}: nothing was ever sent to it"))
-            _show(target, json_=json_)
-            return
-        known = found.targets(**filters, limit=None if all_ else limit)
-        if json_:
+        known = found.targets(**filters, url=url, limit=None if all_ or url is not None else limit)
+        if json_ and url is None:
             for target in known:
                 print_json(target)
             return
-        rows = [
+        shown = list(known)
+    if url is not None:
+        _show_all(url, shown, filters["namespace"], json_=json_)
+    elif shown:
+        _list(shown)
+    elif any(filters.values()):
+        console().print("no such targets; `penstock targets` lists all there are")
+    else:
+        console().print(
+            "no targets: no callback was owed yet; `penstock submit TYPE --callback URL` asks for one"
+        )
+
+
+def _list(shown: Sequence[Mapping[str, Any]]) -> None:
+    # Most deployments have no namespaces.
+    named = any(target["namespace"] != DEFAULT_NAMESPACE for target in shown)
+    table(
+        (
+            "target",
+            *(["namespace"] if named else []),
+            *("state", "slow", "normal+diverted+held", "rate", "called", "why, or last met"),
+        ),
+        [
             (
                 target["url"],
+                *([target["namespace"]] if named else []),
                 state_text(target["state"]),
                 str(target["count"]),
                 _backlog(target),
@@ -70,16 +95,24 @@ def targets(
                 moment(target["called_at"]),
                 target["why"] or (target["attempts"][-1]["message"] if target["attempts"] else ""),
             )
-            for target in known
-        ]
-    if rows:
-        table(("target", "state", "slow", "normal+diverted+held", "rate", "called", "why, or last met"), rows)
-    elif any(filters.values()):
-        console().print("no such targets; `penstock targets` lists all there are")
-    else:
-        console().print(
-            "no targets: no callback was owed yet; `penstock submit TYPE --callback URL` asks for one"
-        )
+            for target in shown
+        ],
+    )
+
+
+def _show_all(url: str, shown: Sequence[Mapping[str, Any]], namespace: str | None, *, json_: bool) -> None:
+    """The targets at one address, one of each namespace.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if not shown:
+        where = f" in the namespace {namespace}" if namespace else ""
+        raise _advised(NotFound(f"there is no target {url}{where}: nothing was ever sent to it"))
+    for number, target in enumerate(shown):
+        if number and not json_:
+            click.echo()
+        _show(target, json_=json_)
 
 
 def _advised(error: NotFound) -> NotFound:
@@ -108,6 +141,7 @@ def _show(target: Mapping[str, Any], *, json_: bool) -> None:
         return
     pairs: list[tuple[str, Any]] = [
         ("target", target["url"]),
+        *([("namespace", target["namespace"])] if target["namespace"] != DEFAULT_NAMESPACE else []),
         ("state", state_text(target["state"])),
         *([("why", target["why"])] if target["why"] else []),
         ("slow calls", f"{target['count']}, the last {moment(target['slow_at']) or 'never'}"),
@@ -139,25 +173,27 @@ def _show(target: Mapping[str, Any], *, json_: bool) -> None:
 @targets.command()
 @click.argument("url")
 @click.option("--why", required=True, help="Shown with the target.")
+@namespace_option
 @gateway_option
 @as_json
-def disable(url: str, why: str, gateway: str | None, json_: bool) -> None:
+def disable(url: str, why: str, namespace: str | None, gateway: str | None, json_: bool) -> None:
     """Sends nothing more to a target: what it is owed is held."""
     with client(gateway) as found:
-        told = found.disable_target(url, why)
+        told = found.disable_target(url, why, namespace)
     text = f"{url} is disabled" if told["changed"] else f"{url} was disabled already"
     _tell(told, text + _unheard_of(told), json_=json_)
 
 
 @targets.command()
 @click.argument("url")
+@namespace_option
 @gateway_option
 @as_json
-def enable(url: str, gateway: str | None, json_: bool) -> None:
+def enable(url: str, namespace: str | None, gateway: str | None, json_: bool) -> None:
     """Sends to a target again: its health begins anew, and what was held is let go."""
     with client(gateway) as found:
         try:
-            told = found.enable_target(url)
+            told = found.enable_target(url, namespace)
         except NotFound as error:
             raise _advised(error) from None
     held = told["target"]["backlog"]["held"]
@@ -174,12 +210,13 @@ def enable(url: str, gateway: str | None, json_: bool) -> None:
 @targets.command(context_settings={"ignore_unknown_options": True})
 @click.argument("url")
 @click.argument("rate", type=_Rate())
+@namespace_option
 @gateway_option
 @as_json
-def limit(url: str, rate: float | None, gateway: str | None, json_: bool) -> None:
+def limit(url: str, rate: float | None, namespace: str | None, gateway: str | None, json_: bool) -> None:
     """Sets the most calls a second that a target gets; `none` is the setting of the service."""
     with client(gateway) as found:
-        told = found.limit_target(url, rate)
+        told = found.limit_target(url, rate, namespace)
     pace = "what the service is set to" if rate is None else f"{rate:g} calls a second at most"
     _tell(told, f"{url} gets {pace}{_unheard_of(told)}", json_=json_)
 

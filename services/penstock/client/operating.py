@@ -1,4 +1,7 @@
-"""What operators ask and say of types, keys, callbacks and their targets, and of many tasks at once."""
+"""What operators ask and say of types, keys, callbacks and their targets, and of many tasks at once.
+
+Longer than other modules, because most of it tells what the verbs of one class take and give.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from urllib.parse import quote
 import orjson
 
 from penstock.client.models import Operated, Replayed, TaskFilter, priority_name
+from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.operations import Verb
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
@@ -203,53 +207,81 @@ class Operating:
         return bool(found["changed"])
 
     async def targets(
-        self: Asking, *, state: str | None = None, prefix: str | None = None, limit: int | None = None
+        self: Asking,
+        *,
+        state: str | None = None,
+        prefix: str | None = None,
+        url: str | None = None,
+        namespace: str | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[Document]:
-        """Targets in the order of their URLs, each as of `Target`; at most `limit`, by default all of them.
+        """Targets in the order of their URLs and namespaces, each as of `Target`; at most `limit`, by default all of them.
 
         Args:
             state: normal, abnormal or disabled.
             prefix: only URLs that begin with this.
+            url: only this one.
+            namespace: only of this one; None is all that may be seen.
             limit: at most so many.
         """
-        query = given(state=state, prefix=prefix)
+        query = given(state=state, prefix=prefix, url=url, namespace=namespace)
         async for target in pages(self, "/targets", "targets", query, limit, LARGEST_TARGET_PAGE):
             yield target
 
-    async def target(self: Asking, url: str) -> Document | None:
-        """One target; None when nothing was ever sent to it or said of it."""
-        found = (await self._ask("GET", "/targets", query=[("url", url)]))["targets"]
-        return found[0] if found else None
+    async def target(self: Asking, url: str, namespace: str | None = None) -> Document | None:
+        """One target; None when nothing was ever sent to it or said of it.
 
-    async def disable_target(self: Asking, url: str, why: str) -> Document:
+        Args:
+            url: its address.
+            namespace: in which it is called; None is the only one that has it, or, of several, `default`.
+        """
+        query = given(url=url, namespace=namespace)
+        found = (await self._ask("GET", "/targets", query=query))["targets"]
+        if len(found) == 1:
+            return dict(found[0])
+        return next((one for one in found if one["namespace"] == DEFAULT_NAMESPACE), None)
+
+    async def disable_target(self: Asking, url: str, why: str, namespace: str | None = None) -> Document:
         """Sends nothing more to a target until it is enabled: `changed`, and the `target` as it is now.
+
+        Args:
+            url: its address.
+            why: shown with it.
+            namespace: in which it is called; None is the only one that the key is confined to, else `default`.
 
         Raises:
             Invalid: no URL that could be called.
+            NotFound: no such namespace.
         """
-        return await self._ask("POST", "/targets/disable", orjson.dumps({"url": url, "why": why}))
+        wire = _body(url=url, namespace=namespace)
+        return await self._ask("POST", "/targets/disable", orjson.dumps({**wire, "why": why}))
 
-    async def enable_target(self: Asking, url: str) -> Document:
+    async def enable_target(self: Asking, url: str, namespace: str | None = None) -> Document:
         """Sends to a target again, with its health begun anew: `changed`, and the `target` as it is now.
 
         Raises:
             NotFound: nothing was ever sent to it or said of it.
         """
-        return await self._ask("POST", "/targets/enable", orjson.dumps({"url": url}))
+        wire = _body(url=url, namespace=namespace)
+        return await self._ask("POST", "/targets/enable", orjson.dumps(wire))
 
-    async def limit_target(self: Asking, url: str, rate: float | None) -> Document:
-        """The most calls a second that a target gets; None is the setting of the service.
+    async def limit_target(
+        self: Asking, url: str, rate: float | None, namespace: str | None = None
+    ) -> Document:
+        """The most calls a second that a target gets; None is the setting of the service. Else as `disable_target`.
 
         Raises:
             Invalid: no URL that could be called, or no rate above 0.
+            NotFound: no such namespace.
         """
-        wire = {"url": url, "rate": _pace(rate)}
+        wire = {**_body(url=url, namespace=namespace), "rate": _pace(rate)}
         return await self._ask("POST", "/targets/limit", orjson.dumps(wire))
 
     async def callbacks(
         self: Asking,
         *,
         target: str | None = None,
+        namespace: str | None = None,
         task_id: int | None = None,
         state: str | None = None,
         since: datetime | None = None,
@@ -260,13 +292,21 @@ class Operating:
 
         Args:
             target: URL.
+            namespace: of targets; None is all that may be seen.
             task_id: of this task; without it only those that are not delivered are found, and by default the dead.
             state: pending, held, delivered or dead.
             since: ended then or later; created, while it has not ended.
             until: ended, or created, before.
             limit: at most so many.
         """
-        query = given(target=target, task_id=task_id, state=state, since=_moment(since), until=_moment(until))
+        query = given(
+            target=target,
+            namespace=namespace,
+            task_id=task_id,
+            state=state,
+            since=_moment(since),
+            until=_moment(until),
+        )
         async for callback in pages(self, "/callbacks", "callbacks", query, limit, LARGEST_CALLBACK_PAGE):
             yield callback
 
@@ -275,6 +315,7 @@ class Operating:
         ids: Sequence[str] | None = None,
         *,
         target: str | None = None,
+        namespace: str | None = None,
         task_id: int | None = None,
         state: str | None = None,
         since: datetime | None = None,
@@ -288,6 +329,8 @@ class Operating:
         Args:
             ids: these; at most 10,000.
             target: URL.
+            namespace: of the target. None is, with `target`, the only one that the key is confined to or `default`, and
+                without it all that may be seen.
             task_id: of this task.
             state: dead, which is the default; or delivered, with `ids` only.
             since: ended then or later.
@@ -305,6 +348,7 @@ class Operating:
             for name, value in {
                 "ids": list(ids) if ids is not None else None,
                 "target": target,
+                "namespace": namespace,
                 "task_id": task_id,
                 "state": state,
                 "since": _moment(since),
@@ -333,6 +377,11 @@ class Operating:
                 return told
             if rate:
                 wire["start_in_s"] = told.count / rate
+
+
+def _body(**fields: str | None) -> dict[str, str]:
+    """What is said, without what is not."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _pace(rate: float | None) -> float | None:

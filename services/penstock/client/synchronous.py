@@ -234,31 +234,40 @@ class SyncClient:
         return self._run(self._client.reset_key(type, key))
 
     def targets(
-        self, *, state: str | None = None, prefix: str | None = None, limit: int | None = None
+        self,
+        *,
+        state: str | None = None,
+        prefix: str | None = None,
+        url: str | None = None,
+        namespace: str | None = None,
+        limit: int | None = None,
     ) -> Iterator[Mapping[str, Any]]:
         """See `Client.targets`."""
-        return self._each(self._client.targets(state=state, prefix=prefix, limit=limit))
+        return self._each(
+            self._client.targets(state=state, prefix=prefix, url=url, namespace=namespace, limit=limit)
+        )
 
-    def target(self, url: str) -> Mapping[str, Any] | None:
+    def target(self, url: str, namespace: str | None = None) -> Mapping[str, Any] | None:
         """See `Client.target`."""
-        return self._run(self._client.target(url))
+        return self._run(self._client.target(url, namespace))
 
-    def disable_target(self, url: str, why: str) -> Mapping[str, Any]:
+    def disable_target(self, url: str, why: str, namespace: str | None = None) -> Mapping[str, Any]:
         """See `Client.disable_target`."""
-        return self._run(self._client.disable_target(url, why))
+        return self._run(self._client.disable_target(url, why, namespace))
 
-    def enable_target(self, url: str) -> Mapping[str, Any]:
+    def enable_target(self, url: str, namespace: str | None = None) -> Mapping[str, Any]:
         """See `Client.enable_target`."""
-        return self._run(self._client.enable_target(url))
+        return self._run(self._client.enable_target(url, namespace))
 
-    def limit_target(self, url: str, rate: float | None) -> Mapping[str, Any]:
+    def limit_target(self, url: str, rate: float | None, namespace: str | None = None) -> Mapping[str, Any]:
         """See `Client.limit_target`."""
-        return self._run(self._client.limit_target(url, rate))
+        return self._run(self._client.limit_target(url, rate, namespace))
 
     def callbacks(
         self,
         *,
         target: str | None = None,
+        namespace: str | None = None,
         task_id: int | None = None,
         state: str | None = None,
         since: datetime | None = None,
@@ -268,7 +277,13 @@ class SyncClient:
         """See `Client.callbacks`."""
         return self._each(
             self._client.callbacks(
-                target=target, task_id=task_id, state=state, since=since, until=until, limit=limit
+                target=target,
+                namespace=namespace,
+                task_id=task_id,
+                state=state,
+                since=since,
+                until=until,
+                limit=limit,
             )
         )
 
@@ -277,6 +292,7 @@ class SyncClient:
         ids: Sequence[str] | None = None,
         *,
         target: str | None = None,
+        namespace: str | None = None,
         task_id: int | None = None,
         state: str | None = None,
         since: datetime | None = None,
@@ -290,6 +306,7 @@ class SyncClient:
             self._client.replay(
                 ids,
                 target=target,
+                namespace=namespace,
                 task_id=task_id,
                 state=state,
                 since=since,

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock.contracts.revocation import Revocation
+from penstock.core.target import TargetId
 from penstock.core.task import FINAL
 
 # Stands for the value of a header wherever it is shown.
@@ -75,7 +76,7 @@ class Callback:
 
     Attributes:
         id: stays the same for all attempts; sent as `webhook-id`.
-        target: URL.
+        target: which; its namespace is not on the wire, since the type stands in the body.
         task_id: the task it tells of.
         attempt: how many attempts were made before this record was written.
         body: what is sent, to the byte.
@@ -85,7 +86,7 @@ class Callback:
 
     # What may be a secret is never in a repr: callbacks end up in logs and tracebacks.
     id: str
-    target: str = field(repr=False)
+    target: TargetId = field(repr=False)
     task_id: int
     attempt: int
     body: bytes
@@ -108,7 +109,7 @@ class Callback:
         """An entry of a record, and the value of one that has no other; the body is carried as text."""
         record: dict[str, Any] = {
             "id": self.id,
-            "target": self.target,
+            "target": self.target.url,
             "task_id": self.task_id,
             "attempt": self.attempt,
             "body": self.body.decode(),
@@ -124,7 +125,7 @@ class Callback:
 def encode_callbacks(callbacks: Iterable[Callback]) -> Iterator[tuple[bytes | None, bytes]]:
     """Keys and values of the records that carry these, in their order: as few as may be, one partition's only.
 
-    A callback alone in its record stands there by itself, with its target as the key; several are an array, without a key.
+    A callback alone in its record stands there by itself, with its target's URL as the key; several are an array, without a key.
     """
     entries: list[bytes] = []
     alone: bytes | None = None
@@ -136,7 +137,7 @@ def encode_callbacks(callbacks: Iterable[Callback]) -> Iterator[tuple[bytes | No
             entries, size = [], 0
         entries.append(entry)
         size += len(entry)
-        alone = callback.target.encode()
+        alone = callback.target.url.encode()
     if entries:
         yield _record(entries, alone)
 

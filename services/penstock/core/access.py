@@ -20,7 +20,8 @@ DEFAULT_NAMESPACE = "default"
 # Written for all namespaces, those that are yet to come included.
 EVERY_NAMESPACE = "*"
 
-_SEPARATOR = "--"
+# Ends the namespace in the name of a type.
+SEPARATOR = "--"
 _NAMESPACE = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 _LONGEST_NAMESPACE = 50
 
@@ -89,7 +90,7 @@ ANYBODY = Grant("", frozenset({Role.ADMIN}), None)
 
 def namespace_of(type_name: str) -> str:
     """The namespace of a type, and of all that belongs to it."""
-    namespace, separator, _ = type_name.partition(_SEPARATOR)
+    namespace, separator, _ = type_name.partition(SEPARATOR)
     return namespace if separator and namespace else DEFAULT_NAMESPACE
 
 

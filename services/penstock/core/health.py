@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.core.target import TargetId
+
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
@@ -33,7 +35,7 @@ class HealthPolicy:
         recent_s: how far back the recent calls go, in seconds (the time in which their weight falls to a third).
         recent_calls: there are at least so many of them, however long ago they were.
         decay_s: an abnormal target without a call loses one count in so many seconds after the calm time; 0 turns this off.
-        suspicion_share: when more than this share of all targets becomes abnormal within `suspicion_s`, nothing is charged
+        suspicion_share: when more than this share of all addresses becomes abnormal within `suspicion_s`, nothing is charged
             for that long; 0 turns this off.
         suspicion_least: and they must be at least so many.
         suspicion_s: see there, in seconds.
@@ -203,17 +205,18 @@ class Suspicion:
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
         # (when, target) of those that have become abnormal of late.
-        self._tripped: deque[tuple[float, str]] = deque()
+        self._tripped: deque[tuple[float, TargetId]] = deque()
         self._since_s = -math.inf
         self._until_s = -math.inf
 
-    def trip(self, target: str, now_s: float, targets: int) -> Sequence[str]:
+    def trip(self, target: TargetId, now_s: float, addresses: int) -> Sequence[TargetId]:
         """A target has become abnormal.
 
         Args:
             target: which.
             now_s: seconds on any clock that does not step.
-            targets: how many there are in all.
+            addresses: how many there are in all. Addresses are what is counted: one that hangs is no trouble of this process, in
+                however many namespaces it is called.
 
         Returns:
             The targets that are to be forgiven, because with this one it has become too many at once.
@@ -223,10 +226,11 @@ class Suspicion:
         while self._tripped[0][0] < now_s - policy.suspicion_s:
             self._tripped.popleft()
         found = {name for _at_s, name in self._tripped}
+        urls = {name.url for name in found}
         if (
             not policy.suspicion_share
-            or len(found) < policy.suspicion_least
-            or len(found) <= policy.suspicion_share * targets
+            or len(urls) < policy.suspicion_least
+            or len(urls) <= policy.suspicion_share * addresses
         ):
             return ()
         if now_s > self._until_s + policy.suspicion_s:

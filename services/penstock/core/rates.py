@@ -13,6 +13,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.core.target import TargetId
+
 # For so long after a target could be called again it is remembered whose turn it is.
 _REMEMBERED_S = 60.0
 
@@ -40,16 +42,16 @@ class Rates:
         rate: the most calls a second that a target is to get; None for any number.
     """
 
-    def __init__(self, rate: Callable[[str], float | None] = lambda _target: None) -> None:
+    def __init__(self, rate: Callable[[TargetId], float | None] = lambda _target: None) -> None:
         self._rate = rate
-        self._clocks: dict[str, _Clock] = {}
+        self._clocks: dict[TargetId, _Clock] = {}
         # (when, target): when a clock may be forgotten, unless it was put forward meanwhile; one for each.
-        self._ends: list[tuple[float, str]] = []
+        self._ends: list[tuple[float, TargetId]] = []
 
     def __len__(self) -> int:
         return len(self._clocks)
 
-    def turn(self, target: str, path: object, now_s: float, most: float | None = None) -> float | None:
+    def turn(self, target: TargetId, path: object, now_s: float, most: float | None = None) -> float | None:
         """None when the target may be called now, and then it counts as called; else when to ask again.
 
         Args:
@@ -93,7 +95,7 @@ class Rates:
         clock.yielded = False
         return None
 
-    def pace_s(self, target: str, path: object, most: float | None = None) -> float:
+    def pace_s(self, target: TargetId, path: object, most: float | None = None) -> float:
         """Seconds between two calls of one path to a target while as many paths want it as do now; 0 without a rate.
 
         Args:

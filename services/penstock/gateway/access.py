@@ -29,7 +29,7 @@ _AMONG = web.RequestKey("among", list)
 # Whose allowance is remembered at once; beyond, that of whoever has been quiet for longest begins anew.
 _REMEMBERED = 10_000
 
-WHY = ("nobody", "unknown", "role", "namespace", "rate", "unavailable")
+WHY = ("nobody", "unknown", "role", "rate", "unavailable")
 
 
 class Recogniser(Protocol):
@@ -133,9 +133,6 @@ class Gate:
             self._refused["role"] += 1
             roles = ", ".join(sorted(grant.roles)) or "no role"
             raise Forbidden(f"this takes a role that may {rule.action}; {roles} may not")
-        if rule.everywhere and grant.namespaces is not None:
-            self._refused["namespace"] += 1
-            raise Forbidden("targets are shared by all namespaces: this takes a key of all of them")
 
     def _require_allowance(self, grant: Grant) -> None:
         rate = grant.rate or self._rate

@@ -80,7 +80,7 @@ def create_app(
             app.add_routes(Waiting(settings, pool).routes())
             app.add_routes(Types(settings, pool, known).routes())
             app.add_routes(Keys(settings, pool).routes())
-            app.add_routes(Targets(settings, pool).routes())
+            app.add_routes(Targets(settings, pool, known).routes())
             app.add_routes(Callbacks(settings, pool).routes())
             app.add_routes(operations.routes())
             app.add_routes(hold.routes())

@@ -15,8 +15,8 @@ import orjson
 from aiohttp import web
 
 from penstock.errors import InvalidRecord
-from penstock.gateway.access import among
 from penstock.gateway.openapi import conform
+from penstock.gateway.ownership import LONGEST_NAMESPACE, namespace_meant, namespaces_seen
 from penstock.gateway.rehearsal import COUNTED, SHOWN, moment_of
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import LONGEST_URL
@@ -41,6 +41,7 @@ REPLAYED = 10_000
 
 _SAME = (
     "id",
+    "namespace",
     "target",
     "task_id",
     "state",
@@ -76,7 +77,7 @@ class Callbacks:
     async def find(self, request: web.Request) -> web.Response:
         """GET /callbacks: in the order of their targets and then of their creation, by keyset."""
         refuse_unknown_parameters(
-            request, "id", "target", "task_id", "state", "since", "until", "limit", "cursor"
+            request, "id", "target", "namespace", "task_id", "state", "since", "until", "limit", "cursor"
         )
         task_id = number_in_query(request, "task_id", 0, low=1, high=LARGEST_ID) or None
         ids = _ids_in(request)
@@ -91,7 +92,9 @@ class Callbacks:
             state=state,
             since=_moment_in(request, "since"),
             until=_moment_in(request, "until"),
-            types=among(request),
+            namespaces=namespaces_seen(
+                request, text_in_query(request, "namespace", longest=LONGEST_NAMESPACE)
+            ),
         )
         limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
         found = await replay.find(
@@ -110,6 +113,10 @@ class Callbacks:
         refuse_unknown_parameters(request)
         raw = await json_of(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "ReplayRequest")
+        namespace = raw.get("namespace")
+        if "target" in raw:
+            # All of a target, and not of an address.
+            namespace = namespace_meant(request, namespace)
         which = Which(
             ids=raw.get("ids"),
             task_id=int(raw["task_id"]) if "task_id" in raw else None,
@@ -117,7 +124,7 @@ class Callbacks:
             state=raw.get("state", "dead"),
             since=moment_of(raw, "since"),
             until=moment_of(raw, "until"),
-            types=among(request),
+            namespaces=namespaces_seen(request, namespace),
         )
         if which.state == "delivered" and which.ids is None:
             raise InvalidRecord(
@@ -132,13 +139,13 @@ class Callbacks:
     async def _rehearse(self, which: Which) -> dict[str, Any]:
         found = await replay.find(self._pool, which, behind=Place(), limit=COUNTED + 1)
         counted = found[:COUNTED]
-        of_target = Counter(one.place.target for one in counted)
-        disabled = sorted(await targets.disabled(self._pool, [*of_target]))
+        of_target = Counter(one.target for one in counted)
+        disabled = await targets.disabled(self._pool, [*of_target])
         return {
             "dry_run": True,
             "replayed": len(counted),
-            "held": sum(of_target[url] for url in disabled),
-            "disabled": disabled[:SHOWN],
+            "held": sum(of_target[target] for target in disabled),
+            "disabled": sorted({target.url for target in disabled})[:SHOWN],
             "more": len(found) > len(counted),
             "examples": await self._shown(counted[:SHOWN]),
         }

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 import asyncpg
 from aiohttp import web
 
+from penstock.core.access import DEFAULT_NAMESPACE, namespace_of
+from penstock.core.target import TargetId
 from penstock.errors import NotFound
-from penstock.gateway.access import among
+from penstock.gateway.access import among, grant_of
 from penstock.postgres import tasks
+from penstock.postgres.types import KnownTypes
+
+# As long as a type's name.
+LONGEST_NAMESPACE = 100
 
 
 async def own(request: web.Request, pool: asyncpg.Pool[asyncpg.Record], ids: Sequence[int]) -> Sequence[int]:
@@ -39,3 +45,37 @@ async def require_own(request: web.Request, pool: asyncpg.Pool[asyncpg.Record], 
 def no_task(task_id: int) -> NotFound:
     """As `penstock.postgres.tasks.get` says it."""
     return NotFound(f"there is no task {task_id}")
+
+
+def namespaces_seen(request: web.Request, asked: str | None = None) -> Sequence[str] | None:
+    """In which namespaces whoever asks is answered: the one asked for, if it is theirs to see, or all of theirs; None is all there are."""
+    seen = grant_of(request).namespaces
+    if asked is not None:
+        return [asked] if seen is None or asked in seen else []
+    return None if seen is None else sorted(seen)
+
+
+def namespace_meant(request: web.Request, asked: str | None) -> str:
+    """That of a target of which only the URL is said: the only one of whoever asks, else `default`."""
+    if asked is not None:
+        return asked
+    seen = grant_of(request).namespaces
+    return next(iter(seen)) if seen is not None and len(seen) == 1 else DEFAULT_NAMESPACE
+
+
+async def own_target(request: web.Request, known: KnownTypes, url: str, asked: str | None) -> TargetId:
+    """The target of which somebody says something, which need not be known yet.
+
+    Raises:
+        NotFound: no type is of its namespace, or it is not theirs.
+        PostgresUnavailable: it is not known which types there are.
+    """
+    namespace = namespace_meant(request, asked)
+    seen = grant_of(request).namespaces
+    if seen is None:
+        # Without a query while no type has changed.
+        await known.require(())
+        seen = frozenset({DEFAULT_NAMESPACE, *(namespace_of(one.name) for one in known)})
+    if namespace not in seen:
+        raise NotFound(f"there is no namespace {namespace}: no type is of it")
+    return TargetId(namespace, url)

@@ -17,11 +17,9 @@ class Rule:
 
     Attributes:
         action: that a role must allow; None is open to everybody: probes, and pages without anything of the deployment.
-        everywhere: only keys of all namespaces; what the route is about belongs to no single one.
     """
 
     action: Action | None
-    everywhere: bool = False
 
 
 _OPEN = Rule(None)
@@ -46,11 +44,10 @@ RULES: Mapping[str, Rule] = {
     "GET /types/{name}/keys": _READ,
     "POST /types/{name}/keys": _OPERATE,
     "POST /types/{name}/keys/reset": _OPERATE,
-    # A target is an address that any namespace may name, with one health and one rate for all of them.
-    "GET /targets": Rule(Action.READ, everywhere=True),
-    "POST /targets/disable": Rule(Action.OPERATE, everywhere=True),
-    "POST /targets/enable": Rule(Action.OPERATE, everywhere=True),
-    "POST /targets/limit": Rule(Action.OPERATE, everywhere=True),
+    "GET /targets": _READ,
+    "POST /targets/disable": _OPERATE,
+    "POST /targets/enable": _OPERATE,
+    "POST /targets/limit": _OPERATE,
     "GET /callbacks": _READ,
     "POST /callbacks/replay": _OPERATE,
     "POST /operations": _OPERATE,

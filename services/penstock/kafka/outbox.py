@@ -69,7 +69,7 @@ async def publish(
     events: Sequence[bytes],
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Writes events (keyed by task) and callbacks (keyed by target) to their topics.
+    """Writes events (keyed by task) and callbacks (keyed by their targets' URLs) to their topics.
 
     Raises:
         KafkaUnavailable: publish all of them again.
@@ -81,7 +81,7 @@ async def publish(
 async def send_callbacks(producer: AIOKafkaProducer, topic: str, callbacks: Iterable[Callback]) -> None:
     """Writes callbacks to a topic, those of one partition many a record, and returns once Kafka has them all.
 
-    Each goes to the partition of its target, in the order given. A record of one has the target as its key.
+    Each goes to the partition of its target, in the order given. A record of one has the target's URL as its key; all namespaces that call it are on one partition.
 
     Raises:
         KafkaUnavailable: some may not be there; send all of them again.
@@ -92,7 +92,7 @@ async def send_callbacks(producer: AIOKafkaProducer, topic: str, callbacks: Iter
         callbacks = list(callbacks)
         partitions = sorted(await producer.partitions_for(topic)) if callbacks else []
         for callback in callbacks:
-            partition = _PARTITIONER(callback.target.encode(), partitions, partitions)
+            partition = _PARTITIONER(callback.target.url.encode(), partitions, partitions)
             by_partition.setdefault(partition, []).append(callback)
         for partition, some in by_partition.items():
             pending += await send_in_batches(producer, topic, partition, encode_callbacks(some))

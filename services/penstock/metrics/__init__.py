@@ -227,7 +227,7 @@ SUBMIT_REFUSED = Metric(
 GATEWAY_REFUSED = Metric(
     "penstock_gateway_refused_total",
     "Requests that this gateway refused before it read them, by why: nobody (no credentials), unknown (no key or token that "
-    "holds), role, namespace, rate, or unavailable (they cannot be checked now).",
+    "holds), role, rate, or unavailable (they cannot be checked now).",
     ("why",),
 )
 INGEST_WAITING = Metric(

@@ -21,8 +21,10 @@ from penstock.contracts.event import FINAL_EVENTS, Callback, Event, Owed
 from penstock.contracts.result import Failure
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.subscription import Format
+from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.completion import Fence, Outcome, Tally, Verdict
 from penstock.core.retry import RetryPolicy
+from penstock.core.target import target_of
 from penstock.core.task import FINAL, State
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -267,7 +269,7 @@ async def owe(connection: Any, events: Sequence[Told], source: str = Platform.ev
         owed.callbacks += [
             Callback(
                 id=callback_id,
-                target=target.url,
+                target=target_of(event.task["type"], target.url),
                 task_id=event.task["id"],
                 attempt=0,
                 body=envelope(event, source) if target.format is Format.CLOUDEVENTS else body,
@@ -297,12 +299,13 @@ def callback_columns(callbacks: Sequence[Callback], due_in_s: float = CALLBACK_H
     """
     return [
         [c.id for c in callbacks],
-        [c.target for c in callbacks],
+        [c.target.url for c in callbacks],
         [c.task_id for c in callbacks],
         [c.body for c in callbacks],
         due_in_s,
         _sparse([orjson.dumps(c.headers).decode() if c.headers else None for c in callbacks]),
         _sparse([c.ordered or None for c in callbacks]),
+        _sparse([None if c.target.namespace == DEFAULT_NAMESPACE else c.target.namespace for c in callbacks]),
     ]
 
 

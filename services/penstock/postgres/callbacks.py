@@ -10,9 +10,11 @@ import asyncpg
 import orjson
 
 from penstock.contracts.event import Callback
+from penstock.core.target import TargetId
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.session import Session
+from penstock.postgres.targets import columns
 
 # Notified with the seconds until a retry is due, for the process that releases them.
 DUE_CHANNEL = "penstock_callback_due"
@@ -132,15 +134,15 @@ async def hold(executor: Any, turns: Sequence[Turn], spent: Sequence[int | None]
         )
 
 
-async def grant(executor: Any, wanted: Mapping[str, int]) -> dict[str, int]:
+async def grant(executor: Any, wanted: Mapping[TargetId, int]) -> dict[TargetId, int]:
     """Lets the first few that are held for each target go: they are due now; returns how many of which.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        rows = await executor.fetch(query("callbacks.grant"), list(wanted), list(wanted.values()))
-    return {row["target"]: row["count"] for row in rows}
+        rows = await executor.fetch(query("callbacks.grant"), *columns(wanted), list(wanted.values()))
+    return {TargetId(row["namespace"], row["target"]): row["count"] for row in rows}
 
 
 async def settle(
@@ -230,7 +232,7 @@ async def due(session: Session, limit: int, *, horizon_s: float) -> list[tuple[C
         (
             Callback(
                 id=row["id"],
-                target=row["target"],
+                target=TargetId(row["namespace"], row["target"]),
                 task_id=row["task_id"],
                 attempt=row["attempt"],
                 body=row["body"],

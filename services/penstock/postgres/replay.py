@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import asyncpg
 
+from penstock.core.target import TargetId
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -21,7 +22,12 @@ HELD_COUNTED = 10_000
 
 
 class Place(NamedTuple):
-    """Where a callback stands in the order in which they are found; the first page begins behind the default."""
+    """Where a callback stands in the order in which they are found; the first page begins behind the default.
+
+    Attributes:
+        target: the URL of its target; those of one URL stand together, whatever their namespaces.
+        seq: in the order of their creation.
+    """
 
     target: str = ""
     seq: int = 0
@@ -32,6 +38,12 @@ class Found(NamedTuple):
 
     id: str
     place: Place
+    namespace: str
+
+    @property
+    def target(self) -> TargetId:
+        """To which it is owed."""
+        return TargetId(self.namespace, self.place.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +56,7 @@ class Which:
         target: to this URL.
         state: None is any state, which only works with `ids` or `task_id`; delivered likewise.
         since, until: ended (while they have not, created) at or after the one and before the other.
-        types: of tasks of these; None is all.
+        namespaces: in these, no two of them alike; None is all.
     """
 
     ids: Sequence[str] | None = None
@@ -53,7 +65,7 @@ class Which:
     state: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-    types: Sequence[str] | None = None
+    namespaces: Sequence[str] | None = None
 
 
 async def find(executor: Any, which: Which, *, behind: Place, limit: int) -> list[Found]:
@@ -63,21 +75,33 @@ async def find(executor: Any, which: Which, *, behind: Place, limit: int) -> lis
         PostgresUnavailable: no server.
     """
     time = (which.since, which.until)
+    namespaces = None if which.namespaces is None else list(which.namespaces)
     if which.ids is not None:
-        call: tuple[Any, ...] = ("find_ids", list(which.ids), which.state, *time, limit)
+        call: tuple[Any, ...] = ("find_ids", list(which.ids), which.state, *time, limit, namespaces)
     elif which.task_id is not None:
-        call = ("find_of_task", which.task_id, behind.seq, *time, limit, which.state, which.target)
+        call = (
+            "find_of_task",
+            which.task_id,
+            behind.seq,
+            *time,
+            limit,
+            which.state,
+            which.target,
+            namespaces,
+        )
     elif which.state == "pending":
-        call = ("find_pending", *behind, *time, limit, PENDING_LOOKED_AT, which.target)
-    elif which.target is not None:
-        call = (f"find_{which.state}_of_target", which.target, behind.seq, *time, limit)
+        call = ("find_pending", *behind, *time, limit, PENDING_LOOKED_AT, which.target, namespaces)
     else:
-        call = (f"find_{which.state}", *behind, *time, limit)
+        within = () if namespaces is None else (namespaces,)
+        name = (
+            f"find_{which.state}{'' if which.target is None else '_of_target'}{'_within' if within else ''}"
+        )
+        place = behind if which.target is None else (which.target, behind.seq)
+        call = (name, *place, *time, limit, *within)
     name, *arguments = call
-    types = None if which.types is None else list(which.types)
     with translated():
-        rows = await executor.fetch(query(f"replay.{name}"), *arguments, types)
-    found = [Found(row["id"], Place(row["target"], row["seq"])) for row in rows]
+        rows = await executor.fetch(query(f"replay.{name}"), *arguments)
+    found = [Found(row["id"], Place(row["target"], row["seq"]), row["namespace"]) for row in rows]
     if which.ids is not None and which.target is not None:
         return [one for one in found if one.place.target == which.target]
     return found
@@ -106,7 +130,7 @@ async def replay(
         state: in which they were found: dead or delivered.
 
     Returns:
-        Id, target and state of each that was replayed; held is what its target, disabled, waits for.
+        Id, namespace, target and state of each that was replayed; held is what its target, disabled, waits for.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; what was is not in `state` any more.
@@ -117,6 +141,7 @@ async def replay(
             [one.id for one in found],
             list(due_in_s),
             state,
+            [one.namespace for one in found],
             [one.place.target for one in found],
         )
     return rows

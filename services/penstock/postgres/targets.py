@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,13 @@ import asyncpg
 import orjson
 
 from penstock.core.health import Vitals
+from penstock.core.target import TargetId
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.replay import HELD_COUNTED, PENDING_LOOKED_AT
 from penstock.postgres.session import Session
 
-# Notified with a target's URL when an operator, or an answer, has changed it.
+# Notified with a target, as `notified` reads it, when an operator, or an answer, has changed it.
 CHANNEL = "penstock_targets"
 
 # Behind every URL: those begin with the letter of a scheme.
@@ -27,7 +28,7 @@ class Kept:
     """A target as it was kept.
 
     Attributes:
-        url: which.
+        target: which.
         disabled: nothing is to be sent to it.
         vitals: its health.
         failures: quick failures on end.
@@ -35,7 +36,7 @@ class Kept:
         attempts: the last few, the latest last, as they are shown.
     """
 
-    url: str
+    target: TargetId
     disabled: bool = False
     vitals: Vitals
     failures: int = 0
@@ -43,17 +44,34 @@ class Kept:
     attempts: Sequence[dict[str, Any]] = ()
 
 
-async def own(pool: asyncpg.Pool[asyncpg.Record], urls: Sequence[str], owner: str) -> list[Kept]:
+def columns(targets: Iterable[TargetId]) -> tuple[list[str], list[str]]:
+    """Namespaces and URLs, as statements take several targets."""
+    targets = list(targets)
+    return [target.namespace for target in targets], [target.url for target in targets]
+
+
+def target_in(row: asyncpg.Record) -> TargetId:
+    """The one of a row with `namespace` and `url`."""
+    return TargetId(row["namespace"], row["url"])
+
+
+def notified(payload: str) -> TargetId | None:
+    """The target that a notification names; None when it comes from code that knew no namespaces, which tells of each besides."""
+    namespace, blank, url = payload.partition(" ")
+    return TargetId(namespace, url) if blank else None
+
+
+async def own(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[TargetId], owner: str) -> list[Kept]:
     """Takes targets over; from now on only this owner's snapshots are kept.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        rows = await pool.fetch(query("targets.own"), list(urls), owner)
+        rows = await pool.fetch(query("targets.own"), *columns(targets), owner)
     return [
         Kept(
-            url=row["url"],
+            target=target_in(row),
             disabled=row["state"] == "disabled",
             vitals=Vitals(
                 row["count"], row["slow_at_s"], row["called_at_s"], abnormal=row["state"] == "abnormal"
@@ -66,7 +84,7 @@ async def own(pool: asyncpg.Pool[asyncpg.Record], urls: Sequence[str], owner: st
     ]
 
 
-async def keep(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[Kept], owner: str) -> set[str]:
+async def keep(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[Kept], owner: str) -> set[TargetId]:
     """Writes snapshots; returns the targets that were still this owner's.
 
     Raises:
@@ -76,7 +94,7 @@ async def keep(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[Kept], owne
         rows = await pool.fetch(
             query("targets.keep"),
             owner,
-            [t.url for t in targets],
+            *columns(t.target for t in targets),
             [t.vitals.abnormal for t in targets],
             [t.vitals.count for t in targets],
             [t.vitals.slow_at_s for t in targets],
@@ -84,34 +102,40 @@ async def keep(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[Kept], owne
             [t.failures for t in targets],
             [orjson.dumps(list(t.attempts)).decode() for t in targets],
         )
-    return {row["url"] for row in rows}
+    return {target_in(row) for row in rows}
 
 
-async def troubled(pool: asyncpg.Pool[asyncpg.Record]) -> list[str]:
+async def troubled(pool: asyncpg.Pool[asyncpg.Record]) -> list[TargetId]:
     """Targets that are not normal, or for which something is held.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        return [row["url"] for row in await pool.fetch(query("targets.troubled"))]
+        return [target_in(row) for row in await pool.fetch(query("targets.troubled"))]
 
 
-async def get(executor: Any, url: str) -> asyncpg.Record | None:
-    """The row of a target; None when nobody has called it or said anything of it yet.
+async def get(executor: Any, url: str, namespaces: Sequence[str] | None = None) -> list[asyncpg.Record]:
+    """The rows of an address, one of each namespace that has called it or said anything of it, of some or (None) of all.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        row: asyncpg.Record | None = await executor.fetchrow(query("targets.get"), url)
-    return row
+        rows: list[asyncpg.Record] = await executor.fetch(query("targets.get"), url, namespaces)
+    return rows
 
 
 async def find(
-    executor: Any, *, state: str | None, prefix: str | None, after: str | None, limit: int
+    executor: Any,
+    *,
+    state: str | None,
+    prefix: str | None,
+    after: TargetId | None,
+    limit: int,
+    namespaces: Sequence[str] | None = None,
 ) -> list[asyncpg.Record]:
-    """Rows of targets in the order of their URLs; give the last URL of a page as `after` to get the next one.
+    """Rows of targets in the order of their URLs and then their namespaces; give the last one of a page as `after` to get the next.
 
     Args:
         executor: a pool or a connection.
@@ -119,17 +143,21 @@ async def find(
         prefix: with which their URLs begin.
         after: the last one of the page before.
         limit: of the page.
+        namespaces: theirs, no two of them alike; None is all.
 
     Raises:
         PostgresUnavailable: no server.
     """
+    well = state in (None, "normal")
+    if namespaces is None:
+        name, within = "targets.find" if well else "targets.find_troubled", []
+    else:
+        name, within = "targets.find_within" if well else "targets.find_troubled_within", [list(namespaces)]
+    behind = after or TargetId("", "")
+    bounds = (prefix or "", _behind_all(prefix) if prefix else _BEHIND_ALL)
     with translated():
         rows: list[asyncpg.Record] = await executor.fetch(
-            query(f"targets.find_{state}" if state else "targets.find"),
-            after or "",
-            prefix or "",
-            _behind_all(prefix) if prefix else _BEHIND_ALL,
-            limit,
+            query(name), *behind, *bounds, limit, state, *within
         )
     return rows
 
@@ -145,12 +173,14 @@ def _behind_all(prefix: str) -> str:
     return shorter[:-1] + chr(0xE000 if 0xD800 <= last <= 0xDFFF else last)
 
 
-async def forget(session: Session, behind: str, *, most: int, quiet_s: float) -> tuple[int, str | None]:
+async def forget(
+    session: Session, behind: TargetId | None, *, most: int, quiet_s: float
+) -> tuple[int, TargetId | None]:
     """Removes, among the next `most`, targets that are normal, charged with nothing, not limited, and quiet.
 
     Args:
         session: that of the one process which does this.
-        behind: the last one looked at before; "" to begin.
+        behind: the last one looked at before; None to begin.
         most: at how many to look.
         quiet_s: seconds for which nobody has called or changed them.
 
@@ -161,58 +191,61 @@ async def forget(session: Session, behind: str, *, most: int, quiet_s: float) ->
         SessionLost: the right to do this may be another's.
         PostgresUnavailable: the server refused for now.
     """
-    [row] = await session.fetch("targets.forget", behind, most, quiet_s)
-    return row["forgotten"], row["behind"]
+    [row] = await session.fetch("targets.forget", *(behind or TargetId("", "")), most, quiet_s)
+    return row["forgotten"], None if row["url"] is None else target_in(row)
 
 
-async def backlog(executor: Any, urls: Sequence[str]) -> dict[str, dict[str, Any]]:
+async def backlog(executor: Any, targets: Sequence[TargetId]) -> dict[TargetId, dict[str, Any]]:
     """How many callbacks are owed to targets: normal and diverted (pending), held, and whether these are all.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        rows = await executor.fetch(query("targets.backlog"), list(urls), PENDING_LOOKED_AT, HELD_COUNTED)
+        rows = await executor.fetch(
+            query("targets.backlog"), *columns(targets), PENDING_LOOKED_AT, HELD_COUNTED
+        )
     return {
-        row["url"]: {name: row[name] for name in ("normal", "diverted", "held", "complete")} for row in rows
+        target_in(row): {name: row[name] for name in ("normal", "diverted", "held", "complete")}
+        for row in rows
     }
 
 
-async def disabled(executor: Any, urls: Sequence[str]) -> set[str]:
+async def disabled(executor: Any, targets: Sequence[TargetId]) -> set[TargetId]:
     """Which of these are disabled.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        return {row["url"] for row in await executor.fetch(query("targets.disabled"), list(urls))}
+        return {target_in(row) for row in await executor.fetch(query("targets.disabled"), *columns(targets))}
 
 
-async def disable(executor: Any, url: str, why: str) -> bool:
+async def disable(executor: Any, target: TargetId, why: str) -> bool:
     """Nothing more is sent to it until it is enabled; False when it was disabled already.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        return bool(await executor.fetch(query("targets.disable"), url, why))
+        return bool(await executor.fetch(query("targets.disable"), *target, why))
 
 
-async def enable(executor: Any, url: str) -> bool:
+async def enable(executor: Any, target: TargetId) -> bool:
     """What was held is sent, and its health begins anew; False when it was normal already, or is unknown.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        return bool(await executor.fetch(query("targets.enable"), url))
+        return bool(await executor.fetch(query("targets.enable"), *target))
 
 
-async def limit(executor: Any, url: str, rate: float | None) -> None:
+async def limit(executor: Any, target: TargetId, rate: float | None) -> None:
     """The most calls a second that it gets; None is the service's setting.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        await executor.fetch(query("targets.limit"), url, rate)
+        await executor.fetch(query("targets.limit"), *target, rate)

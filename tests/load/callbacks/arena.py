@@ -192,7 +192,9 @@ async def arrived(targets: Targets, ids: set[str]) -> bool:
 
 async def states_of(bench: Bench, group: str) -> dict[str, str]:
     """State by URL of a group's targets."""
-    rows = await bench.connection.fetch("SELECT url, state FROM target WHERE url LIKE $1", f"%/{group}/%")
+    rows = await bench.connection.fetch(
+        "SELECT url, state FROM callback_target WHERE url LIKE $1", f"%/{group}/%"
+    )
     return {row["url"]: row["state"] for row in rows}
 
 

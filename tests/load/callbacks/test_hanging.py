@@ -107,7 +107,7 @@ async def _diverted_after_s(platform: Bench, targets: Targets, group: str) -> fl
     await wait_until(all_abnormal, timeout=60)
     await targets.collect()
     rows = await platform.connection.fetch(
-        "SELECT url, extract(epoch FROM changed_at)::double precision AS at_s FROM target WHERE url LIKE $1",
+        "SELECT url, extract(epoch FROM changed_at)::double precision AS at_s FROM callback_target WHERE url LIKE $1",
         f"%/{group}/%",
     )
     ahead_s = time.time() - time.monotonic()

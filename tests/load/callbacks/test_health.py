@@ -36,7 +36,7 @@ async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(
         await load.pace(30, Stream([url], CALLS))
         await wait_until(lambda: _abnormal(platform, url), timeout=60)
         row = await platform.connection.fetchrow(
-            "SELECT extract(epoch FROM now() - changed_at)::double precision AS ago_s FROM target"
+            "SELECT extract(epoch FROM now() - changed_at)::double precision AS ago_s FROM callback_target"
         )
         await targets.collect()
     now_s = time.monotonic()

@@ -76,7 +76,9 @@ async def test_eight_replicas_count_to_ten(platform: Bench, targets: Targets, lo
     }
 
     async def count() -> tuple[int, str]:
-        row = await platform.connection.fetchrow("SELECT count, state FROM target WHERE url = $1", url)
+        row = await platform.connection.fetchrow(
+            "SELECT count, state FROM callback_target WHERE url = $1", url
+        )
         return (row["count"], row["state"]) if row else (0, "")
 
     async def is_now(number: int, state: str) -> bool:

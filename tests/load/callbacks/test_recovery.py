@@ -42,7 +42,7 @@ async def test_a_backlog_is_drained_at_the_limit(
         await platform.owe(*held[at : at + 2000], publish=False, due_in_s=0)
     await platform.connection.execute("UPDATE callback SET state = 'held', diverted = true")
     await platform.connection.execute(
-        "INSERT INTO target (url, state, count, slow_at, called_at)"
+        "INSERT INTO callback_target (url, state, count, slow_at, called_at)"
         " SELECT url, 'abnormal', 20, now(), now() FROM unnest($1::text[]) AS i (url)",
         back,
     )

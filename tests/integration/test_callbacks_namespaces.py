@@ -82,14 +82,15 @@ async def test_a_410_disables_the_target_of_its_namespace_only(platform: Bench, 
         await platform.owe(*[one for pair in zip(held, after, strict=True) for one in pair])
         await wait_until(lambda: are(platform, after, "delivered"))
         await wait_until(lambda: are(platform, held, "held"))
-        # An operator's word on the one is none on the other, either.
+        # An operator's word on the one is none on the other, either; and what is let go of the one leaves the other's held.
         assert await targets.disable(platform.connection, TargetId("beta", f"{target.url}/hook"), "test")
-        assert await targets.enable(platform.connection, TargetId("acme", f"{target.url}/hook"))
-        target.answer = None
-        last = many(target, BETA, 1, 40)
-        await wait_until(lambda: are(platform, held, "delivered"))
+        last = many(target, BETA, 2, 40)
         await platform.owe(*last)
         await wait_until(lambda: are(platform, last, "held"))
+        target.answer = None
+        assert await targets.enable(platform.connection, TargetId("acme", f"{target.url}/hook"))
+        await wait_until(lambda: are(platform, held, "delivered"))
+        assert await states_of(platform, last) == {"held"}
     assert await targets_of(platform) == {"acme": "normal", "beta": "disabled"}
     assert set(target.ids()) == {one.id for one in (first, *before, *held, *after)}
 

@@ -23,7 +23,7 @@ def read(callback: Callback) -> Callback:
 
 
 @given(
-    st.from_regex(r"[A-Za-z0-9_-]{1,100}", fullmatch=True),
+    st.from_regex(r"([A-Za-z0-9_]{1,20}--)?[A-Za-z0-9_-]{1,50}", fullmatch=True),
     st.booleans(),
     st.dictionaries(st.text(), st.text()),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest
 from aiohttp import web
 from tests.callback_targets import Bench, Target, bench, owed, target_server
@@ -12,7 +13,7 @@ from tests.waiting import wait_until
 
 from penstock.contracts.event import Callback
 from penstock.core.target import TargetId
-from penstock.postgres import targets
+from penstock.postgres import callbacks, targets
 
 # A slow call is one of a fifth of a second here, and three of them make a target abnormal.
 HASTY = {
@@ -144,3 +145,21 @@ async def test_the_rate_of_a_target_is_its_namespaces_own(platform: Bench, targe
 
         await wait_until(one_is_called)
     assert len(set(target.ids())) == 31
+
+
+async def test_what_is_held_is_found_and_let_go_by_target(platform: Bench, target: Target) -> None:
+    """C4, O5: what another namespace is owed at the same address stays held, however long it has waited."""
+    theirs, ours = many(target, BETA, 3, 1), many(target, ACME, 3, 10)
+    await platform.owe(*theirs, *ours, publish=False)
+    await platform.connection.execute("UPDATE callback SET state = 'held'")
+    acme, beta = ours[0].target, theirs[0].target
+    assert acme.url == beta.url
+    async with asyncpg.create_pool(
+        platform.postgres, min_size=1, max_size=1, server_settings={"search_path": "penstock"}
+    ) as pool:
+        assert set(await targets.troubled(pool)) == {acme, beta}
+        assert await callbacks.grant(pool, {acme: 2}) == {acme: 2}
+        assert await callbacks.grant(pool, {acme: 10}) == {acme: 1}
+        assert await targets.troubled(pool) == [beta]
+    assert await states_of(platform, ours) == {"pending"}
+    assert await states_of(platform, theirs) == {"held"}

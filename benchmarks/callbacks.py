@@ -86,7 +86,7 @@ class Place:
 
     async def call(self, callback: Callback) -> None:
         headers = {"webhook-id": callback.id, "content-type": "application/json"}
-        async with self.client.post(callback.target, data=callback.body, headers=headers) as response:
+        async with self.client.post(callback.target.url, data=callback.body, headers=headers) as response:
             await response.read()
 
     async def arrivals(self, count: int) -> dict[str, float]:

@@ -3,9 +3,15 @@
     python -m benchmarks.scaling [--tasks 12000] [--rounds 3] [--types 1]
 
 Every topic has three copies of which two acknowledge. A type is released by one task-sync at a time, so with one type the
-others of it stand by. On one machine replicas share its cores, so throughput cannot show how they scale; what
-they take away from each other can be seen all the same: the CPU that a task costs, which would grow if replicas contended,
-polled for each other or worked in batches too small. Rounds alternate; each figure is the median of its rounds.
+others of it stand by. On one machine replicas share its cores, so throughput cannot show how they scale; what they take away
+from each other can be seen all the same, in the CPU that a task costs. It is compared in two ways:
+
+- the same load through more replicas. Each then has less of it, and smaller batches, which cost more a task;
+- the same load for each replica: N of each with as much as they get done, and one of each with the N-th part of that, second
+  for second. What grows then is what replicas cost each other: contention, or asking for each other.
+
+Rounds alternate, after one that does not count; each figure is the median of its rounds. Topics are deleted after each run: a
+broker's followers go through all partitions there are for each record.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -33,8 +40,14 @@ from penstock.settings import Kafka
 REPLICAS = (1, 2, 4)
 REPLICATED = ("task-sync", "heartbeats", "stages", "callbacks")
 WARM = 800
+# Seconds between the parts in which a load comes that is bound to a rate.
+STEP_S = 0.05
+# Seconds for which is measured what all cost at rest.
+REST_S = 5.0
 # The figure that is asked for: how much more CPU a task may cost with more replicas than with one.
 MOST_GROWTH = 1.10
+# Whose replicas are counted; brokers and database are as many as ever.
+OWN = ("workers", *REPLICATED)
 
 
 def roles(loop: Whole, brokers: Supervisor) -> dict[str, list[int]]:
@@ -66,73 +79,151 @@ async def written(loop: Whole) -> int:
     return int(await loop.connection.fetchval("SELECT pg_current_wal_lsn() - '0/0'"))
 
 
-async def measure(loop: Whole, brokers: Supervisor, tasks: int) -> dict[str, float]:
-    """Submits, waits for the end, and returns tasks per second, CPU milliseconds a task by role and in all, and WAL."""
+async def submit_at(loop: Whole, tasks: int, per_s: float) -> None:
+    """Submits tasks as they would come in."""
+    begin = time.perf_counter()
+    sent = 0
+    while sent < tasks:
+        due = min(tasks, int((time.perf_counter() - begin) * per_s))
+        await submit(loop, due - sent)
+        sent = due
+        await asyncio.sleep(STEP_S)
+
+
+async def measure(loop: Whole, brokers: Supervisor, tasks: int, per_s: float | None) -> dict[str, float]:
+    """Submits, waits for the end, and returns tasks per second, CPU milliseconds a task by role and in all, and WAL.
+
+    Args:
+        loop: what is measured.
+        brokers: the Kafka it runs on.
+        tasks: how many.
+        per_s: tasks submitted each second; None for all at once.
+    """
     await settle(loop)
     await submit(loop, WARM)
     await finish(loop, WARM)
+    of_all = [pid for pids in roles(loop, brokers).values() for pid in pids]
+    rest = CpuMeter(of_all)
+    await asyncio.sleep(REST_S)
+    at_rest = rest.seconds() * 1000 / REST_S
     meters = {role: CpuMeter(pids) for role, pids in roles(loop, brokers).items()}
     wal_before = await written(loop)
     begin = time.perf_counter()
-    await submit(loop, tasks)
+    await (submit(loop, tasks) if per_s is None else submit_at(loop, tasks, per_s))
     await finish(loop, WARM + tasks)
     took = time.perf_counter() - begin
     wal = await written(loop) - wal_before
     used = Counter({role: meter.seconds() * 1000 / tasks for role, meter in meters.items()})
-    return {"tasks/s": tasks / took, "CPU ms/task": used.total(), "WAL KiB/task": wal / 1024 / tasks, **used}
+    return {
+        "tasks/s": tasks / took,
+        "CPU ms/task": used.total(),
+        "own": sum(used[role] for role in OWN),
+        "at rest, ms/s": at_rest,
+        "WAL KiB/task": wal / 1024 / tasks,
+        **used,
+    }
+
+
+@dataclass
+class Bench:
+    """Three brokers, and a new deployment on them for each run.
+
+    Args:
+        supervisor: of the brokers.
+        servers: where they are.
+        folder: for the deployments' data.
+        types: of the tasks, in turn.
+        tasks: of a run at full load.
+    """
+
+    supervisor: Supervisor
+    servers: str
+    folder: Path
+    types: Sequence[str]
+    tasks: int
+    runs: int = 0
+
+    async def measure(self, replicas: int, tasks: int, per_s: float | None = None) -> dict[str, float]:
+        """One run with so many of each; see `measure`."""
+        self.runs += 1
+        prefix = f"scaling-{self.runs}."
+        options = Options(
+            data_dir=self.folder / str(self.runs),
+            kafka=self.servers,
+            prefix=prefix,
+            postgres_port=0,
+            gateway_port=0,
+            replicas={"gateway": 1, **dict.fromkeys(REPLICATED, replicas)},
+        )
+        async with Deployment(options) as deployment, whole(deployment, replicas, self.types) as loop:
+            measured = await measure(loop, self.supervisor, tasks, per_s)
+        async with admin_client(Kafka(kafka=self.servers, prefix=prefix)) as admin:
+            await admin.delete_topics([name for name in await admin.list_topics() if name.startswith(prefix)])
+        return measured
+
+    async def round(self, name: str) -> dict[str, dict[str, float]]:
+        """One, two and four of each with all the load, and one of each with what each of two and of four had."""
+        found: dict[str, dict[str, float]] = {}
+
+        def keep(row: str, measured: dict[str, float]) -> None:
+            found[row] = measured
+            print(
+                f"{name}, {row}: {measured['tasks/s']:,.0f} tasks/s, {measured['CPU ms/task']:.3f} ms of CPU a task",
+                file=sys.stderr,
+            )
+
+        for replicas in REPLICAS:
+            keep(row_of(replicas), await self.measure(replicas, self.tasks))
+        for replicas in REPLICAS[1:]:
+            per_s = found[row_of(replicas)]["tasks/s"] / replicas
+            keep(share_of(replicas), await self.measure(1, self.tasks // replicas, per_s))
+        return found
+
+
+def row_of(replicas: int) -> str:
+    """The name of a run with all the load."""
+    return f"{replicas} of each"
+
+
+def share_of(replicas: int) -> str:
+    """The name of the run in which one of each has what each of so many had."""
+    return f"1 of each, 1/{replicas} of the load"
 
 
 async def run(tasks: int, rounds: int, types: Sequence[str]) -> int:
     """Runs all in turn and reports."""
-    found: dict[int, list[dict[str, float]]] = {replicas: [] for replicas in REPLICAS}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         supervisor = Supervisor(lambda _name, _line: None, run_dir=folder / "run")
         try:
             async with three_brokers(supervisor, folder / "brokers") as cluster:
-                for number in range(rounds):
-                    for replicas in REPLICAS:
-                        options = Options(
-                            data_dir=folder / f"{number}-{replicas}",
-                            kafka=cluster.servers,
-                            prefix=f"scaling-{number}-{replicas}.",
-                            postgres_port=0,
-                            gateway_port=0,
-                            replicas={"gateway": 1, **dict.fromkeys(REPLICATED, replicas)},
-                        )
-                        async with (
-                            Deployment(options) as deployment,
-                            whole(deployment, replicas, types) as loop,
-                        ):
-                            measured = await measure(loop, supervisor, tasks)
-                        found[replicas].append(measured)
-                        print(
-                            f"round {number + 1}, {replicas} of each: {measured['tasks/s']:,.0f} tasks/s, "
-                            f"{measured['CPU ms/task']:.3f} ms of CPU a task",
-                            file=sys.stderr,
-                        )
+                bench = Bench(supervisor, cluster.servers, folder, types, tasks)
+                await bench.measure(1, tasks)
+                found = [await bench.round(f"round {number + 1}") for number in range(rounds)]
         finally:
             supervisor.close()
+    rows = found[0]
     figures = {
-        f"{replicas} of each": {
-            column: round(median(each[column] for each in measured), 0 if column == "tasks/s" else 3)
-            for column in measured[0]
+        row: {
+            column: round(median(each[row][column] for each in found), 0 if "/s" in column else 3)
+            for column in rows[row]
         }
-        for replicas, measured in found.items()
+        for row in rows
     }
-    # Each round's own ratio, since what else the machine does changes from round to round.
-    growth = max(
-        median(
-            more["CPU ms/task"] / one["CPU ms/task"]
-            for more, one in zip(found[replicas], found[REPLICAS[0]], strict=True)
+
+    def grown(column: str, more: str, one: str) -> tuple[str, bool]:
+        """Each round's own ratio, since what else the machine does changes from round to round."""
+        ratio = median(each[more][column] / each[one][column] for each in found)
+        return f"{ratio:.2f}", ratio <= MOST_GROWTH
+
+    claims = {}
+    for replicas in REPLICAS[1:]:
+        row = row_of(replicas)
+        claims[f"the same load on {row}: at most 10 % more CPU a task"] = grown("CPU ms/task", row, row_of(1))
+        claims[f"the same load for each of {replicas}: at most 10 % more CPU of their own a task"] = grown(
+            "own", row, share_of(replicas)
         )
-        for replicas in REPLICAS[1:]
-    )
-    return report(
-        "scaling",
-        figures,
-        {"a task costs at most 10 % more CPU with more replicas": (f"{growth:.2f}", growth <= MOST_GROWTH)},
-    )
+    return report("scaling", figures, claims)
 
 
 if __name__ == "__main__":

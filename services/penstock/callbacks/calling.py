@@ -45,7 +45,8 @@ _MESSAGE_CHARACTERS = 300
 _UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127], "\N{REPLACEMENT CHARACTER}")
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: at the rate of calls the guard costs more than it guards.
+@dataclass(slots=True)
 class Met:
     """What a call met.
 
@@ -138,13 +139,14 @@ class Caller:
                 if not response.content.at_eof():
                     # Its connection is closed rather than read to the end.
                     response.close()
+                asked = response.headers.get("Retry-After")
                 return Met(
                     excerpt=_masked(_shown(begins.decode("utf-8", errors="replace")), callback.headers),
                     took_s=self._clock() - begun_s,
                     kind="HTTP",
                     message=f"the target answered {response.status}",
                     status=response.status,
-                    retry_after_s=parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)),
+                    retry_after_s=parse_retry_after(asked, datetime.now(UTC)) if asked else None,
                 )
         except TimeoutError:
             kind, message = "Timeout", f"the target did not answer within {self._timeout_s:g} s"

@@ -71,7 +71,7 @@ class Fates:
             return RetryIn(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2))
         return fate
 
-    async def settle(self, waiting: Waiting, met: Met, fate: Fate, *, counts: bool) -> None:
+    def settle(self, waiting: Waiting, met: Met, fate: Delivered | RetryIn, *, counts: bool) -> None:
         """Has it written down.
 
         Args:
@@ -82,42 +82,45 @@ class Fates:
         """
         callback, attempt = waiting.callback, waiting.callback.attempt + 1
         spent = waiting.spent + (not counts)
-        error: dict[str, object] | None = None
-        match fate:
-            case Delivered():
-                settled = Settled(id=callback.id, attempt=attempt, state="delivered", spent=spent)
-            case RetryIn(seconds):
-                log.info(
-                    "%s: attempt %d: %s; again in %.1f s",
-                    callback.id,
-                    attempt,
-                    met.message,
-                    seconds,
-                    extra=_ids(callback, attempt),
-                )
-                error = met.to_wire()
-                settled = Settled(
-                    id=callback.id,
-                    attempt=attempt,
-                    state="pending",
-                    error=orjson.dumps(error).decode(),
-                    due_in_s=seconds,
-                    spent=spent,
-                )
-            case Dead(reason):
-                error = {**met.to_wire(), "message": _last_words(met, attempt, reason)}
-                log.warning("%s is dead: %s", callback.id, error["message"], extra=_ids(callback, attempt))
-                if reason is Reason.GONE:
-                    self._stop(callback.target)
-                    await self._targets.gone(callback.target, f"it answered {met.status} to {callback.id}")
-                await self._ledger.bury(callback, attempt, error)
-                settled = Settled(
-                    id=callback.id,
-                    attempt=attempt,
-                    state="dead",
-                    error=orjson.dumps(error).decode(),
-                    spent=spent,
-                )
+        if isinstance(fate, Delivered):
+            settled = Settled(id=callback.id, attempt=attempt, state="delivered", spent=spent)
+            self._ledger.settle(Ended(callback, settled, met.took_s, met.status, None))
+            return
+        log.info(
+            "%s: attempt %d: %s; again in %.1f s",
+            callback.id,
+            attempt,
+            met.message,
+            fate.seconds,
+            extra=_ids(callback, attempt),
+        )
+        error = met.to_wire()
+        settled = Settled(
+            id=callback.id,
+            attempt=attempt,
+            state="pending",
+            error=orjson.dumps(error).decode(),
+            due_in_s=fate.seconds,
+            spent=spent,
+        )
+        self._ledger.settle(Ended(callback, settled, met.took_s, met.status, error))
+
+    async def bury(self, waiting: Waiting, met: Met, fate: Dead, *, counts: bool) -> None:
+        """As `settle`, once the dead-letter topic has it."""
+        callback, attempt = waiting.callback, waiting.callback.attempt + 1
+        error = {**met.to_wire(), "message": _last_words(met, attempt, fate.reason)}
+        log.warning("%s is dead: %s", callback.id, error["message"], extra=_ids(callback, attempt))
+        if fate.reason is Reason.GONE:
+            self._stop(callback.target)
+            await self._targets.gone(callback.target, f"it answered {met.status} to {callback.id}")
+        await self._ledger.bury(callback, attempt, error)
+        settled = Settled(
+            id=callback.id,
+            attempt=attempt,
+            state="dead",
+            error=orjson.dumps(error).decode(),
+            spent=waiting.spent + (not counts),
+        )
         self._ledger.settle(Ended(callback, settled, met.took_s, met.status, error))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from penstock.callbacks.call import Call
 from penstock.callbacks.calling import Caller
 from penstock.callbacks.fates import Fates
 from penstock.callbacks.figures import Figures
@@ -35,21 +35,6 @@ STOOD_STILL_S = 0.25
 # no more, and another attempt begins when the horizon of this one has passed.
 STALE_S = 1.0
 MOST_SPARED = 2
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call under way; `slow` when it has turned out so, `moved` when it is in the slow pool for that."""
-
-    waiting: Waiting
-    lanes: Lanes
-    # This process suspected itself when it began.
-    suspicious: bool
-    slow: bool = False
-    moved: bool = False
-    timer: asyncio.TimerHandle | None = None
-    # How often its time was prolonged because this process itself stood still.
-    spared: int = 0
 
 
 class Deliverer:
@@ -286,19 +271,17 @@ class Deliverer:
         self._admit()
 
     def _call(self, waiting: Waiting, lanes: Lanes) -> None:
-        call = asyncio.create_task(self._deliver(_Call(waiting, lanes, self.targets.suspicious)))
+        call = asyncio.create_task(self._deliver(waiting, lanes))
         self._calls.add(call)
         call.add_done_callback(self._ended)
 
-    def _finish(self, call: _Call, took_s: float) -> None:
-        """The slot of a call is free."""
+    def _finish(self, call: Call, took_s: float) -> Waiting | None:
+        """The slot of a call is free; returns who is to be called in its place."""
         which = call.waiting.callback.target
         ready = call.lanes.next_ready(which)
         if ready is not None and (self._is_over(ready) or self._loop.time() - ready.begun_s > STALE_S):
             self._leave_ready(which)
-        following = call.lanes.finish(which, took_s)
-        if following is not None:
-            self._call(following, call.lanes)
+        return call.lanes.finish(which, took_s)
 
     def _is_over(self, waiting: Waiting) -> bool:
         """Whether the attempt, written down already, may not be made any more."""
@@ -334,7 +317,13 @@ class Deliverer:
         if not call.cancelled() and (error := call.exception()) is not None:
             self._fail(error)
 
-    async def _deliver(self, call: _Call) -> None:
+    async def _deliver(self, waiting: Waiting, lanes: Lanes) -> None:
+        """Calls one target, and then whoever has waited for this call to end: one task for many short calls."""
+        following: Waiting | None = waiting
+        while following is not None:
+            following = await self._make(Call(following, lanes, self.targets.suspicious))
+
+    async def _make(self, call: Call) -> Waiting | None:
         callback = call.waiting.callback
         self._time(call, self._settings.callback_slow_s)
         try:
@@ -347,10 +336,11 @@ class Deliverer:
             # Before anything else is called there.
             self.targets.stop(callback.target)
             self._hold_all_of(callback.target)
+        following = None
         if call.moved:
             self._slow.leave(callback.target)
         else:
-            self._finish(call, met.took_s)
+            following = self._finish(call, met.took_s)
         if not (call.slow and self._settings.callback_count_early):
             self._charge(callback.target, slow=call.slow, failed=not isinstance(fate, Delivered))
         self._crowd_out(call.lanes, callback.target)
@@ -360,12 +350,19 @@ class Deliverer:
         if suspicious:
             fate = self._fates.patient(fate, met)
         self.figures.of(call.lanes).ended(fate, met.took_s, slow=call.slow)
-        await self._fates.settle(call.waiting, met, fate, counts=not suspicious)
+        if isinstance(fate, Dead):
+            if following is not None:
+                # Not after what is waited for here.
+                self._call(following, call.lanes)
+            await self._fates.bury(call.waiting, met, fate, counts=not suspicious)
+            return None
+        self._fates.settle(call.waiting, met, fate, counts=not suspicious)
+        return following
 
-    def _time(self, call: _Call, seconds: float) -> None:
+    def _time(self, call: Call, seconds: float) -> None:
         call.timer = self._loop.call_later(seconds, self._turned_slow, call)
 
-    def _turned_slow(self, call: _Call) -> None:
+    def _turned_slow(self, call: Call) -> None:
         """A call has taken so long that it is slow: it is charged now, and goes on elsewhere if there is room."""
         assert call.timer is not None
         late_s = self._loop.time() - call.timer.when()
@@ -380,7 +377,9 @@ class Deliverer:
             self._charge(target, slow=True)
         if self._slow.enter(target):
             call.moved = True
-            self._finish(call, self._settings.callback_slow_s)
+            following = self._finish(call, self._settings.callback_slow_s)
+            if following is not None:
+                self._call(following, call.lanes)
         self._crowd_out(call.lanes, target)
         self._admit()
 

@@ -38,7 +38,8 @@ BEGIN_LINGER_S = 0.005
 MUCH = 4
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: see `calling.Met`.
+@dataclass(slots=True)
 class Ended:
     """An attempt that was made.
 

@@ -91,8 +91,13 @@ async def send_callbacks(producer: AIOKafkaProducer, topic: str, callbacks: Iter
     with translated():
         callbacks = list(callbacks)
         partitions = sorted(await producer.partitions_for(topic)) if callbacks else []
+        # An address often has many, and finding its partition takes as long as all else done here for one.
+        found: dict[str, int] = {}
         for callback in callbacks:
-            partition = _PARTITIONER(callback.target.url.encode(), partitions, partitions)
+            url = callback.target.url
+            partition = found.get(url)
+            if partition is None:
+                partition = found[url] = _PARTITIONER(url.encode(), partitions, partitions)
             by_partition.setdefault(partition, []).append(callback)
         for partition, some in by_partition.items():
             pending += await send_in_batches(producer, topic, partition, encode_callbacks(some))

@@ -23,7 +23,8 @@ DUE_CHANNEL = "penstock_callback_due"
 Turn = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each call.
+@dataclass(slots=True, kw_only=True)
 class Settled:
     """What became of an attempt.
 

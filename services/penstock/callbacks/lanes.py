@@ -32,7 +32,7 @@ _RESERVE = 0.25
 # So many seconds of a quick target's calls are written down ahead, so that a call begins when one ends and not when the
 # database has answered; but at most so many times the calls it may have under way.
 _AHEAD_S = 0.05
-_MOST_AHEAD = 8
+_MOST_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +299,7 @@ class Lanes:
         if self._doubtful(target):
             lane.doubted += 1
             self._doubted += 1
-        self._line_up(target, lane)
+        self._line_up(target, lane, filling=True)
         return waiting
 
     def _most(self, target: TargetId) -> int:
@@ -315,11 +315,21 @@ class Lanes:
             return most
         return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)
 
-    def _line_up(self, target: TargetId, lane: _Lane) -> None:
-        """Gives a lane its turn when it can use one, and drops it when nothing is left of it."""
+    def _bounds(self, target: TargetId) -> tuple[int, int]:
+        """Held slots below which a lane is lined up, and below which it stays so."""
+        most = self._most(target)
+        return (most + self._room.target_slots) // 2, most
+
+    def _line_up(self, target: TargetId, lane: _Lane, *, filling: bool = False) -> None:
+        """Gives a lane its turn when it can use one, and drops it when nothing is left of it.
+
+        What is written down ahead is made up for when half of it is used, unless `filling`: many go into one statement.
+        """
         if lane.in_turn:
             return
-        if lane.waiting and lane.held < self._most(target):
+        if lane.waiting and (
+            lane.held < self._room.target_slots or lane.held < self._bounds(target)[filling]
+        ):
             lane.in_turn = True
             self._turns.append(target)
         else:

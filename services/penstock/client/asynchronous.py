@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 
 import penstock
+from penstock.client.callbacks import Delivering
 from penstock.client.chunks import chunks, moved, parts
 from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.client.operating import Operating
@@ -44,7 +45,7 @@ LARGEST_PAGE = 500
 _BETWEEN_TRIES = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
 
 
-class Client(Operating, Waiting):
+class Client(Operating, Delivering, Waiting):
     """Speaks with a gateway, for the time of an `async with` block.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from penstock.client.operating import Asking, Document, given, pages
+from penstock.client.asking import Asking, Document, given, pages
 
 LARGEST_BACKLOG_PAGE = 1_000
 

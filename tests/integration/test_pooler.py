@@ -7,11 +7,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
+from tests.callback_targets import LOOPBACK, SECRET, target_server
 from tests.gateways import running_gateway
 from tests.running import make_topics, running_service
 from tests.servers import pooler
 from tests.waiting import wait_until
 
+from penstock.callbacks import app as callbacks
+from penstock.callbacks.settings import CallbacksSettings
 from penstock.checks.app import check
 from penstock.errors import CannotStart, SettingsError
 from penstock.heartbeats import app as heartbeats
@@ -55,9 +58,14 @@ async def set_as_roles_are(admin, urls):
             await admin.execute(statement.replace("x_stages", urlsplit(urls[0]).username))
 
 
+def task(n, url):
+    """One with a callback."""
+    return {"type": "t", "context": {"n": n}, "callbacks": [url]}
+
+
 async def test_tasks_flow_by_a_pooler_in_transaction_mode(kafka_servers, prefix, urls, admin):
-    """S8: with the pooler's URL for pools and another for sessions, tasks of two stages pass every service; what is locked
-    and listened to is in sessions past the pooler, and nothing else is."""
+    """S8: with the pooler's URL for pools and another for sessions, tasks of two stages pass every service, and their
+    callbacks arrive; what is locked and listened to is in sessions past the pooler, and nothing else is."""
     await set_as_roles_are(admin, urls)
     where = {"kafka": kafka_servers, "prefix": prefix, "objects": "memory:///"}
     both = {"postgres": urls[0], "postgres_session": urls[1]}
@@ -76,6 +84,10 @@ async def test_tasks_flow_by_a_pooler_in_transaction_mode(kafka_servers, prefix,
         return await admin.fetchval("SELECT count(*) FROM task WHERE state = 'succeeded'") == 40
 
     async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(target_server())
+        caller = CallbacksSettings(
+            kafka=kafka_servers, prefix=prefix, **both, callback_secrets=(SECRET,), callback_allow=LOOPBACK
+        )
         gateway = await stack.enter_async_context(running_gateway(**where, **both))
         answer = await gateway.post("/types", {"name": "t", "partitions": 2, "max_in_flight": 10})
         assert answer.status in (200, 201), answer.body
@@ -83,13 +95,15 @@ async def test_tasks_flow_by_a_pooler_in_transaction_mode(kafka_servers, prefix,
             task_sync.create_app(TaskSyncSettings(**where, **both)),
             heartbeats.create_app(HeartbeatsSettings(**where, **both)),
             stages.create_app(StagesSettings(**where, **both)),
+            callbacks.create_app(caller),
             worker.serve,
         ):
             await stack.enter_async_context(running_service(service))
         for _ in range(4):
-            answer = await gateway.post("/tasks", [{"type": "t", "context": {"n": n}} for n in range(10)])
+            answer = await gateway.post("/tasks", [task(n, target.url) for n in range(10)])
             assert answer.status == 201, answer.body
         await wait_until(succeeded, timeout=60)
+        await wait_until(lambda: len(set(target.ids())) == 40, what="each callback has come")
         rows = await admin.fetch(
             "SELECT DISTINCT application_name AS name FROM pg_stat_activity WHERE usename = $1",
             urlsplit(urls[0]).username,
@@ -100,7 +114,11 @@ async def test_tasks_flow_by_a_pooler_in_transaction_mode(kafka_servers, prefix,
             " WHERE l.locktype = 'advisory' AND a.usename = $1",
             urlsplit(urls[0]).username,
         )
-        assert {row["name"].partition(" ")[2].partition(" ")[0] for row in holders} == {"task-sync", "stages"}
+        assert {row["name"].partition(" ")[2].partition(" ")[0] for row in holders} == {
+            "callbacks",
+            "task-sync",
+            "stages",
+        }
         assert len(rows) >= 3
         found = await check(Platform(kafka=kafka_servers, prefix=prefix, **both))
         assert found.clean, found

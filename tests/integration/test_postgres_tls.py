@@ -11,11 +11,15 @@ from contextlib import AsyncExitStack
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.callback_targets import LOOPBACK, SECRET, target_server
 from tests.gateways import running_gateway
-from tests.running import make_topics
+from tests.running import make_topics, running_service
 from tests.servers import PASSWORD, QUOTED, Authority, TlsFront
 from tests.system import System
+from tests.waiting import wait_until
 
+from penstock.callbacks import app as callbacks
+from penstock.callbacks.settings import CallbacksSettings
 from penstock.errors import SettingsError
 from penstock.postgres.connection import connect, open_pool
 from penstock.postgres.types import TaskType, register
@@ -62,13 +66,32 @@ async def test_every_service_and_the_command_line_verify_the_server(
         system = System(kafka_servers, prefix, url, stack, pool)
         await system.start("task-sync", "heartbeats", "stages")
         await system.work()
-        answer = await gateway.post("/tasks", [{"type": "t", "context": n} for n in range(3)])
+        target = await stack.enter_async_context(target_server())
+        caller = CallbacksSettings(
+            kafka=kafka_servers,
+            prefix=prefix,
+            postgres=url,
+            callback_secrets=(SECRET,),
+            callback_allow=LOOPBACK,
+        )
+        await stack.enter_async_context(running_service(callbacks.create_app(caller)))
+        some = [{"type": "t", "context": n, "callbacks": [target.url]} for n in range(3)]
+        answer = await gateway.post("/tasks", some)
         assert answer.status in (200, 201), answer.body
         await system.become(succeeded=3)
+        await wait_until(lambda: len(set(target.ids())) == 3, what="each callback has come")
         names = await pool.fetch(
             "SELECT application_name AS name FROM pg_stat_activity WHERE usename = current_user"
         )
-        wanted = {"gateway", "gateway types", "task-sync", "stages", "stages sweeper", "heartbeats"}
+        wanted = {
+            "gateway",
+            "gateway types",
+            "task-sync",
+            "stages",
+            "stages sweeper",
+            "heartbeats",
+            "callbacks",
+        }
         assert {f"penstock {name}" for name in wanted} <= {row["name"] for row in names}
         assert server.secured >= len(wanted)
     file = tmp_path / "password"

@@ -2,7 +2,10 @@
 
 import asyncio
 import base64
+import re
+import shlex
 import uuid
+from asyncio.subprocess import PIPE, STDOUT
 from contextlib import AsyncExitStack
 
 import pytest
@@ -30,6 +33,7 @@ from penstock.kafka.connection import (
 )
 from penstock.kafka.membership import count, remove
 from penstock.kafka.observer import observing
+from penstock.local import tools
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka, Platform
@@ -215,3 +219,37 @@ async def test_nobody_does_what_is_not_on_its_list(secure_kafka, allowed):
     # Who may not look at a group is told so, too.
     with pytest.raises(KafkaRefused):
         await count(Kafka.load({}, **secure_kafka.service("producer"), prefix=allowed), f"{allowed}workers.t")
+
+
+async def test_kafkas_own_tool_takes_the_commands_that_are_printed(secure_kafka):
+    """D5: what `penstock topics acls` prints is understood by kafka-acls, in each form that there is, and means what was meant."""
+    prefix = f"a-{uuid.uuid4().hex[:10]}."
+    # Of each kind and pattern the one with the most operations; each run of the tool takes seconds.
+    by_operations = sorted(acls.acls(prefix, acls.SERVICES), key=lambda one: len(one.operations))
+    of_each_form = list({(one.kind, one.pattern): one for one in by_operations}.values())
+    reach = ("--bootstrap-server", secure_kafka.plain)
+
+    async def tool(*arguments):
+        started = await asyncio.create_subprocess_exec(
+            *tools.command("acls", [*reach, *arguments]), stdout=PIPE, stderr=STDOUT
+        )
+        said = (await started.communicate())[0].decode()
+        assert started.returncode == 0, said
+        return said
+
+    for command in acls.commands(of_each_form, f"User:{prefix}{{service}}"):
+        await tool(*shlex.split(command)[1:])
+    # As the tool shows them: resource by resource, an operation a line.
+    found, resource = set(), ("", "", "")
+    for line in (await tool("--list")).splitlines():
+        if match := re.search(r"resourceType=(\w+), name=([^,]+), patternType=(\w+)", line):
+            resource = (match[1].lower(), match[2], match[3].lower())
+        elif match := re.search(
+            rf"principal=User:{prefix}([\w-]+), .*operation=(\w+), permissionType=ALLOW", line
+        ):
+            found.add((match[1], *resource, match[2].replace("_", "").lower()))
+    assert found == {
+        (one.service, one.kind, one.name, one.pattern, operation.lower())
+        for one in of_each_form
+        for operation in one.operations
+    }

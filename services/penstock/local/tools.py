@@ -15,6 +15,7 @@ from penstock.local.jars import class_path, java
 from penstock.process import exit_status
 
 TOOLS = {
+    "acls": "org.apache.kafka.tools.AclCommand",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import asyncpg
+import orjson
 import pytest
 from aiohttp import web
 from tests.callback_targets import Bench, Target, bench, owed, target_server
@@ -93,6 +94,12 @@ async def test_a_410_disables_the_target_of_its_namespace_only(platform: Bench, 
         await wait_until(lambda: are(platform, held, "delivered"))
         assert await states_of(platform, last) == {"held"}
     assert await targets_of(platform) == {"acme": "normal", "beta": "disabled"}
+    shown = await platform.connection.fetchval(
+        "SELECT attempts FROM callback_target WHERE namespace = 'acme'"
+    )
+    assert [one["status"] for one in orjson.loads(shown)] == [410, *[200] * 5], (
+        "what disabled it is shown, too"
+    )
     assert set(target.ids()) == {one.id for one in (first, *before, *held, *after)}
 
 

@@ -224,7 +224,8 @@ async def test_every_role_and_namespace_against_every_route(caller, routes, data
     replayed = await connection.fetchval("SELECT state FROM penstock.callback WHERE id = $1", own.callback)
     await connection.close()
     assert "pause" in {row["verb"] for row in verbs}
-    assert replayed == "pending"
+    # Dead no more; and held where its target was disabled before.
+    assert replayed in ("pending", "held")
 
 
 async def require_foreign_is_absent(
@@ -663,11 +664,21 @@ async def test_targets_are_confined(caller, database):
     assert (await said(ours, "enable")).body["target"]["namespace"] == "acme"
     assert await listed(everybody) == [("acme", "normal"), beta]
     # Which of two is meant is not guessed; and `default` is none of theirs.
-    assert (await said(both, "enable")).status == 404
-    assert (await said(everybody, "enable")).status == 404
+    for verb, more in (("enable", {}), ("disable", {"why": "which?"}), ("limit", {"rate": 1})):
+        for token in (both, everybody):
+            asked = await said(token, verb, **more)
+            assert asked.status == 422, asked.body
+            assert "acme, beta: say in which one" in str(asked.body)
+        told = await caller.post(
+            f"/targets/{verb}", {"url": "https://nobody.example/", **more}, headers=sent(both)
+        )
+        assert (told.status, "say in which one" in str(told.body)) == (404, True), told.body
     assert (await said(everybody, "disable", namespace="gamma", why="misspelt")).status == 404
     assert (await said(everybody, "limit", namespace="beta", rate=3)).body["target"]["rate"] == 3
-    assert (await said(everybody, "disable", why="all of ours")).body["target"]["namespace"] == "default"
+    shared = await said(everybody, "disable", namespace="default", why="all of ours")
+    assert shared.body["target"]["namespace"] == "default"
+    # As soon as `default` has it, too, it is what is meant.
+    assert (await said(everybody, "limit", rate=None)).body["target"]["namespace"] == "default"
     assert await listed(everybody) == [("acme", "normal"), beta, ("default", "disabled")]
     assert (await said(ours, "disable", namespace="acme", why="again")).body["changed"] is True
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.callbacks import targets
-from penstock.callbacks.known import Known, Target
+from penstock.callbacks.known import Attempt, Known, Target
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Targets
 from penstock.core.health import Vitals
@@ -263,3 +263,23 @@ class KnownMachine(RuleBasedStateMachine):
 
 KnownMachine.TestCase.settings = settings(deadline=None, max_examples=50)
 TestKnown = KnownMachine.TestCase
+
+
+def test_what_was_met_last_is_shown_although_somebody_has_decided_otherwise() -> None:
+    """C8: a target is read again when it was disabled, by its own 410 or by an operator; attempts that were not kept yet stay
+    in what is shown of it, once each."""
+    which = at("http://t0/")
+
+    def attempt(at_s: float) -> Attempt:
+        return Attempt(at_s, "msg_1", 1, 5, 410, "the target answered 410")
+
+    first = Target(kept(which, attempts=[attempt(1.0)._asdict()]), 0, SETTINGS)
+    known = Known()
+    known.put(which, first)
+    first.attempts.append(attempt(2.0))
+    again = Target(kept(which, attempts=[attempt(1.0)._asdict()], disabled=True), 0, SETTINGS)
+    known.put(which, again)
+    assert [one.at_s for one in again.attempts] == [1.0, 2.0]
+    by_another = Target(kept(which, attempts=[attempt(3.0)._asdict()]), 0, SETTINGS)
+    known.put(which, by_another)
+    assert [one.at_s for one in by_another.attempts] == [3.0]

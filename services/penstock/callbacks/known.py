@@ -100,8 +100,12 @@ class Known:
         return target
 
     def put(self, which: TargetId, target: Target) -> None:
-        """Knows it, or knows it anew."""
-        self._addresses[which.url] += which not in self._targets
+        """Knows it, or knows it anew; attempts that were not kept yet are shown all the same."""
+        before = self._targets.get(which)
+        if before is not None and before.attempts:
+            last = target.attempts[-1].at_s if target.attempts else 0.0
+            target.attempts.extend(one for one in before.attempts if one.at_s > last)
+        self._addresses[which.url] += before is None
         self._targets[which] = target
         self._targets.move_to_end(which)
 

@@ -9,9 +9,9 @@ from aiohttp import web
 
 from penstock.core.access import DEFAULT_NAMESPACE, namespace_of
 from penstock.core.target import TargetId
-from penstock.errors import NotFound
+from penstock.errors import InvalidRecord, NotFound
 from penstock.gateway.access import among, grant_of
-from penstock.postgres import tasks
+from penstock.postgres import targets, tasks
 from penstock.postgres.types import KnownTypes
 
 # As long as a type's name.
@@ -63,15 +63,29 @@ def namespace_meant(request: web.Request, asked: str | None) -> str:
     return next(iter(seen)) if seen is not None and len(seen) == 1 else DEFAULT_NAMESPACE
 
 
-async def own_target(request: web.Request, known: KnownTypes, url: str, asked: str | None) -> TargetId:
+async def own_target(
+    request: web.Request, pool: asyncpg.Pool[asyncpg.Record], known: KnownTypes, url: str, asked: str | None
+) -> TargetId:
     """The target of which somebody says something, which need not be known yet.
 
     Raises:
+        InvalidRecord: it is not said in which of several namespaces, and others call this address.
         NotFound: no type is of its namespace, or it is not theirs.
         PostgresUnavailable: it is not known which types there are.
     """
     namespace = namespace_meant(request, asked)
     seen = grant_of(request).namespaces
+    if asked is None and (seen is None or len(seen) > 1):
+        # Else a target that nobody calls would be disabled, and those that are meant go on being called.
+        rows = await targets.get(pool, url, namespaces_seen(request))
+        callers = [row["namespace"] for row in rows]
+        if callers and namespace not in callers:
+            raise InvalidRecord(
+                f"is called in namespace {', '.join(callers)}: say in which one it is meant",
+                pointer="/namespace",
+            )
+        if seen is not None and namespace not in seen:
+            raise NotFound(f"this key is of several namespaces: say in which one {url} is meant")
     if seen is None:
         # Without a query while no type has changed.
         await known.require(())

@@ -132,7 +132,7 @@ class Targets:
         conform(raw, schema)
         # A misspelt one would be disabled, and the right one go on being called.
         subscription.read([raw["url"]])
-        return raw, await own_target(request, self._known, raw["url"], raw.get("namespace"))
+        return raw, await own_target(request, self._pool, self._known, raw["url"], raw.get("namespace"))
 
     async def _answer(self, target: TargetId, *, changed: bool) -> web.Response:
         rows = await targets.get(self._pool, target.url, [target.namespace])

@@ -221,6 +221,27 @@ async def test_a_service_that_refuses_its_settings_is_not_started_again(
     assert len(begun) == 1
 
 
+async def test_a_refusal_waits_for_no_other_service(data_dir, kafka_servers, prefix, empty_database):
+    """O8: also when a service that was started before does not serve yet."""
+    argv = (sys.executable, "-c")
+    services = {
+        "stages": Service(argv=(*argv, "import signal; signal.pause()"), order=0),
+        "callbacks": Service(argv=(*argv, "print('no such secret'); raise SystemExit(6)"), order=0),
+    }
+    options = Options(
+        data_dir=data_dir,
+        services=services,
+        kafka=kafka_servers,
+        postgres=empty_database,
+        prefix=prefix,
+        # Waited for one after the other, it would be told of `stages` after so long.
+        start_timeout_s=20,
+    )
+    with pytest.raises(CannotStart, match=r"^callbacks refuses to start:\nno such secret"):
+        async with Deployment(options):
+            pass
+
+
 async def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     """The message names the directory and the option."""
     (tmp_path / "file").touch()

@@ -245,15 +245,18 @@ class Deployment:
         before = {
             name: self._running.exits(name) for name in (self._service_names if names is None else names)
         }
-        for name, exits in before.items():
-            while not self._running.is_ready(name):
-                if self._running.exits(name) > exits and self._running.last_status(name) == _REFUSES:
+        # All at once: one that refuses is not to wait for those before it.
+        while waiting := [name for name in before if not self._running.is_ready(name)]:
+            ended = {name: self._running.exits(name) - before[name] for name in waiting}
+            for name, times in ended.items():
+                if times and self._running.last_status(name) == _REFUSES:
                     # It would say the same again: nobody changes its settings while we run.
                     raise CannotStart(f"{name} refuses to start:\n{self._running.tail(name)}")
-                hopeless = self._running.exits(name) - exits >= _HOPELESS_EXITS
-                if hopeless or asyncio.get_running_loop().time() > deadline:
+            late = asyncio.get_running_loop().time() > deadline
+            for name, times in ended.items():
+                if late or times >= _HOPELESS_EXITS:
                     raise CannotStart(f"{name} does not come up; its last lines:\n{self._running.tail(name)}")
-                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)
 
     async def __aenter__(self) -> Self:
         try:

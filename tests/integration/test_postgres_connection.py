@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from urllib.parse import parse_qs, urlsplit
 
@@ -159,11 +160,62 @@ def test_the_servers_of_a_url_are_asked_one_by_one() -> None:
     ]
     for alone in (
         "postgresql://db/shop",
+        "postgresql:///shop",
         "postgresql:///shop?host=/run/a",
-        "postgresql://a,b/shop?target_session_attrs=prefer-standby",
+        "postgresql:///shop?host=a,b&port=1,2,3",
+        "postgresql:///shop?host=a,b&broken",
+        "postgresql://a,b/shop?target_session_attrs=prefer-standby&broken",
         "postgresql://[broken/shop",
     ):
         assert servers_of(alone) == (alone,)
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("postgresql://me@/shop?host=a,b&port=1,2", [("a", 1, "any"), ("b", 2, "any")]),
+        ("postgresql:///shop?user=me&host=a,b&port=7", [("a", 7, "any"), ("b", 7, "any")]),
+        ("postgresql://me@/shop?host=a:1,b:2", [("a", 1, "any"), ("b", 2, "any")]),
+        ("postgresql://me@/shop?host=/run/a,b", [("/run/a/.s.PGSQL.5432", 0, "any"), ("b", 5432, "any")]),
+        (
+            "postgresql://me@a:1,b:2/shop?target_session_attrs=prefer-standby",
+            [("a", 1, "standby"), ("b", 2, "standby"), ("a", 1, "any"), ("b", 2, "any")],
+        ),
+        (
+            "postgresql://me@/shop?target_session_attrs=prefer-standby&host=a,b",
+            [(host, 5432, kind) for kind in ("standby", "any") for host in ("a", "b")],
+        ),
+    ],
+)
+async def test_servers_named_in_the_query_or_by_preference_are_asked_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, url: str, asked: list[tuple[str, int, str]]
+) -> None:
+    """S11: each with a limit of its own, as the driver itself reads the URL: host and port lists of the query, and standbys
+    before the others."""
+    for name in list(os.environ):
+        if name.startswith("PG"):
+            monkeypatch.delenv(name)
+    told: list[tuple[str, int, str]] = []
+
+    async def refuse(*, addr: object, params: object, **_options: object) -> None:
+        host, port = addr if isinstance(addr, tuple) else (addr, 0)
+        assert (params.user, params.database) == ("me", "shop")  # type: ignore[attr-defined]
+        told.append((str(host), port, params.target_session_attrs.value))  # type: ignore[attr-defined]
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncpg.connect_utils, "_connect_addr", refuse)
+    calls = []
+    real = asyncpg.connect
+
+    async def connect_(*arguments: str, **options: object) -> object:
+        calls.append(arguments)
+        return await real(*arguments, **options)
+
+    monkeypatch.setattr(asyncpg, "connect", connect_)
+    with pytest.raises(ConnectionRefusedError):
+        await Dialler(url).connect(timeout=10)
+    assert told == asked
+    assert len(calls) == len(asked)
 
 
 async def test_a_primary_that_was_found_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:

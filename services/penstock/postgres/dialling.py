@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit
 
 import asyncpg
 
@@ -19,17 +19,46 @@ _OF_PRIMARIES = ("read-write", "primary")
 
 
 def servers_of(dsn: str) -> Sequence[str]:
-    """The connection URL once for each server that it names before its path; itself alone where the driver is to choose."""
+    """The connection URL once for each server that it names, in the order in which they are to be asked.
+
+    With `prefer-standby` each is there twice: all as standbys, then all whatever they are.
+    """
     try:
         parts = urlsplit(dsn)
+        user, at, named = parts.netloc.rpartition("@")
+        hosts = [one for one in named.split(",") if one]
+        # As the driver does: hosts before the path leave those of the query without a meaning.
+        each = [parts._replace(netloc=f"{user}{at}{host}") for host in hosts] if hosts else _of_query(parts)
+        if len(each) > 1 and _wanted(dsn) == "prefer-standby":
+            each = [_with(one, target_session_attrs=kind) for kind in ("standby", "any") for one in each]
     except ValueError:
         # The driver says better what is wrong with it.
         return (dsn,)
-    user, at, named = parts.netloc.rpartition("@")
-    hosts = [one for one in named.split(",") if one]
-    if len(hosts) < 2 or _wanted(dsn) == "prefer-standby":
+    if len(each) < 2:
         return (dsn,)
-    return [parts._replace(netloc=f"{user}{at}{host}").geturl() for host in hosts]
+    return [one.geturl() for one in each]
+
+
+def _of_query(parts: SplitResult) -> list[SplitResult]:
+    """A URL for each host of `?host=`, with its port; none if there is no host, or not one port for all or for each.
+
+    Raises:
+        ValueError: it is no query.
+    """
+    query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    hosts = query.get("host", "").split(",")
+    if "port" not in query:
+        return [_with(parts, host=host) for host in hosts if host]
+    ports = query["port"].split(",")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if len(ports) != len(hosts):
+        return []
+    return [_with(parts, host=host, port=port) for host, port in zip(hosts, ports, strict=True) if host]
+
+
+def _with(parts: SplitResult, **changed: str) -> SplitResult:
+    return parts._replace(query=urlencode({**dict(parse_qsl(parts.query, strict_parsing=True)), **changed}))
 
 
 def _wanted(dsn: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -65,11 +66,17 @@ async def test_a_secret_is_shown_once_and_kept_nowhere(invoke, database) -> None
     # As long as the one whose place it takes.
     left = datetime.fromisoformat(rotated["expires_at"]) - datetime.now(UTC)
     assert timedelta(days=89) < left <= timedelta(days=90)
+    again = await invoke("keys", "rotate", rotated["id"])
+    # What `penstock keys rotate ID > new.key` writes is a key, and nothing else.
+    assert re.fullmatch(r"pk_[0-9a-f]{16}_[\w-]+\n", again.stdout)
+    assert f"{rotated['id']} holds until" in again.stderr
     assert "is revoked" in (await invoke("keys", "revoke", key_id)).stdout
     assert json.loads((await invoke("keys", "revoke", key_id, "--json")).stdout)["changed"] is False
     noted = [json.loads(line) for line in (await invoke("keys", "audit", "--json")).stdout.splitlines()]
     verbs = ("revoke", "rotate", "create")
-    assert [(one["route"], one["path"]) for one in noted] == [(f"penstock keys {v}", key_id) for v in verbs]
+    assert [(one["route"], one["path"]) for one in noted if one["path"] == key_id] == [
+        (f"penstock keys {v}", key_id) for v in verbs
+    ]
     assert all(one["actor"].startswith("cli:") for one in noted)
     table = (await invoke("keys", "list")).stdout
     assert "revoked" in table
@@ -180,7 +187,8 @@ async def test_a_key_that_was_drawn_before_is_made_known_once(
     monkeypatch.setenv("PENSTOCK_API_KEY", token)
     for _ in range(2):
         made = await invoke(*create)
-        assert made.stdout == "key 0123456789abcdef (deployment, admin) is valid\n", made.output
+        assert made.stderr == "key 0123456789abcdef (deployment, admin) is valid\n", made.output
+        assert made.stdout == ""
     [shown] = [json.loads(line) for line in (await invoke("keys", "list", "--json")).stdout.splitlines()]
     assert (shown["id"], shown["role"]) == ("0123456789abcdef", "admin")
     monkeypatch.setenv("PENSTOCK_API_KEY", token.replace("5e", "5f"))

@@ -141,7 +141,7 @@ def create(
                 f"key {key_id} is {state}: draw another (`make .env` where there is none), or unset PENSTOCK_API_KEY"
             )
         if not json_:
-            click.echo(f"key {key_id} ({row['name']}, {row['role']}) is valid")
+            click.echo(f"key {key_id} ({row['name']}, {row['role']}) is valid", err=True)
             return
     _tell(row, token_of(key_id, secret), json_=json_)
 
@@ -218,7 +218,7 @@ def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bo
     new, old = _asked(given, work)
     _tell(new, token_of(key_id, secret), json_=json_)
     if not json_:
-        click.echo(f"{id_} holds until {_shown(old['expires_at'])}")
+        click.echo(f"{id_} holds until {_shown(old['expires_at'])}", err=True)
 
 
 @keys.command()

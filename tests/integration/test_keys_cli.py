@@ -168,6 +168,10 @@ async def test_a_key_in_a_file_is_rotated_under_those_who_use_it(
                 return False
 
             await wait_until(refused)
+            for content, told in (("", "is empty"), ("no key", "holds no API key"), (None, "cannot be read")):
+                file.unlink() if content is None else file.write_text(content)
+                with pytest.raises(Unauthenticated, match=rf"; api_key_file='{file}' {told}"):
+                    await client.types()
             file.write_text(second)
             assert [one["name"] for one in await client.types()] == ["media"]
             assert (await client.submit("media", {"n": 1})).created

@@ -1,6 +1,7 @@
 """A worker without Kafka: from when it counts its leases, how many it takes, and what it makes of foreign answers."""
 
 import asyncio
+import re
 
 import orjson
 import pytest
@@ -12,13 +13,14 @@ from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
-from penstock.errors import GatewayUnavailable, SettingsError
+from penstock.errors import GatewayUnavailable, SettingsError, Unavailable
 from penstock.http.tokens import Credentials
 from penstock.worker import Done, Worker, WorkerSettings
 from penstock.worker.asking import Gateway as RealGateway
 from penstock.worker.asking import Refusals
-from penstock.worker.hand import Hand, claims_of
+from penstock.worker.hand import Hand, claims_of, key_of
 from penstock.worker.heart import Heart as RealHeart
+from penstock.worker.heart import wait_room
 from penstock.worker.over_http import HttpLink, HttpPuller
 
 READY = ReadyTask(Fence(1, 0, "s", 0), "t", Context.encode(None), 60_000)
@@ -244,8 +246,10 @@ async def test_a_worker_that_is_refused_takes_the_next_key_from_its_file(imposto
     assert f"put a key with the role worker that is valid for its types into {file}" in caplog.text
     # Written in place, there is a moment without: the worker lives through it.
     file.write_text("")
-    before = found.refused
-    await wait_until(lambda: found.refused > before)
+    empty = rf"does not let this worker in \(no; api_key_file='{file}' is empty\): put"
+    await wait_until(lambda: re.search(empty, caplog.text))
+    file.unlink()
+    await wait_until(lambda: f"(no; api_key_file='{file}' cannot be read: " in caplog.text)
     file.write_text("pk_new")
     await wait_until(mark.exists)
     stopping.set()
@@ -271,8 +275,96 @@ def test_refusals_count_only_in_a_row():
     assert refusals.note(what, 1_000.0) == 300
     assert refusals.note(what, 1_020.0) == 280
     assert refusals.note(what, 9_000.0) == 300
-    refusals.forget(what)
+    assert refusals.accepted(what, 9_005.0, {})
     assert refusals.note(what, 9_010.0) == 300
+
+
+def test_the_patience_that_is_told_is_the_workers():
+    """O5: of several questions the one that has been refused for longest ends the worker, so that is what each refusal tells; one
+    that is not asked any more ends nothing."""
+    refusals = Refusals(300)
+    report, hold = ("/set_task", ""), ("/hold_task", "t")
+    assert refusals.note(hold, 1_000.0) == 300
+    assert refusals.note(report, 1_014.0) == 286
+    assert refusals.note(hold, 1_015.0) == 285
+    for now_s in (1_050.0, 1_076.0):
+        left_s = refusals.note(report, now_s)
+    assert left_s == 300 - 62
+
+
+KEY, OTHER = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "asked_s", "sent", "free"),
+    [
+        pytest.param(None, 1_001.0, KEY, True, id="known now"),
+        pytest.param(KEY, 1_001.0, KEY, False, id="may do this and not that"),
+        pytest.param(OTHER, 1_001.0, KEY, True, id="another key might"),
+        pytest.param(None, 999.0, KEY, False, id="asked before the refusal"),
+        pytest.param(KEY, 1_061.0, KEY, True, id="not asked for long"),
+    ],
+)
+def test_what_an_answer_says_of_other_questions(forbidden, asked_s, sent, free):
+    """O5: a key that was not known is known by any later answer; one that may not do something still may not."""
+    refusals = Refusals(300)
+    refusals.note(("/hold_task", "t"), 1_000.0, forbidden)
+    assert refusals.accepted(("/set_task", ""), asked_s, sent) is free
+    # Of the question itself any later answer does.
+    assert refusals.accepted(("/hold_task", "t"), 1_002.0, sent)
+
+
+async def test_a_full_worker_is_let_in_again_by_its_beats(impostor, tmp_path):
+    """O2: it has no room and so asks for nothing; once its beats are answered again it is ready."""
+    found, url = await impostor((200, EMPTY))
+    told = []
+    async with RealGateway(
+        url,
+        Credentials("pk_mine"),
+        patience_s=300,
+        let_in=lambda: told.append("in"),
+        shut_out=lambda: told.append("out"),
+    ) as gateway:
+        link = HttpLink(gateway, "w")
+        beat = Heartbeat(Kind.BEAT, "w", 60_000, [(1, 0, 0)])
+        await gateway.post("/hold_task", {"type": "t"})
+        found.keys = {"pk_other"}
+        with pytest.raises(Unavailable):
+            await gateway.post("/hold_task", {"type": "t"})
+        with pytest.raises(Unavailable):
+            await link.try_heartbeat(beat)
+        assert told == ["in", "out"]
+        found.keys = {"pk_mine"}
+        await link.try_heartbeat(beat)
+        assert told == ["in", "out", "in"]
+
+
+async def test_what_was_not_asked_is_not_answered(impostor, monkeypatch):
+    """O2: a worker that was refused and has no room since asks its next question for an answer at once, not for a long poll."""
+    found, url = await impostor((200, EMPTY))
+    found.keys = {"pk_other"}
+    hand = Hand(1)
+    async with RealGateway(url, Credentials("pk_mine"), patience_s=300) as gateway:
+        heart = RealHeart(HttpLink(gateway, "w"), "w", lambda: 0.0, lambda _keys: None)
+        puller = HttpPuller(gateway, "t", hand, heart, "w", lambda _claimed: None, {})
+        monkeypatch.setattr("penstock.worker.over_http.WAIT_S", 0.01)
+        waits = []
+
+        async def no_room(*arguments):
+            waits.append(await wait_room(*arguments))
+            return waits[-1]
+
+        monkeypatch.setattr("penstock.worker.over_http.wait_room", no_room)
+        pulling = asyncio.create_task(puller.run())
+        await wait_until(lambda: found.refused)
+        hand.take([READY])
+        found.keys = None
+        await wait_until(lambda: waits[-2:] == [False, False])
+        assert found.asked == []
+        hand.let_go([key_of(READY)])
+        await wait_until(lambda: len(found.asked) > 1)
+        pulling.cancel()
+    assert [body["wait_s"] for _, body in found.asked[:2]] == [0, 0.01]
 
 
 def test_a_file_with_a_key_is_told_from_one_without(tmp_path):

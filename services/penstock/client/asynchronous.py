@@ -316,10 +316,13 @@ class Client(Operating, Delivering, Waiting):
             sent = self._credentials.headers
             try:
                 return await self._ask_once(method, path, body, query, sent)
-            except Unauthenticated:
+            except Unauthenticated as error:
                 # Nothing of it was done. The file may hold another key by now; a key that is in no file stays as it is.
-                if not self._credentials.renewed(sent):
-                    raise
+                try:
+                    if not self._credentials.renewed(sent):
+                        raise
+                except SettingsError as wrong:
+                    raise Unauthenticated(f"{error}; {wrong}") from wrong
                 continue
             except GatewayUnavailable as error:
                 tries += 1

@@ -75,14 +75,20 @@ class Credentials:
         return self._file is None
 
     def renewed(self, sent: Mapping[str, str]) -> bool:
-        """Whether there is another header by now than the one that was refused; reads the file."""
+        """Whether there is another header by now than the one that was refused; reads the file.
+
+        Raises:
+            SettingsError: the file can no longer be read or holds nothing that can be sent, and there is no other header.
+                Somebody may be about to write it: the next time tells. Does not quote it.
+        """
         if self._file is not None:
             try:
                 self._headers = _of_file(self._file)
             except SettingsError:
-                # Somebody is about to write it, and will have done so by the next time.
-                return False
-        return dict(self._headers) != dict(sent)
+                # Another request may have read it while there was something in it.
+                if self._headers == sent:
+                    raise
+        return self._headers != sent
 
 
 def _of_file(file: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Self
@@ -56,34 +57,57 @@ _FITS: Mapping[str, Callable[[Mapping[str, Any], int], bool]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Refusals of one question in a row: when the first and the last were, and of which header for what it may."""
+
+    first_s: float
+    last_s: float
+    # None: it was not known at all, which is so for any question.
+    forbidden: Mapping[str, str] | None
+
+
 class Refusals:
-    """For how long which questions have been refused.
+    """What is refused now, and for how long it has been.
+
+    A question is refused until it is answered, or until it has not been asked for `SAME_REFUSAL_S` (nothing to report, no
+    room, the gateway away). An answer to another question ends its refusal too when that was of a header that was not
+    known, or is of another header: whoever is answered is known, and what this header may has not been asked. What was
+    asked before the refusal ends none.
 
     Args:
-        patience_s: for how many seconds each may be.
+        patience_s: for how many seconds any of them may be.
     """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        # Of each question the first and the last refusal in a row.
-        self._since: dict[Asked, tuple[float, float]] = {}
+        self._rows: dict[Asked, _Row] = {}
 
-    def note(self, what: Asked, now_s: float) -> float:
-        """Refused once more; returns the seconds of patience that are left."""
-        first_s, last_s = self._since.get(what, (now_s, now_s))
-        # What was not asked for so long (nothing to report, the gateway away) was not refused either.
-        if now_s - last_s > SAME_REFUSAL_S:
-            first_s = now_s
-        self._since[what] = (first_s, now_s)
-        return first_s + self._patience_s - now_s
+    def note(self, what: Asked, now_s: float, forbidden: Mapping[str, str] | None = None) -> float:
+        """Refused once more; returns the seconds of patience that are left, whichever question uses them up first.
 
-    def forget(self, what: Asked) -> None:
-        """Not refused any more."""
-        self._since.pop(what, None)
+        Args:
+            what: the question.
+            now_s: on a clock that only grows.
+            forbidden: the header, if it is known and may not ask this; None if it is not known.
+        """
+        self._drop_old(now_s)
+        row = self._rows.get(what)
+        self._rows[what] = _Row(row.first_s if row else now_s, now_s, forbidden)
+        return min(row.first_s for row in self._rows.values()) + self._patience_s - now_s
 
-    def of(self, path: str) -> list[str]:
-        """The types for which a route was refused the last time."""
-        return [type_name for asked, type_name in self._since if asked == path]
+    def accepted(self, what: Asked, asked_s: float, sent: Mapping[str, str]) -> bool:
+        """What was asked then, with this header, is answered; returns whether nothing is refused any more."""
+        self._drop_old(asked_s)
+        self._rows = {
+            asked: row
+            for asked, row in self._rows.items()
+            if row.last_s > asked_s or (asked != what and row.forbidden == sent)
+        }
+        return not self._rows
+
+    def _drop_old(self, now_s: float) -> None:
+        self._rows = {asked: row for asked, row in self._rows.items() if now_s - row.last_s <= SAME_REFUSAL_S}
 
 
 class Gateway:
@@ -93,8 +117,8 @@ class Gateway:
         url: its address.
         credentials: what it knows the worker by; None is nothing.
         patience_s: for how many seconds it may go on refusing them before the worker ends.
-        let_in: told whenever it has begun to answer.
-        shut_out: told whenever it has begun to refuse, after it had answered.
+        let_in: told whenever it has begun to answer, and refuses nothing.
+        shut_out: told whenever it has begun to refuse anything, after that.
     """
 
     def __init__(
@@ -134,18 +158,25 @@ class Gateway:
                 `patience_s`.
             PenstockError: it refuses.
         """
-        while True:
-            sent = self._credentials.headers
-            status, data, wait_s, arrived_s = await self._post(path, body, sent)
-            if status not in _NOT_ALLOWED or not self._credentials.renewed(sent):
-                break
         what = (path, str(body.get("type", "")))
-        if status in _NOT_ALLOWED:
-            raise self._refused(what, arrived_s, error_of(status, data))
+        while True:
+            sent, asked_s = self._credentials.headers, asyncio.get_running_loop().time()
+            status, data, wait_s, arrived_s = await self._post(path, body, sent)
+            if status not in _NOT_ALLOWED:
+                break
+            wrong = ""
+            try:
+                if self._credentials.renewed(sent):
+                    continue
+            except SettingsError as unusable:
+                wrong = f"; {unusable}"
+            forbidden = sent if status == HTTPStatus.FORBIDDEN else None
+            left_s = self._refusals.note(what, arrived_s, forbidden)
+            raise self._refused(f"{error_of(status, data)}{wrong}", left_s)
         if status == HTTPStatus.OK:
             answer = self._answer(path, data, len(body.get("results", ())))
             self._known = True
-            self._accepted(what)
+            self._accepted(what, asked_s, sent)
             return answer, arrived_s
         if status in _NO_ROUTE:
             # A gateway has both routes. A proxy that has lost its own for a moment finds it again.
@@ -158,7 +189,7 @@ class Gateway:
         error = error_of(status, data, None if wait_s is None else min(wait_s, PATIENCE_S))
         if isinstance(error, UnknownType):
             # Only a gateway that has let it in speaks of types.
-            self._accepted(what)
+            self._accepted(what, asked_s, sent)
         raise error
 
     async def _post(
@@ -177,22 +208,20 @@ class Gateway:
             raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
         return response.status, data, wait_s, arrived_s
 
-    def _accepted(self, what: Asked) -> None:
-        self._refusals.forget(what)
-        # A worker that only reports learns nothing of whether it may pull.
-        if not self._inside and what[0] == PULLING and not self._refusals.of(PULLING):
+    def _accepted(self, what: Asked, asked_s: float, sent: Mapping[str, str]) -> None:
+        # Any route will do: a worker that has no room asks for nothing, and only beats.
+        if self._refusals.accepted(what, asked_s, sent) and not self._inside:
             self._inside = True
             self._let_in()
 
-    def _refused(self, what: Asked, now_s: float, error: PenstockError) -> PenstockError:
+    def _refused(self, why: str, left_s: float) -> PenstockError:
         """What a refusal is to be raised as."""
         if self._inside:
             self._inside = False
             self._shut_out()
-        left_s = self._refusals.note(what, now_s)
         better = "a key with the role worker that is valid for its types"
         where = self._credentials.source
-        reason = f"the gateway at {self._url} does not let this worker in ({error}): "
+        reason = f"the gateway at {self._url} does not let this worker in ({why}): "
         if left_s <= 0:
             # Without it nothing can be done or reported: whoever starts the worker again gives it another.
             return SettingsError(f"{reason}give it {better} in {where}, then start it again")

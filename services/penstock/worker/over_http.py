@@ -157,7 +157,7 @@ class HttpPuller:
         self._worker_id = worker_id
         self._start = start
         self._limits = limits
-        # Whether the last question was answered with tasks, or with none.
+        # Whether the last question was answered, with tasks or with none.
         self._answered = False
 
     async def run(self) -> None:
@@ -169,9 +169,9 @@ class HttpPuller:
         tries = 0
         while True:
             try:
-                await self._pull()
-                tries = 0
-                self._answered = True
+                if await self._asked():
+                    tries = 0
+                    self._answered = True
             except Throttled as error:
                 log.warning("%s: asking again in %g s: %s", self._type, error.retry_after_s, error)
                 await asyncio.sleep(error.retry_after_s)
@@ -181,9 +181,10 @@ class HttpPuller:
                 log.warning("%s: asking again soon: %s", self._type, error)
                 await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
 
-    async def _pull(self) -> None:
+    async def _asked(self) -> bool:
+        """Asks once, and begins what is answered; False if there was no room to ask for."""
         if not await wait_room(self._hand, self._heart, WAIT_S):
-            return
+            return False
         most = int(min(self._hand.room, self._heart.room, TASKS_AT_ONCE))
         asked_s = asyncio.get_running_loop().time()
         # It is to be known soon whether all is well again.
@@ -201,6 +202,7 @@ class HttpPuller:
             heard_s = max(asked_s, arrived_s - body.get("claimed_ms_ago", 0) / 1000)
             self._heart.take(claims_of(self._worker_id, claimed, self._limits), heard_s)
             self._start(claimed)
+        return True
 
 
 def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

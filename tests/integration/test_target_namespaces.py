@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -69,6 +70,14 @@ async def task(connection: Any, type_name: str) -> int:
 async def states(connection: Any, url: str) -> dict[str, str]:
     rows = await connection.fetch("SELECT namespace, state FROM callback_target WHERE url = $1", url)
     return {row["namespace"]: row["state"] for row in rows}
+
+
+async def rates(connection: Any, url: str) -> dict[str, float | None]:
+    return {row["namespace"]: row["rate"] for row in await targets.get(connection, url)}
+
+
+async def namespaces(connection: Any) -> list[str]:
+    return [row[0] for row in await connection.fetch("SELECT penstock.namespaces()")]
 
 
 async def old_state(connection: Any, url: str) -> Any:
@@ -185,3 +194,136 @@ async def test_old_and_new_code_heed_each_other_between_the_steps(old: Any, empt
     assert await old.fetchval(left) == 0
     assert await targets.disable(old, beta, "theirs again")
     assert await states(old, url) == {"acme": "normal", "beta": "disabled", "default": "normal"}
+
+
+async def test_what_new_code_says_does_not_come_back_by_old_code(old: Any, empty_database: str) -> None:
+    """C2, O9: between the steps a namespace's 410 or rate, which old code reads, gets to no other namespace when old code takes the
+    address over, keeps its snapshots or says something else of it; nor to a namespace whose types come later."""
+    for name in ("acme--o", "beta--o"):
+        await task(old, name)
+    await migrate(empty_database, Step.PRE)
+    for url, later in (("http://known/", "gamma"), ("http://unknown/", "delta")):
+        acme, others = TargetId("acme", url), set(await namespaces(old)) - {"acme"}
+        if later == "gamma":
+            await old.execute(OWN, url, "old")
+        assert await targets.disable(old, acme, "410")
+        await targets.limit(old, acme, 2.0)
+        assert tuple(await old_state(old, url)) == ("disabled", "410", 2.0, 0)
+        await old.execute(OWN, url, "old")
+        assert await states(old, url) == {"acme": "disabled"}
+        await old.execute(KEEP, url, "old", "normal", 12)
+        assert await states(old, url) == {"acme": "disabled"} | dict.fromkeys(others, "normal")
+        assert await rates(old, url) == {"acme": 2.0} | dict.fromkeys(others)
+        await old.execute(LIMIT, url, 2.0)
+        assert await states(old, url) == {"acme": "disabled"} | dict.fromkeys(others, "normal")
+        assert await rates(old, url) == dict.fromkeys({"acme", *others}, 2.0)
+        await task(old, f"{later}--o")
+        await old.execute(OWN, url, "old")
+        await old.execute(KEEP, url, "old", "normal", 13)
+        assert await states(old, url) == {"acme": "disabled"} | dict.fromkeys({*others, later}, "normal")
+        assert (await rates(old, url))[later] is None
+        assert await targets.enable(old, acme)
+        assert set((await states(old, url)).values()) == {"normal"}
+        assert (await old_state(old, url))["state"] == "normal"
+
+
+async def test_what_old_code_says_once_is_not_said_again_by_its_snapshots(
+    old: Any, empty_database: str
+) -> None:
+    """C2, O5: an old disable gives fresh namespaces no rate of another; enabling one namespace heals no other by old snapshots; and
+    while one of two is disabled the reason old code reads is that one's."""
+    for name in ("acme--o", "beta--o"):
+        await task(old, name)
+    await migrate(empty_database, Step.PRE)
+    url = "http://a/"
+    acme, beta = TargetId("acme", url), TargetId("beta", url)
+    await targets.limit(old, acme, 2.0)
+    assert await old.fetch(DISABLE, url, "until noon")
+    assert await rates(old, url) == {"acme": 2.0, "beta": None}
+    assert {row["why"] for row in await targets.get(old, url)} == {"until noon"}
+    assert await old.fetch(ENABLE, url)
+    await old.execute(OWN, url, "old")
+    await old.execute(KEEP, url, "old", "abnormal", 12)
+    assert await states(old, url) == {"acme": "abnormal", "beta": "abnormal"}
+
+    assert await targets.disable(old, acme, "ours")
+    assert await targets.disable(old, beta, "theirs")
+    assert await targets.enable(old, acme)
+    assert (await old_state(old, url))["why"] == "theirs"
+    assert await targets.enable(old, beta)
+
+    await old.execute(OWN, url, "old")
+    await old.execute(KEEP, url, "old", "abnormal", 12)
+    assert await targets.disable(old, acme, "ours")
+    assert await targets.enable(old, acme)
+    assert tuple(await old_state(old, url)) == ("normal", None, 2.0, 0)
+    # Old code begins anew; what it charged beta with before holds, until old code itself finds the address normal again.
+    await old.execute(OWN, url, "old")
+    await old.execute(KEEP, url, "old", "normal", 1)
+    found = {row["namespace"]: (row["state"], row["count"]) for row in await targets.get(old, url)}
+    assert found == {"acme": ("normal", 1), "beta": ("abnormal", 12)}
+    await old.execute(KEEP, url, "old", "abnormal", 13)
+    await old.execute(KEEP, url, "old", "normal", 9)
+    found = {row["namespace"]: (row["state"], row["count"]) for row in await targets.get(old, url)}
+    assert found == {"acme": ("normal", 9), "beta": ("normal", 9)}
+
+
+async def test_two_namespaces_enabled_at_once_leave_the_address_enabled(
+    old: Any, empty_database: str
+) -> None:
+    """O5, O9: between the steps, when two namespaces are enabled in transactions that overlap, old code may call the address."""
+    for name in ("acme--o", "beta--o"):
+        await task(old, name)
+    await migrate(empty_database, Step.PRE)
+    url = "http://a/"
+    acme, beta = TargetId("acme", url), TargetId("beta", url)
+    assert await targets.disable(old, acme, "ours")
+    assert await targets.disable(old, beta, "theirs")
+    other = await asyncpg.connect(empty_database, server_settings={"search_path": "penstock"})
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1"
+    try:
+        async with old.transaction():
+            assert await targets.enable(old, acme)
+            second = asyncio.create_task(targets.enable(other, beta))
+
+            async def waiting() -> bool:
+                return bool(await old.fetchval(waits, other.get_server_pid()))
+
+            await wait_until(waiting, what="the second waits for the first")
+        assert await second
+    finally:
+        await other.close()
+    assert await states(old, url) == {"acme": "normal", "beta": "normal"}
+    assert (await old_state(old, url))["state"] == "normal"
+
+
+async def test_enabling_an_abnormal_target_is_not_undone_by_old_snapshots(
+    old: Any, empty_database: str
+) -> None:
+    """O5, C4: between the steps health of a target that new code enables begins anew, for the old process that judges the address,
+    too: its snapshot is refused, and it reads the address again."""
+    for name in ("acme--o", "beta--o"):
+        await task(old, name)
+    await migrate(empty_database, Step.PRE)
+    told: list[str] = []
+    await old.add_listener(CHANNEL, lambda *given: told.append(given[-1]))
+    url = "http://a/"
+    await old.execute(OWN, url, "old")
+    await old.execute(KEEP, url, "old", "abnormal", 12)
+    assert await targets.enable(old, TargetId("acme", url))
+    await wait_until(lambda: {f"acme {url}", url} <= set(told))
+    assert await old.execute(KEEP, url, "old", "abnormal", 12) == "UPDATE 0"
+    assert tuple(await old_state(old, url)) == ("normal", None, None, 0)
+    assert await states(old, url) == {"acme": "normal", "beta": "abnormal"}
+    # And so that the owner of the new release hears of it when an old gateway enables an abnormal one.
+    beta = TargetId("beta", url)
+    await targets.own(old, [beta], "new")
+    await old.execute(OWN, url, "old")
+    await old.execute(KEEP, url, "old", "abnormal", 12)
+    assert await old.fetch(ENABLE, url)
+    assert (
+        await targets.keep(old, [Kept(target=beta, vitals=Vitals(12, None, None, abnormal=True))], "new")
+        == set()
+    )
+    assert await states(old, url) == {"acme": "normal", "beta": "normal"}
+    await old.reset()

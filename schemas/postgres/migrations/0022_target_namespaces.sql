@@ -55,30 +55,53 @@ CREATE FUNCTION penstock.namespaces() RETURNS SETOF text LANGUAGE sql STABLE SET
 $$;
 
 -- Between the steps what is kept and said of an address by code from before is carried over to the targets of all namespaces, and
--- what is said by new code (disabled or not, and the rate) to the address: disabled while one namespace has it disabled, and at the
--- lowest rate.
+-- what is said by new code (disabled or not, that health begins anew, and the rate) to the address: disabled while one namespace has
+-- it disabled, and at the lowest rate. Forth goes only what the statement itself says, never what the row has from `target_back`:
+-- disable, enable and limit leave no owner, a snapshot leaves its own, and who takes a target over says nothing of it.
+--
+-- Locks: statements of code from before hold the row of `target` and then take those of `callback_target`, in the order of their
+-- namespaces; those of new code that are carried back (operators, 410) hold one of `callback_target` and then take that of `target`,
+-- since a trigger for each row comes after the row's own lock. So one of each on one address at the same moment can be a deadlock,
+-- which PostgreSQL ends by failing one of them whole: services try it again, a request is answered 503. Two of new code cannot meet so.
 CREATE FUNCTION penstock.target_forth() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = penstock, pg_temp AS $$
 DECLARE
     was target := CASE WHEN TG_OP = 'UPDATE' THEN OLD END;
-    stopped boolean := (NEW.state = 'disabled') <> coalesce(was.state = 'disabled', false);
-    limited boolean := NEW.rate IS DISTINCT FROM was.rate;
+    turned boolean := NEW.state <> coalesce(was.state, 'normal');
 BEGIN
-    INSERT INTO callback_target AS t (namespace, url, state, why, count, slow_at, called_at, failures, rate, changed_at)
-    SELECT n, NEW.url, NEW.state, NEW.why, NEW.count, NEW.slow_at, NEW.called_at, NEW.failures, NEW.rate, NEW.changed_at
-    FROM namespaces() n
-    WHERE stopped OR limited OR NEW.state <> 'normal' OR NEW.count > 0 OR coalesce(was.count, 0) > 0
-    ORDER BY n
-    ON CONFLICT (namespace, url) DO UPDATE SET
-        state = CASE WHEN stopped THEN excluded.state
-                     WHEN t.state = 'disabled' OR NEW.state = 'disabled' THEN t.state
-                     ELSE excluded.state END,
-        why = CASE WHEN stopped THEN excluded.why ELSE t.why END,
-        count = excluded.count, slow_at = excluded.slow_at, called_at = excluded.called_at, failures = excluded.failures,
-        rate = CASE WHEN limited THEN excluded.rate ELSE t.rate END,
-        changed_at = excluded.changed_at,
-        owner = CASE WHEN NOT stopped AND NOT limited THEN t.owner END;
-    IF stopped OR limited THEN
+    IF NEW.owner IS NULL THEN
+        IF turned AND NEW.state = 'disabled' THEN
+            INSERT INTO callback_target (namespace, url, state, why, changed_at)
+            SELECT n, NEW.url, NEW.state, NEW.why, NEW.changed_at FROM namespaces() n ORDER BY n
+            ON CONFLICT (namespace, url) DO UPDATE SET
+                state = excluded.state, why = excluded.why, owner = NULL, changed_at = excluded.changed_at;
+        ELSIF turned THEN
+            INSERT INTO callback_target (namespace, url, changed_at)
+            SELECT n, NEW.url, NEW.changed_at FROM namespaces() n ORDER BY n
+            ON CONFLICT (namespace, url) DO UPDATE SET
+                state = 'normal', why = NULL, count = 0, slow_at = NULL, failures = 0, owner = NULL, changed_at = excluded.changed_at;
+        ELSE
+            INSERT INTO callback_target (namespace, url, rate)
+            SELECT n, NEW.url, NEW.rate FROM namespaces() n ORDER BY n
+            ON CONFLICT (namespace, url) DO UPDATE SET rate = excluded.rate, owner = NULL;
+        END IF;
         PERFORM pg_notify('penstock_targets', n || ' ' || NEW.url) FROM namespaces() n;
+    ELSIF TG_OP = 'UPDATE' AND (NEW.state, NEW.count, NEW.slow_at, NEW.called_at, NEW.failures)
+                               IS DISTINCT FROM (was.state, was.count, was.slow_at, was.called_at, was.failures) THEN
+        -- The count by what it rose or fell, as a target's own may have begun anew, or go on from more.
+        INSERT INTO callback_target AS t (namespace, url, state, count, slow_at, called_at, failures, changed_at)
+        SELECT n, NEW.url, CASE NEW.state WHEN 'abnormal' THEN 'abnormal' ELSE 'normal' END,
+               NEW.count, NEW.slow_at, NEW.called_at, NEW.failures, NEW.changed_at
+        FROM namespaces() n
+        WHERE turned OR NEW.state = 'abnormal' OR NEW.count > 0 OR was.count > 0
+        ORDER BY n
+        ON CONFLICT (namespace, url) DO UPDATE SET
+            state = CASE WHEN turned AND t.state <> 'disabled' THEN excluded.state ELSE t.state END,
+            count = CASE WHEN NEW.count > was.count THEN greatest(t.count, NEW.count)
+                         ELSE greatest(t.count + NEW.count - was.count, 0) END,
+            slow_at = CASE WHEN NEW.slow_at IS DISTINCT FROM was.slow_at THEN excluded.slow_at ELSE t.slow_at END,
+            called_at = CASE WHEN NEW.called_at IS DISTINCT FROM was.called_at THEN excluded.called_at ELSE t.called_at END,
+            failures = CASE WHEN NEW.failures <> was.failures THEN excluded.failures ELSE t.failures END,
+            changed_at = CASE WHEN turned AND t.state <> 'disabled' THEN excluded.changed_at ELSE t.changed_at END;
     END IF;
     RETURN NULL;
 END $$;
@@ -87,20 +110,28 @@ CREATE FUNCTION penstock.target_back() RETURNS trigger LANGUAGE plpgsql SECURITY
 DECLARE
     was callback_target := CASE WHEN TG_OP = 'UPDATE' THEN OLD END;
     stopped boolean := (NEW.state = 'disabled') <> coalesce(was.state = 'disabled', false);
+    -- A snapshot that finds it normal again has an owner.
+    begun boolean := coalesce(was.state <> 'normal', false) AND NEW.state = 'normal' AND NEW.owner IS NULL;
     disabled boolean;
+    reason text;
     least_rate double precision;
 BEGIN
-    IF NOT stopped AND NEW.rate IS NOT DISTINCT FROM was.rate THEN
+    IF NOT stopped AND NOT begun AND NEW.rate IS NOT DISTINCT FROM was.rate THEN
         RETURN NULL;
     END IF;
-    SELECT bool_or(state = 'disabled'), min(rate) INTO disabled, least_rate FROM callback_target WHERE url = NEW.url;
-    INSERT INTO target AS t (url, state, why, rate)
-    VALUES (NEW.url, CASE WHEN disabled THEN 'disabled' ELSE 'normal' END, CASE WHEN disabled THEN NEW.why END, least_rate)
-    ON CONFLICT (url) DO UPDATE SET
-        state = CASE WHEN (t.state = 'disabled') = disabled THEN t.state ELSE excluded.state END,
-        why = CASE WHEN NOT disabled THEN NULL ELSE coalesce(t.why, excluded.why) END,
-        count = CASE WHEN stopped AND NOT disabled THEN 0 ELSE t.count END,
-        rate = excluded.rate, owner = NULL, changed_at = now();
+    -- Locked first: who comes second sees what the first has said in another namespace.
+    INSERT INTO target (url) VALUES (NEW.url) ON CONFLICT (url) DO UPDATE SET owner = NULL;
+    SELECT bool_or(state = 'disabled'), (array_agg(why ORDER BY changed_at) FILTER (WHERE state = 'disabled'))[1], min(rate)
+    INTO disabled, reason, least_rate
+    FROM callback_target WHERE url = NEW.url;
+    UPDATE target t SET
+        state = CASE WHEN disabled THEN 'disabled' WHEN begun OR t.state = 'disabled' THEN 'normal' ELSE t.state END,
+        why = reason,
+        count = CASE WHEN begun AND NOT disabled THEN 0 ELSE t.count END,
+        slow_at = CASE WHEN begun AND NOT disabled THEN NULL ELSE t.slow_at END,
+        failures = CASE WHEN begun AND NOT disabled THEN 0 ELSE t.failures END,
+        rate = least_rate, changed_at = now()
+    WHERE t.url = NEW.url;
     PERFORM pg_notify('penstock_targets', NEW.url);
     RETURN NULL;
 END $$;

@@ -159,7 +159,7 @@ async def test_nothing_is_pulled_while_no_more_can_be_kept_alive(rig, over_http,
     shop, hand = Shop(), Hand(10_000)
     settings = WorkerSettings(objects="memory:///")
     if over_http:
-        pulling = asyncio.ensure_future(HttpPuller(shop, "t", hand, rig.heart, "w", print, {})._pull())
+        pulling = asyncio.ensure_future(HttpPuller(shop, "t", hand, rig.heart, "w", print, {})._asked())
     else:
         puller = Puller(settings, "t", rig.link, hand, rig.heart, "w", print, {})
         pulling = asyncio.ensure_future(puller._pull(shop))

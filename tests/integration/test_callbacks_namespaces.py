@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import asyncpg
 import orjson
-import pytest
 from aiohttp import web
-from tests.callback_targets import Bench, Target, bench, owed, target_server
+from tests.callback_targets import Bench, Target, owed
 from tests.waiting import wait_until
 
 from penstock.contracts.event import Callback
@@ -30,18 +28,6 @@ HASTY = {
     "callback_schedule_s": ("0.3",) * 50,
 }
 ACME, BETA = "acme--order", "beta--order"
-
-
-@pytest.fixture
-async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        yield made
-
-
-@pytest.fixture
-async def target() -> AsyncIterator[Target]:
-    async with target_server() as made:
-        yield made
 
 
 def many(target: Target, type_name: str, count: int, first: int) -> list[Callback]:

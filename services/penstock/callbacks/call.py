@@ -9,7 +9,8 @@ from penstock.callbacks.hand import Waiting
 from penstock.callbacks.lanes import Lanes
 
 
-@dataclass(slots=True)
+# Each is only itself: `Patience` knows them by that.
+@dataclass(slots=True, eq=False)
 class Call:
     """One attempt, from its slot to its end.
 
@@ -19,7 +20,7 @@ class Call:
         suspicious: this process suspected itself when it began.
         slow: it has turned out so.
         moved: it is in the slow pool for that, and its slot is another's.
-        timer: until it is slow.
+        timer: until it is slow all the same, while it is spared.
         spared: how often its time was prolonged because this process itself stood still.
     """
 

@@ -15,7 +15,7 @@ sent, and no address that was refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ import aiohttp
 
 from penstock import __version__, tracing
 from penstock.callbacks.egress import ForbiddenAddress, make_connector
+from penstock.callbacks.patience import Deadlines
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.signing import Signer
 from penstock.contracts.event import Callback, origin_of
@@ -92,14 +93,18 @@ class Caller:
         self._session = session
         self._signer = signer
         self._timeout_s = timeout_s
+        self._deadlines = Deadlines(timeout_s)
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
 
-    async def call(self, callback: Callback) -> Met:
-        """Makes one attempt; returns what it met, within the timeout."""
+    def call(self, callback: Callback) -> Awaitable[Met]:
+        """Makes one attempt, when it is awaited; returns what it met, within the timeout."""
         given = callback.headers or {}
         parent = given.get(tracing.TRACEPARENT)
         if parent is None:
-            return await self._call(callback, given)
+            return self._call(callback, given)
+        return self._call_traced(callback, given, parent)
+
+    async def _call_traced(self, callback: Callback, given: Mapping[str, str], parent: str) -> Met:
         with tracing.span(
             "callback",
             parent,
@@ -121,24 +126,28 @@ class Caller:
     async def _call(self, callback: Callback, given: Mapping[str, str]) -> Met:
         begun_s = self._clock()
         signed = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
-        headers = {**given, **signed}
-        deadline_s = begun_s + self._timeout_s
         try:
-            async with (
-                asyncio.timeout_at(deadline_s),
-                self._session.post(
-                    callback.target.url, data=callback.body, headers=headers, allow_redirects=False
-                ) as response,
-            ):
-                if response.content.is_eof() and response.content.exception() is None:
-                    # Nearly always it is all there, and nothing to wait for.
-                    begins = response.content.read_nowait(EXCERPT_BYTES)
-                else:
-                    patience_ends_s = min(self._clock() + EXCERPT_PATIENCE_S, deadline_s - _EXCERPT_MARGIN_S)
-                    begins = await _beginning(response, patience_ends_s)
-                if not response.content.at_eof():
-                    # Its connection is closed rather than read to the end.
-                    response.close()
+            with self._deadlines.begin():
+                # Not in a `with` block of its own: what has been read to its end has left its connection already.
+                response = await self._session.post(
+                    callback.target.url,
+                    data=aiohttp.BytesPayload(callback.body),
+                    headers={**given, **signed} if given else signed,
+                    allow_redirects=False,
+                )
+                try:
+                    if response.content.is_eof() and response.content.exception() is None:
+                        # Nearly always it is all there, and nothing to wait for.
+                        begins = response.content.read_nowait(EXCERPT_BYTES)
+                    else:
+                        patience_ends_s = min(
+                            self._clock() + EXCERPT_PATIENCE_S, begun_s + self._timeout_s - _EXCERPT_MARGIN_S
+                        )
+                        begins = await _beginning(response, patience_ends_s)
+                finally:
+                    if not response.content.at_eof():
+                        # Its connection is closed rather than read to the end.
+                        response.close()
                 asked = response.headers.get("Retry-After")
                 return Met(
                     excerpt=_masked(_shown(begins.decode("utf-8", errors="replace")), callback.headers),

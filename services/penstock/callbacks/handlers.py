@@ -18,6 +18,7 @@ from penstock.callbacks.intake import Intake
 from penstock.callbacks.known import Attempt, Target
 from penstock.callbacks.lanes import Lanes, SlowPool
 from penstock.callbacks.ledger import Ledger
+from penstock.callbacks.patience import Patience
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.targets import Targets
 from penstock.core.acknowledgement import Partition
@@ -114,6 +115,7 @@ class Deliverer:
             loaded=self._admit,
         )
         self._calls: set[asyncio.Task[None]] = set()
+        self._patience: Patience[Call] = Patience(settings.callback_slow_s, self._turned_slow)
         self._wake: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._closing = False
@@ -325,12 +327,13 @@ class Deliverer:
 
     async def _make(self, call: Call) -> Waiting | None:
         callback = call.waiting.callback
-        self._time(call, self._settings.callback_slow_s)
+        self._patience.begin(call)
         try:
             met = await self._caller.call(callback)
         finally:
-            assert call.timer is not None
-            call.timer.cancel()
+            self._patience.end(call)
+            if call.timer is not None:
+                call.timer.cancel()
         fate = self._fates.decide(call.waiting, met)
         if fate == Dead(Reason.GONE):
             # Before anything else is called there.
@@ -359,17 +362,15 @@ class Deliverer:
         self._fates.settle(call.waiting, met, fate, counts=not suspicious)
         return following
 
-    def _time(self, call: Call, seconds: float) -> None:
-        call.timer = self._loop.call_later(seconds, self._turned_slow, call)
-
-    def _turned_slow(self, call: Call) -> None:
+    def _turned_slow(self, call: Call, since_s: float) -> None:
         """A call has taken so long that it is slow: it is charged now, and goes on elsewhere if there is room."""
-        assert call.timer is not None
-        late_s = self._loop.time() - call.timer.when()
+        now_s = self._loop.time()
+        late_s = now_s - since_s
         if late_s > STOOD_STILL_S and call.spared < MOST_SPARED:
             # It was this process that stood still, and the answer may be waiting to be read.
             call.spared += 1
-            self._time(call, min(late_s, self._settings.callback_slow_s))
+            again_s = now_s + min(late_s, self._settings.callback_slow_s)
+            call.timer = self._loop.call_at(again_s, self._turned_slow, call, again_s)
             return
         call.slow = True
         target = call.waiting.callback.target

@@ -10,6 +10,7 @@ What keeps a slow target from being felt by others, before and after it is known
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class _Lane:
     calling: int = 0
     # Of the slots, the ones that were taken while the target was doubtful.
     doubted: int = 0
+    # It is lined up again while it holds fewer: half of what it may hold ahead, so that many go into one statement.
+    refill: int = sys.maxsize
     # Whose attempt is written down, and who waits for a call of the target's to end.
     ready: deque[Waiting] = field(default_factory=deque)
     in_turn: bool = False
@@ -153,15 +156,18 @@ class Lanes:
             if (lane := self._lanes.get(target)) is not None:
                 lane.in_turn = False
                 self._line_up(target, lane)
-        admitted = []
+        admitted: list[Waiting] = []
         if self._pressed or self._doubts:
             self._recall()
         while self._free and (self._turns or ((self._pressed or self._doubts) and self._recall())):
             target = self._turns.popleft()
             lane = self._lanes[target]
-            if not lane.waiting or lane.held >= self._most(target):
+            if not lane.waiting:
                 lane.in_turn = False
                 self._drop_if_empty(target, lane)
+            elif lane.held >= (most := self._most(target)):
+                lane.in_turn = False
+                lane.refill = (most + self._room.target_slots) // 2
             elif lane.held and self._free <= self._reserve:
                 self._pressed[target] = None
             elif self._doubtful(target) and self._doubted >= self._room.doubtful_slots:
@@ -169,7 +175,6 @@ class Lanes:
             elif (turn_s := self._rates.turn(target, self, now_s, self._bound(target))) is not None:
                 heapq.heappush(self._later, (turn_s, target))
             else:
-                lane.in_turn = False
                 admitted.append(self._take_from(target, lane))
         return admitted
 
@@ -260,7 +265,8 @@ class Lanes:
             They, and the seconds after which there should be room for them.
         """
         lane = self._lanes.get(target)
-        if lane is None:
+        # However slow it is, what can begin at once is never sent away: its pace changes only by being called.
+        if lane is None or len(lane.waiting) <= self._room.target_slots:
             return [], 0.0
         pace_s = self._pace_s.get(target, 0.0) / self._room.target_slots
         pace_s = max(pace_s, self._rates.pace_s(target, self, self._bound(target)))
@@ -269,7 +275,6 @@ class Lanes:
             room = min(room, int(self._room.patience_s / pace_s))
         if self._count > self._room.waiting_in_all:
             room = min(room, self._room.waiting_in_all // len(self._lanes))
-        # However slow it is, what can begin at once is never sent away: its pace changes only by being called.
         room = max(room, self._room.target_slots)
         out = [lane.waiting.popitem()[1] for _ in range(len(lane.waiting) - room)]
         self._count -= len(out)
@@ -299,7 +304,10 @@ class Lanes:
         if self._doubtful(target):
             lane.doubted += 1
             self._doubted += 1
-        self._line_up(target, lane, filling=True)
+        if lane.waiting:
+            self._turns.append(target)
+        else:
+            lane.in_turn = False
         return waiting
 
     def _most(self, target: TargetId) -> int:
@@ -315,25 +323,15 @@ class Lanes:
             return most
         return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)
 
-    def _bounds(self, target: TargetId) -> tuple[int, int]:
-        """Held slots below which a lane is lined up, and below which it stays so."""
-        most = self._most(target)
-        return (most + self._room.target_slots) // 2, most
-
-    def _line_up(self, target: TargetId, lane: _Lane, *, filling: bool = False) -> None:
-        """Gives a lane its turn when it can use one, and drops it when nothing is left of it.
-
-        What is written down ahead is made up for when half of it is used, unless `filling`: many go into one statement.
-        """
+    def _line_up(self, target: TargetId, lane: _Lane) -> None:
+        """Gives a lane its turn when it can use one, and drops it when nothing is left of it."""
         if lane.in_turn:
             return
-        if lane.waiting and (
-            lane.held < self._room.target_slots or lane.held < self._bounds(target)[filling]
-        ):
+        if not lane.waiting:
+            self._drop_if_empty(target, lane)
+        elif lane.held < lane.refill or lane.held < self._room.target_slots:
             lane.in_turn = True
             self._turns.append(target)
-        else:
-            self._drop_if_empty(target, lane)
 
     def _drop_if_empty(self, target: TargetId, lane: _Lane) -> None:
         # One that is in turn is dropped when its turn comes.

@@ -112,11 +112,13 @@ class HealthWindow:
         failures: quick failures on end.
     """
 
-    __slots__ = ("_calls", "_policy", "_slow_calls", "_vitals", "_weighed_s", "failures")
+    __slots__ = ("_called_at_s", "_calls", "_policy", "_slow_calls", "_vitals", "_weighed_s", "failures")
 
     def __init__(self, policy: HealthPolicy, vitals: Vitals | None = None) -> None:
         self._policy = policy
         self._vitals = vitals or Vitals()
+        # Apart from the others: a call to a target that is charged with nothing changes this alone.
+        self._called_at_s = self._vitals.called_at_s
         # Recent calls, and the slow ones among them; not kept: a new owner judges by what it sees.
         self._calls = 0.0
         self._slow_calls = 0.0
@@ -131,17 +133,21 @@ class HealthWindow:
             now_s: seconds on a clock that may step, but is the same for all who kept these vitals.
             failed: a call that is not slow did not deliver.
         """
-        vitals = self.vitals(now_s)
         self._weigh(slow=slow, now_s=now_s)
+        if not slow:
+            self.failures = self.failures + 1 if failed else 0
+            if not self._vitals.count and not self._vitals.abnormal:
+                self._called_at_s = now_s
+                return
+        vitals = self.vitals(now_s)
         count, slow_at_s, abnormal = vitals.count, vitals.slow_at_s, vitals.abnormal
         if slow:
             count, slow_at_s = min(count + 1, self._policy.ceiling), now_s
             abnormal = abnormal or (count >= self._policy.threshold and self._share_is_met())
-        else:
-            self.failures = self.failures + 1 if failed else 0
-            if count and (slow_at_s is None or now_s - slow_at_s > self._policy.calm_s):
-                count -= 1
-                abnormal = abnormal and count > self._policy.threshold
+        elif count and (slow_at_s is None or now_s - slow_at_s > self._policy.calm_s):
+            count -= 1
+            abnormal = abnormal and count > self._policy.threshold
+        self._called_at_s = now_s
         self._vitals = Vitals(count, slow_at_s, now_s, abnormal)
 
     def vitals(self, now_s: float) -> Vitals:
@@ -149,7 +155,7 @@ class HealthWindow:
         policy, kept = self._policy, self._vitals
         # A clock that was set back must not keep a target abnormal for as long as it was ahead.
         slow_at_s = None if kept.slow_at_s is None else min(kept.slow_at_s, now_s)
-        called_at_s = None if kept.called_at_s is None else min(kept.called_at_s, now_s)
+        called_at_s = None if self._called_at_s is None else min(self._called_at_s, now_s)
         count, abnormal = kept.count, kept.abnormal
         if abnormal and policy.decay_s and called_at_s is not None:
             idle_s = now_s - max(called_at_s, slow_at_s or called_at_s) - policy.calm_s
@@ -165,7 +171,7 @@ class HealthWindow:
 
     def forgive(self) -> None:
         """Takes everything off: it was not the target."""
-        self._vitals = Vitals(called_at_s=self._vitals.called_at_s)
+        self._vitals = Vitals(called_at_s=self._called_at_s)
         self._calls = self._slow_calls = 0.0
 
     @property

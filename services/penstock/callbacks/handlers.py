@@ -88,6 +88,7 @@ class Deliverer:
         self._lanes = Lanes(settings.room, doubtful=doubtful, rates=rates)
         bound = self.targets.drain_rate_of
         self._diverted = Lanes(settings.diverted_room, doubtful=doubtful, rates=rates, bound=bound)
+        self._paths = (self._lanes, self._diverted)
         self._slow = SlowPool(settings.callback_slow_slots, settings.callback_slow_target_slots)
         self._ledger = Ledger(
             settings,
@@ -155,7 +156,7 @@ class Deliverer:
 
     async def revoked(self, partitions: frozenset[Partition]) -> None:
         """Lets go what has not begun of partitions that are another process's now; calls under way go on."""
-        for lanes in (self._lanes, self._diverted):
+        for lanes in self._paths:
             lanes.take_out(lambda waiting: (waiting.record.topic, waiting.record.partition) in partitions)
         numbers = frozenset(number for _topic, number in partitions)
         self._intake.revoked(numbers)
@@ -187,7 +188,7 @@ class Deliverer:
         await stopping.wait()
         self._closing = True
         waiting = self._intake.close()
-        for lanes in (self._lanes, self._diverted):
+        for lanes in self._paths:
             waiting += lanes.take_out(lambda _waiting: True)
         for one in waiting:
             self._ledger.give_back(one, 0.0)
@@ -225,22 +226,20 @@ class Deliverer:
 
     def _in_hand(self, which: TargetId) -> bool:
         """Whether it is called, or something here waits for it."""
-        waits = any(
-            lanes.waiting_for(which) or lanes.held_by(which) for lanes in (self._lanes, self._diverted)
-        )
+        waits = any(lanes.waiting_for(which) or lanes.held_by(which) for lanes in self._paths)
         return waits or self._intake.waits_for(which) or self._slow.calling_to(which) > 0
 
     def _room(self) -> int:
         return self._settings.callback_waiting - self._diverted.waiting
 
     def _admit(self) -> None:
+        if self._lanes.idle and self._diverted.idle:
+            return  # As after most calls.
         now_s = self._loop.time()
-        for lanes in (self._lanes, self._diverted):
+        for lanes in self._paths:
             for waiting in lanes.admit(now_s):
                 self._ledger.begin(waiting)
-        turns_s = [
-            turn_s for lanes in (self._lanes, self._diverted) if (turn_s := lanes.next_turn_s()) is not None
-        ]
+        turns_s = [turn_s for lanes in self._paths if (turn_s := lanes.next_turn_s()) is not None]
         if self._wake is not None:
             self._wake.cancel()
         self._wake = self._loop.call_at(min(turns_s), self._admit) if turns_s else None
@@ -310,7 +309,7 @@ class Deliverer:
             self._leave_ready(which)
 
     def _leave_ready(self, which: TargetId) -> None:
-        for lanes in (self._lanes, self._diverted):
+        for lanes in self._paths:
             for waiting in lanes.take_ready(which):
                 self._leave(waiting)
 
@@ -392,7 +391,7 @@ class Deliverer:
 
     def _hold_all_of(self, which: TargetId) -> None:
         """What waits for a target that may not be called (as others are) waits in PostgreSQL from now on."""
-        for lanes in (self._lanes, self._diverted):
+        for lanes in self._paths:
             for waiting in lanes.take_out(lambda _waiting: True, which):
                 self._ledger.hold(waiting)
             for waiting in lanes.take_ready(which):

@@ -111,6 +111,11 @@ class Lanes:
         self._pace_s: OrderedDict[TargetId, float] = OrderedDict()
 
     @property
+    def idle(self) -> bool:
+        """Whether `admit` has nobody to look at."""
+        return not (self._turns or self._pressed or self._doubts or self._later)
+
+    @property
     def waiting(self) -> int:
         """Callbacks whose attempt has not begun."""
         return self._count
@@ -270,15 +275,21 @@ class Lanes:
             return [], 0.0
         pace_s = self._pace_s.get(target, 0.0) / self._room.target_slots
         pace_s = max(pace_s, self._rates.pace_s(target, self, self._bound(target)))
-        room = self._room.waiting
+        room, waits = self._room.waiting, len(lane.waiting)
+        if (
+            waits <= room
+            and waits * pace_s <= self._room.patience_s
+            and self._count <= self._room.waiting_in_all
+        ):
+            # As nearly always.
+            return [], 0.0
         if pace_s:
             room = min(room, int(self._room.patience_s / pace_s))
         if self._count > self._room.waiting_in_all:
             room = min(room, self._room.waiting_in_all // len(self._lanes))
         room = max(room, self._room.target_slots)
-        out = [lane.waiting.popitem()[1] for _ in range(len(lane.waiting) - room)]
+        out = [lane.waiting.popitem()[1] for _ in range(waits - room)]
         self._count -= len(out)
-        self._drop_if_empty(target, lane)
         return out, room * pace_s
 
     def take_out(self, which: Callable[[Waiting], bool], target: TargetId | None = None) -> list[Waiting]:

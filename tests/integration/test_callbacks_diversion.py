@@ -95,6 +95,33 @@ async def _held(platform: Bench, count: int) -> bool:
     return (await platform.states())["held"] >= count
 
 
+async def test_many_targets_that_hang_do_not_keep_each_others_records(
+    platform: Bench, target: Target
+) -> None:
+    """C5, O2a: thirty hang, one slot is theirs and the slow pool is full, so the last has its turn after a minute. Nobody's
+    record waits for that, or the service would be taken for one that makes no progress and end."""
+    target.answer = moody = Moody()
+    callbacks = [owed(f"{target.url}/moody/{number}", number) for number in range(1, 31)]
+    await platform.owe(*callbacks, publish=False, due_in_s=0)
+    await platform.connection.execute("UPDATE callback SET diverted = true")
+    settings = {
+        **HASTY,
+        "callback_diverted_slots": 1,
+        "callback_slow_slots": 1,
+        "callback_slow_target_slots": 1,
+        "callback_timeout_s": 3.0,
+        "callback_horizon_s": 6.0,
+        "callback_patience_s": 1.0,
+        "callback_postpone_s": 2.0,
+        "stall_timeout_s": 12.0,
+    }
+    async with platform.service(**settings):
+        # Three seconds each, so longer than the watchdog waits for a record.
+        await wait_until(lambda: len(target.calls) >= 14, timeout=90)
+        moody.well.set()
+        await wait_until(platform.all_delivered, timeout=60)
+
+
 async def test_a_target_that_hangs_for_longer_than_anybody_waits_is_probed_again_and_again(
     platform: Bench, target: Target
 ) -> None:

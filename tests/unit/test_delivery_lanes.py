@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.callbacks.hand import Waiting
-from penstock.callbacks.lanes import Lanes, Room, SlowPool
+from penstock.callbacks.lanes import Lanes, Room
+from penstock.callbacks.slow_pool import SlowPool
 from penstock.contracts.event import Callback
 from penstock.core.rates import Rates
 from penstock.core.target import TargetId
@@ -78,6 +79,8 @@ class LanesMachine(RuleBasedStateMachine):
         self.doubted = Counter()
         self.paced = set()
         self.number = 0
+        self.now_s = 0.0
+        self.came_s = {}
 
     def held(self, target):
         return len(self.admitted[target]) + len(self.ready[target]) + self.calling[target]
@@ -86,9 +89,24 @@ class LanesMachine(RuleBasedStateMachine):
     def put(self, to, partition):
         self.number += 1
         item = waiting(f"m{self.number}", to, partition=partition)
-        assert self.lanes.put(item) is None
+        assert self.lanes.put(item, self.now_s) is None
+        self.came_s[item.callback.id] = self.now_s
         self.inside[to].append(item)
         self.admit()
+
+    @rule(passed_s=st.sampled_from([1.0, 7.0, 16.0]))
+    def send_back(self, passed_s):
+        self.now_s += passed_s
+        long_ago_s = self.now_s - 15.0
+        expected = [
+            item
+            for lane in self.inside.values()
+            for item in lane
+            if self.came_s[item.callback.id] < long_ago_s
+        ]
+        assert Counter(map(id, self.lanes.overdue(self.now_s))) == Counter(map(id, expected))
+        for lane in self.inside.values():
+            lane[:] = [item for item in lane if self.came_s[item.callback.id] >= long_ago_s]
 
     @rule(data=st.data(), mine=st.booleans())
     def written(self, data, mine):
@@ -250,6 +268,35 @@ def test_a_target_of_unknown_pace_keeps_everything():
         lanes.put(waiting(f"m{number}", TARGETS[0]))
     assert lanes.crowded_out(TARGETS[0]) == ([], 0.0)
     assert lanes.crowded_out("http://nobody/") == ([], 0.0)
+
+
+def test_who_waits_behind_others_slots_is_sent_back():
+    """C5: one callback each of fifty targets, none ever answering, and one slot for the doubtful: their own pace says that
+    each can begin at once, and the last of them would wait for minutes and keep its record from being settled."""
+    targets = [TargetId("acme", f"http://hangs/{number}") for number in range(50)]
+    lanes = lanes_of(3, 1, doubtful_slots=1, doubtful=lambda _target: True)
+    items = [waiting(f"m{number}", target) for number, target in enumerate(targets)]
+    for item in items:
+        lanes.put(item, 100.0)
+    assert lanes.admit(100.0) == [items[0]]
+    assert not [item for target in targets for item in lanes.crowded_out(target)[0]]
+    assert lanes.overdue(114.9) == []
+    assert lanes.overdue(115.1) == items[1:]
+    assert lanes.waiting == 0
+    lanes.forgo(targets[0])
+    again = waiting("again", targets[7])
+    lanes.put(again, 116.0)
+    assert lanes.admit(116.0) == [again]
+
+
+def test_a_second_copy_has_waited_as_long_as_the_first():
+    """C7b: what comes again keeps its place, and those behind it are not forgotten for its sake."""
+    lanes = lanes_of(1)
+    first, second, copy = (waiting(name, TARGETS[0]) for name in ("a", "b", "a"))
+    lanes.put(first, 0.0)
+    lanes.put(second, 0.0)
+    lanes.put(copy, 14.0)
+    assert lanes.overdue(16.0) == [copy, second]
 
 
 def test_a_lane_holds_only_so_many():

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from penstock import metrics
-from penstock.callbacks.lanes import Lanes, SlowPool
+from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.ledger import Ledger
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.slow_pool import SlowPool
 from penstock.callbacks.targets import Targets
 from penstock.core.delivery import Dead, Delivered, Fate
 from penstock.metrics import Sample

@@ -33,12 +33,14 @@ class Waiting:
         record: to be settled.
         spent: attempts that its schedule does not count, because it was replayed since, or because this service suspected
             itself; known once begun.
-        begun_s: when its attempt had been written down, on the loop's clock.
+        came_s: when it came into its lane, on the loop's clock.
+        begun_s: when its attempt had been written down, likewise.
     """
 
     callback: Callback
     record: Record
     spent: int = 0
+    came_s: float = 0.0
     begun_s: float = 0.0
 
 

@@ -3,15 +3,16 @@
 What keeps a slow target from being felt by others, before and after it is known to be one (C5)
 - A lane has at most `target_slots` calls, and while few slots are free at most one.
 - Doubtful targets, whose latest call was slow, hold at most `doubtful_slots` together.
-- A call that has turned out slow gives its slot back and goes on in the `SlowPool`, which is bounded, too.
-- What would wait too long in its lane is crowded out, so that nobody's lane fills the hand of the process.
+- A call that has turned out slow gives its slot back and goes on in the `slow_pool`, which is bounded, too.
+- What would wait too long in its lane is crowded out, so that nobody's lane fills the hand of the process; what does wait too
+  long all the same, behind targets that hold every slot it could have, is overdue.
 """
 
 from __future__ import annotations
 
 import heapq
 import sys
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,9 @@ _SLOWER = 0.1
 # A slower one counts for the time that it stands for: a target's calls that were all slower for this share of the patience weigh
 # about two thirds. What lasted for a moment, as when this process was busy with a burst, says nothing of the whole patience.
 _LATELY = 0.5
+# So many times the patience is too long for anybody. What was let in waits about that long by the pace of its target, and
+# the stall watchdog gives a record at least twice the patience (`CallbacksSettings`).
+_OVERDUE = 1.5
 # While no more than this share of the slots is free, nobody gets a second one.
 _RESERVE = 0.25
 # So many seconds of a quick target's calls are written down ahead, so that a call begins when one ends and not when the
@@ -135,10 +139,14 @@ class Lanes:
         lane = self._lanes.get(target)
         return lane.held if lane else 0
 
-    def put(self, waiting: Waiting) -> Record | None:
+    def put(self, waiting: Waiting, now_s: float = 0.0) -> Record | None:
         """Lines a callback up; returns the record that has become superfluous, when it is in line already.
 
         After a rebalance everything that waits comes a second time, and the old records are worth nothing.
+
+        Args:
+            waiting: the callback.
+            now_s: seconds on the clock that `overdue` is given.
         """
         callback = waiting.callback
         lane = self._lanes.setdefault(callback.target, _Lane())
@@ -146,6 +154,8 @@ class Lanes:
         if known is not None and known.callback.attempt > callback.attempt:
             return waiting.record
         self._count += known is None
+        # It keeps its place, so those who came first are first.
+        waiting.came_s = now_s if known is None else known.came_s
         lane.waiting[callback.id] = waiting
         self._line_up(callback.target, lane)
         return known.record if known is not None else None
@@ -292,6 +302,21 @@ class Lanes:
         self._count -= len(out)
         return out, room * pace_s
 
+    def overdue(self, now_s: float) -> list[Waiting]:
+        """Takes out those who have waited longer than others can be made to wait behind them.
+
+        Beyond what crowds out: that goes by the pace of a target, and knows nothing of slots that are all taken by others.
+        """
+        before_s = now_s - _OVERDUE * self._room.patience_s
+        out: list[Waiting] = []
+        for target, lane in list(self._lanes.items()):
+            while lane.waiting and (first := next(iter(lane.waiting.values()))).came_s < before_s:
+                del lane.waiting[first.callback.id]
+                out.append(first)
+            self._drop_if_empty(target, lane)
+        self._count -= len(out)
+        return out
+
     def take_out(self, which: Callable[[Waiting], bool], target: TargetId | None = None) -> list[Waiting]:
         """Takes out all for whom `which` is true, of one lane or of all."""
         lanes = [(target, self._lanes[target])] if target in self._lanes else []
@@ -348,39 +373,3 @@ class Lanes:
         # One that is in turn is dropped when its turn comes.
         if not lane.waiting and not lane.held and not lane.in_turn:
             self._lanes.pop(target, None)
-
-
-class SlowPool:
-    """Where calls go on that have turned out slow: bounded, in all and for each target.
-
-    Args:
-        slots: most calls in it.
-        target_slots: most calls of one target in it.
-    """
-
-    def __init__(self, slots: int, target_slots: int) -> None:
-        self._free = slots
-        self._target_slots = target_slots
-        self._calls: Counter[TargetId] = Counter()
-
-    def __len__(self) -> int:
-        return self._calls.total()
-
-    def calling_to(self, target: TargetId) -> int:
-        """Calls of one target in it."""
-        return self._calls[target]
-
-    def enter(self, target: TargetId) -> bool:
-        """Takes a call in; False when there is no room for it."""
-        if not self._free or self._calls[target] >= self._target_slots:
-            return False
-        self._free -= 1
-        self._calls[target] += 1
-        return True
-
-    def leave(self, target: TargetId) -> None:
-        """A call has ended."""
-        self._free += 1
-        self._calls[target] -= 1
-        if not self._calls[target]:
-            del self._calls[target]

@@ -41,6 +41,7 @@ class Targets:
         process: to be stopped and continued.
         calls: (arrival, webhook-id) by path, in the order of arrival.
         broken: (webhook-id, arrival, end) by path, of calls that the service broke off.
+        seen: every webhook-id that has come.
     """
 
     url: str
@@ -49,6 +50,7 @@ class Targets:
     calls: dict[str, list[tuple[float, str]]] = field(default_factory=lambda: defaultdict(list))
     broken: dict[str, list[tuple[str, float, float]]] = field(default_factory=lambda: defaultdict(list))
     under_way: dict[str, int] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
 
     def urls(self, group: str, count: int) -> list[str]:
         return [f"{self.url}/{group}/{number}" for number in range(count)]
@@ -64,6 +66,7 @@ class Targets:
             told = orjson.loads(await response.read())
         for path, name, at_s in told["calls"]:
             self.calls[path].append((at_s, name))
+            self.seen.add(name)
         for path, name, at_s, end_s in told["broken"]:
             self.broken[path].append((name, at_s, end_s))
         self.under_way = told["under_way"]
@@ -187,7 +190,7 @@ def median_of(seconds: list[float]) -> float:
 async def arrived(targets: Targets, ids: set[str]) -> bool:
     """Whether each of the ids has come to its target."""
     await targets.collect()
-    return ids <= set(targets.ids())
+    return ids <= targets.seen
 
 
 async def states_of(bench: Bench, group: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-HEALTHY, HANGING = (1000, 25) if LONG else (120, 5)
+HEALTHY, HANGING = (1000, 50) if LONG else (120, 5)
 # Of all healthy ones together, a second: what two cores take beside the servers and the load itself.
 CALLS = int(os.environ.get("PENSTOCK_LOAD_CALLS", "200")) if LONG else 60
 SECONDS = 20 if LONG else 10

@@ -40,6 +40,11 @@ class Rows:
         self.disabled: set[TargetId] = set()
         self.readings: list[list[TargetId]] = []
         self.go_on: asyncio.Event | None = None
+        self.written: list[list[TargetId]] = []
+
+    async def keep(self, _pool: Any, snapshots: Sequence[Kept], _owner: str) -> set[TargetId]:
+        self.written.append([kept.target for kept in snapshots])
+        return set(self.written[-1])
 
     async def own(self, _pool: Any, wanted: Sequence[TargetId], _owner: str) -> list[Kept]:
         self.readings.append(list(wanted))
@@ -53,6 +58,7 @@ class Rows:
 def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     made = Rows()
     monkeypatch.setattr(targets.targets, "own", made.own)
+    monkeypatch.setattr(targets.targets, "keep", made.keep)
     return made
 
 
@@ -217,6 +223,25 @@ async def test_one_address_that_hangs_is_no_trouble_of_ours(rows: Rows) -> None:
         for _ in range(10):
             known.called(at(f"http://t{number}/"), slow=True)
     assert known.suspicious
+
+
+async def test_many_are_written_a_few_at_a_time(rows: Rows) -> None:
+    """Issue 5, number 1: what is to be shown of a thousand targets holds up no call for as long as all of them take."""
+    known = targets_of()
+    some = [at(f"http://t{number}/") for number in range(1001)]
+    await known.load(dict.fromkeys(some, 0))
+    for which in some:
+        known.attempted(which, Attempt(1.0, "msg", 1, 5, 200, "the target answered 200"))
+    running = asyncio.create_task(known.run(scheduled))
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert max(map(len, rows.written)) == targets.KEPT_AT_ONCE
+    assert sorted(which for few in rows.written for which in few) == sorted(some)
+
+
+async def scheduled(_due_in_s: float) -> None:
+    raise AssertionError
 
 
 class KnownMachine(RuleBasedStateMachine):

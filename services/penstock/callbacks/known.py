@@ -64,6 +64,20 @@ class Target:
         # Its latest call was slow; one that was kept as abnormal has to prove itself first.
         self.hanging = kept.vitals.abnormal
 
+    def kept(self, which: TargetId, now_s: float) -> Kept:
+        """What is written down of it.
+
+        Args:
+            which: its name.
+            now_s: seconds since 1970.
+        """
+        return Kept(
+            target=which,
+            vitals=self.window.vitals(now_s),
+            failures=self.window.failures,
+            attempts=[attempt._asdict() for attempt in self.attempts],
+        )
+
 
 class Known:
     """Targets by what names them, the one used last at the end."""

@@ -34,6 +34,7 @@ TICK_S = 0.25
 # next tick, and the others, whose last attempts are all there is to see, seldom.
 KEEP_EVERY_S = 1.0
 KEEP_QUIET_EVERY_S = 15.0
+KEPT_AT_ONCE = 200
 # What a stop may take to write them.
 LAST_KEEP_S = 3.0
 # How often all that is held is looked for, beside what is known of it.
@@ -301,16 +302,15 @@ class Targets:
             self._look_at_s = 0.0
 
     async def _keep(self, some: Iterable[TargetId]) -> None:
+        """Writes down what is known of some, a few at a time: calls go on between."""
+        some = list(some)
+        for at in range(0, len(some), KEPT_AT_ONCE):
+            await self._keep_few(some[at : at + KEPT_AT_ONCE])
+
+    async def _keep_few(self, some: Iterable[TargetId]) -> None:
         now_s = time.time()
         snapshots = [
-            Kept(
-                target=which,
-                vitals=target.window.vitals(now_s),
-                failures=target.window.failures,
-                attempts=[attempt._asdict() for attempt in target.attempts],
-            )
-            for which in some
-            if (target := self._targets.get(which)) is not None
+            target.kept(which, now_s) for which in some if (target := self._targets.get(which)) is not None
         ]
         if not snapshots:
             return

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 HEALTHY, HANGING = (1000, 50) if LONG else (120, 5)
 # Of all healthy ones together, a second: what two cores take beside the servers and the load itself.
-CALLS = int(os.environ.get("PENSTOCK_LOAD_CALLS", "200")) if LONG else 60
+CALLS = int(os.environ.get("PENSTOCK_LOAD_CALLS", "500")) if LONG else 60
 SECONDS = 20 if LONG else 10
 ROUNDS = 2
 SLOW_S = 3.0

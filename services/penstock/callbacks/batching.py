@@ -40,6 +40,8 @@ class Batches(Generic[T]):
         most: items in a batch.
         linger_s: how long the first item waits for others, in seconds.
         few: it does not when the batch before had fewer items than this: then there is little to gain.
+        many: when the batch before had as many, it waits `many_linger_s` instead.
+        many_linger_s: see there, in seconds.
     """
 
     def __init__(
@@ -49,11 +51,15 @@ class Batches(Generic[T]):
         most: int = 1000,
         linger_s: float = 0.0,
         few: int = 0,
+        many: int | None = None,
+        many_linger_s: float = 0.0,
     ) -> None:
         self._write = write
         self._most = most
         self._linger_s = linger_s
         self._few = few
+        self._many = many
+        self._many_linger_s = many_linger_s
         self._before = 0
         self._items: list[T] = []
         self._some = asyncio.Event()
@@ -72,7 +78,8 @@ class Batches(Generic[T]):
         while True:
             await self._some.wait()
             if self._linger_s and self._before >= self._few and len(self._items) < self._most:
-                await asyncio.sleep(self._linger_s)
+                busy = self._many is not None and self._before >= self._many
+                await asyncio.sleep(self._many_linger_s if busy else self._linger_s)
             batch, self._items = self._items[: self._most], self._items[self._most :]
             if not self._items:
                 self._some.clear()

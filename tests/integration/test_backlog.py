@@ -179,7 +179,8 @@ class Life:
                 (
                     "UPDATE task SET state = 'waiting' WHERE id = $1",
                     "UPDATE task SET stage = 'third' WHERE id = $1",
-                    "DELETE FROM task WHERE id = $1",
+                    # Not one with a key: whoever submits it again at that moment would look for it in vain.
+                    "DELETE FROM task WHERE id = $1 AND idempotency_key IS NULL",
                 )
             )
             await self.pool.execute(statement, row["id"])

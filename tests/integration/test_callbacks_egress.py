@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import orjson
 import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
 from tests.callback_targets import LOOPBACK, SECRET, bench, owed
 from tests.waiting import wait_until
 
+from penstock.callbacks import egress
 from penstock.callbacks.calling import Caller, Met, open_caller
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.process import fastest_loop
 
 INTERNET, INSIDE = "127.0.0.2", "127.0.0.1"
 NAME = "target.example"
@@ -101,33 +105,42 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @dataclass
-class Dns:
-    """What the resolver of the operating system says of `NAME`: each answer once, the last one for ever; nobody.example is unknown."""
+class Dns(AbstractResolver):
+    """What DNS says of `NAME`: each answer once, the last one for ever; nobody.example is unknown."""
 
     answers: list[list[str]]
     lookups: int = 0
 
-
-@pytest.fixture
-def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dns]:
-    lies = Dns([[INSIDE]])
-    lookup = socket.getaddrinfo
-
-    def lie(host: Any, port: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        if host == "nobody.example":
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        assert family == socket.AF_UNSPEC
+        if ".." in host:
+            raise egress.BadHostName(host)
         if host != NAME:
-            return lookup(host, port, *args, **kwargs)
-        lies.lookups += 1
-        addresses = lies.answers.pop(0) if len(lies.answers) > 1 else lies.answers[0]
+            raise OSError(None, "Domain name not found")
+        self.lookups += 1
+        addresses = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return [
-            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port, 0, 0))
-            if ":" in address
-            else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
             for address in addresses
         ]
 
-    monkeypatch.setattr(socket, "getaddrinfo", lie)
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def dns(monkeypatch: pytest.MonkeyPatch) -> Dns:
+    lies = Dns([[INSIDE]])
+    monkeypatch.setattr(egress, "make_resolver", lambda: lies)
     return lies
 
 
@@ -147,8 +160,6 @@ CANONICAL = [
         "ⓛocalhost",
         "user:word@127.0.0.1",
     ),
-    # Numbers to the resolver of the operating system, names to everybody else.
-    *("0x7f.1", "0x7f000001", "0x7f.0.0.0x1", "0X7F.1"),
 ]
 # Not even URLs to aiohttp.
 ODD = [
@@ -171,6 +182,46 @@ async def test_a_forbidden_address_is_not_connected_to(
     assert met.callable_target
 
 
+@pytest.mark.parametrize("host", ["0x7f.1", "0x7f000001", "0x7f.0.0.0x1", "0X7F.1"])
+async def test_what_some_programs_take_for_a_number_is_a_name(
+    inside: Listener, attempts: list[str], dns: Dns, host: str
+) -> None:
+    """C7: these are addresses to the operating system's resolver, which is not asked: they are names that DNS does not know."""
+    met = await call(f"http://{host}:{inside.port}/hook", *LOOPBACK)
+    assert (inside.connections, attempts, dns.lookups) == (0, [], 0)
+    assert (met.kind, met.callable_target) == ("Connection", True)
+
+
+def test_names_that_are_not_answered_keep_nobody_from_being_called() -> None:
+    """C5: thirty names whose server says nothing; a numeric address and a name that is known are connected to meanwhile. On
+    the loop of the services, whose own lookups and connections share four threads."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        silent, _protocol = await loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, local_addr=(INSIDE, 0)
+        )
+        nameserver = f"{INSIDE}:{silent.get_extra_info('sockname')[1]}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(egress, "make_resolver", partial(egress.make_resolver, [nameserver]))
+            async with listening(INSIDE, "::1") as listener, calling(*LOOPBACK) as caller:
+                hanging = [
+                    asyncio.create_task(caller.call(owed(f"http://hangs{number}.example/", number)))
+                    for number in range(1, 31)
+                ]
+                await asyncio.sleep(0)
+                for host in (INSIDE, "localhost"):
+                    met = await caller.call(owed(f"http://{host}:{listener.port}/hook", 100))
+                    assert met.status == 204
+                    assert not any(one.done() for one in hanging), "answered only when the others had ended"
+                found = await asyncio.gather(*hanging)
+        silent.close()
+        assert {(met.kind, met.callable_target) for met in found} == {("Connection", True)}
+
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        runner.run(run())
+
+
 @pytest.mark.parametrize("host", ODD)
 async def test_a_number_in_an_odd_spelling_is_no_target(
     inside: Listener, attempts: list[str], host: str
@@ -183,7 +234,7 @@ async def test_a_number_in_an_odd_spelling_is_no_target(
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::ffff:127.0.0.1]", "①②⑦.⓪.⓪.①", "0x7f.1", "0x7f000001"],
+    ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::ffff:127.0.0.1]", "①②⑦.⓪.⓪.①"],
 )
 async def test_what_is_allowed_is_called(inside: Listener, host: str) -> None:
     """C7: an allow-list opens the very addresses that are refused without; so each is a way in that works."""

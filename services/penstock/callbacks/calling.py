@@ -23,9 +23,11 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from penstock import __version__, tracing
-from penstock.callbacks.egress import ForbiddenAddress, make_connector
+from penstock.callbacks import egress
+from penstock.callbacks.egress import ForbiddenAddress
 from penstock.callbacks.patience import Deadlines
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.signing import Signer
@@ -221,22 +223,34 @@ def _shown(text: str) -> str:
 @asynccontextmanager
 async def open_caller(settings: CallbacksSettings) -> AsyncIterator[Caller]:
     """A caller for the time of a `with` block."""
-    async with aiohttp.ClientSession(
-        connector=make_connector(
-            settings.networks,
-            settings.callback_slots + settings.callback_slow_slots + settings.callback_diverted_slots,
-        ),
-        # A proxy would look the target up itself, and netrc would send along what is not ours to send.
-        trust_env=False,
-        # Each call has its own deadline; aiohttp's are rounded to whole seconds.
-        timeout=aiohttp.ClientTimeout(total=None),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        # A small compressed answer may be a huge one: it is left as it came.
-        auto_decompress=False,
-        headers={
-            "user-agent": f"penstock/{__version__}",
-            "content-type": "application/json",
-            "accept-encoding": "identity",
-        },
-    ) as session:
+    async with (
+        _closed_after(egress.make_resolver()) as resolver,
+        aiohttp.ClientSession(
+            connector=egress.make_connector(
+                settings.networks,
+                settings.callback_slots + settings.callback_slow_slots + settings.callback_diverted_slots,
+                resolver,
+            ),
+            # A proxy would look the target up itself, and netrc would send along what is not ours to send.
+            trust_env=False,
+            # Each call has its own deadline; aiohttp's are rounded to whole seconds.
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # A small compressed answer may be a huge one: it is left as it came.
+            auto_decompress=False,
+            headers={
+                "user-agent": f"penstock/{__version__}",
+                "content-type": "application/json",
+                "accept-encoding": "identity",
+            },
+        ) as session,
+    ):
         yield Caller(session, Signer(settings.callback_secrets), settings.callback_timeout_s)
+
+
+@asynccontextmanager
+async def _closed_after(resolver: AbstractResolver) -> AsyncIterator[AbstractResolver]:
+    try:
+        yield resolver
+    finally:
+        await resolver.close()

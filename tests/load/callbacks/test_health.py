@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-SECONDS, CALLS = (60, 300) if LONG else (12, 80)
+SECONDS, CALLS = (60, 500) if LONG else (12, 80)
 
 
 async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(

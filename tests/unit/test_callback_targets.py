@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.waiting import wait_until
 
 from penstock.callbacks import targets
 from penstock.callbacks.known import Attempt, Known, Target
@@ -41,10 +42,15 @@ class Rows:
         self.readings: list[list[TargetId]] = []
         self.go_on: asyncio.Event | None = None
         self.written: list[list[TargetId]] = []
+        # Whose snapshots somebody else's word was before.
+        self.lost: set[TargetId] = set()
 
     async def keep(self, _pool: Any, snapshots: Sequence[Kept], _owner: str) -> set[TargetId]:
         self.written.append([kept.target for kept in snapshots])
-        return set(self.written[-1])
+        return set(self.written[-1]) - self.lost
+
+    async def troubled(self, _pool: Any) -> list[TargetId]:
+        return []
 
     async def own(self, _pool: Any, wanted: Sequence[TargetId], _owner: str) -> list[Kept]:
         self.readings.append(list(wanted))
@@ -59,10 +65,14 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     made = Rows()
     monkeypatch.setattr(targets.targets, "own", made.own)
     monkeypatch.setattr(targets.targets, "keep", made.keep)
+    monkeypatch.setattr(targets.targets, "troubled", made.troubled)
     return made
 
 
-def targets_of(in_hand: Callable[[TargetId], bool] = lambda _target: False) -> Targets:
+def targets_of(
+    in_hand: Callable[[TargetId], bool] = lambda _target: False,
+    changed: Callable[[TargetId], None] = lambda _target: None,
+) -> Targets:
     made = Targets(
         SETTINGS,
         None,  # type: ignore[arg-type]  # nothing here reaches PostgreSQL
@@ -70,7 +80,7 @@ def targets_of(in_hand: Callable[[TargetId], bool] = lambda _target: False) -> T
         partition_of=lambda _url: 0,
         room=lambda: 100,
         waiting=lambda _target: 0,
-        changed=lambda _target: None,
+        changed=changed,
         in_hand=in_hand,
     )
     made.assigned([0])
@@ -193,6 +203,30 @@ async def test_what_is_said_of_a_target_is_of_its_namespace_only(rows: Rows) -> 
     assert [known.get(one).disabled for one in (acme, beta)] == [True, False]  # type: ignore[union-attr]
     known.stop(beta)
     assert known.get(beta).disabled  # type: ignore[union-attr]
+
+
+async def test_who_is_in_hand_hears_of_a_word_that_its_snapshot_lost_to(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C8: an operator limits a target just as its snapshot is written, which changes nothing then; its word counts for what
+    waits here all the same, although nothing else comes for the target."""
+    monkeypatch.setattr(targets, "KEEP_QUIET_EVERY_S", 0.01)
+    told: list[TargetId] = []
+    which = at("http://a/")
+    known = targets_of(lambda _target: True, told.append)
+    await known.load({which: 0})
+    known.attempted(which, Attempt(1.0, "msg", 1, 5, 200, "the target answered 200"))
+    rows.lost.add(which)
+    rows.disabled.add(which)
+    running = asyncio.create_task(known.run(scheduled))
+    await wait_until(lambda: known.get(which) is None, timeout=30)
+    known.outdated("default http://a/")
+    await wait_until(lambda: told == [which], timeout=30)
+    running.cancel()
+    await asyncio.wait([running])
+    target = known.get(which)
+    assert target is not None
+    assert target.disabled
 
 
 async def test_what_a_namespace_meets_is_charged_to_it_alone(rows: Rows) -> None:

@@ -492,6 +492,28 @@ def test_lanes_that_are_bound_wait_for_their_turn():
     assert len(lanes.admit(1.0)) == 3
 
 
+@given(before=st.floats(0.001, 1), after=st.one_of(st.none(), st.floats(0.5, 100)), passed_s=st.floats(0, 3))
+def test_a_new_rate_counts_at_once(before, after, passed_s):
+    """C8: a limit that is raised or lifted is not waited out, however low it was; and one call comes an interval after another."""
+    rate = before
+    rates = Rates(lambda _target: rate)
+    lanes = lanes_of(10, rates=rates)
+    for number in range(3):
+        lanes.put(waiting(f"c{number}", TARGETS[0]))
+    assert len(lanes.admit(100.0)) == 1
+    assert not lanes.admit(100.0 + min(passed_s, 0.9 / before))
+    now_s, rate = 100.0 + passed_s, after
+    rates.renew(TARGETS[0], now_s)
+    lanes.renew(TARGETS[0])
+    lanes.renew(TARGETS[1])
+    if after is None:
+        assert len(lanes.admit(now_s)) == 2
+    else:
+        lanes.admit(now_s)
+        assert lanes.waiting == 0 or lanes.next_turn_s() <= now_s + 1 / after + 1e-9
+        assert lanes.waiting <= 2
+
+
 def test_the_clocks_of_rates_are_forgotten():
     """Issue 5: a clock is kept while it says something, and no longer."""
     rates = Rates(lambda _target: 10.0)

@@ -128,6 +128,7 @@ class Caller:
     async def _call(self, callback: Callback, given: Mapping[str, str]) -> Met:
         begun_s = self._clock()
         signed = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
+        response: aiohttp.ClientResponse | None = None
         try:
             with self._deadlines.begin():
                 # Not in a `with` block of its own: what has been read to its end has left its connection already.
@@ -150,16 +151,11 @@ class Caller:
                     if not response.content.at_eof():
                         # Its connection is closed rather than read to the end.
                         response.close()
-                asked = response.headers.get("Retry-After")
-                return Met(
-                    excerpt=_masked(_shown(begins.decode("utf-8", errors="replace")), callback.headers),
-                    took_s=self._clock() - begun_s,
-                    kind="HTTP",
-                    message=f"the target answered {response.status}",
-                    status=response.status,
-                    retry_after_s=parse_retry_after(asked, datetime.now(UTC)) if asked else None,
-                )
+                return self._answered(callback, response, begins, begun_s)
         except TimeoutError:
+            if response is not None:
+                # This process stood still while the rest of the answer was waited for: its status came in time.
+                return self._answered(callback, response, b"", begun_s)
             kind, message = "Timeout", f"the target did not answer within {self._timeout_s:g} s"
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             kind, message = "Target", "the target is not an http or https URL"
@@ -179,6 +175,19 @@ class Caller:
             kind=kind,
             message=_shown(message)[:_MESSAGE_CHARACTERS],
             callable_target=kind != "Target",
+        )
+
+    def _answered(
+        self, callback: Callback, response: aiohttp.ClientResponse, begins: bytes, begun_s: float
+    ) -> Met:
+        asked = response.headers.get("Retry-After")
+        return Met(
+            excerpt=_masked(_shown(begins.decode("utf-8", errors="replace")), callback.headers),
+            took_s=self._clock() - begun_s,
+            kind="HTTP",
+            message=f"the target answered {response.status}",
+            status=response.status,
+            retry_after_s=parse_retry_after(asked, datetime.now(UTC)) if asked else None,
         )
 
 

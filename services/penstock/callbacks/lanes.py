@@ -210,6 +210,14 @@ class Lanes:
         """When `admit` may have somebody whose rate does not allow it now; None when there is nobody."""
         return self._later[0][0] if self._later else None
 
+    def renew(self, target: TargetId) -> None:
+        """Its rate has changed: `admit` asks again whether it may be called."""
+        others = [(at_s, other) for at_s, other in self._later if other != target]
+        if len(others) < len(self._later):
+            heapq.heapify(others)
+            self._later = others
+            self._turns.append(target)
+
     def may_call(self, waiting: Waiting) -> bool:
         """The attempt is written down: whether it is to be made now, or when `finish` returns it."""
         lane = self._lanes[waiting.callback.target]

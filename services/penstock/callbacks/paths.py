@@ -58,7 +58,8 @@ class Paths:
         self._call = call
         self._chance = chance
         # One for both: a target has one rate.
-        rates, doubtful = Rates(targets.rate_of), targets.is_hanging
+        self._rates = rates = Rates(targets.rate_of)
+        doubtful = targets.is_hanging
         self.normal = Lanes(settings.room, doubtful=doubtful, rates=rates)
         bound = targets.drain_rate_of
         self.diverted = Lanes(settings.diverted_room, doubtful=doubtful, rates=rates, bound=bound)
@@ -168,8 +169,13 @@ class Paths:
         target = self._targets.get(which)
         if target is not None and target.disabled:
             self.hold_all_of(which)
-        elif self._targets.rate_of(which):
+            return
+        if self._targets.rate_of(which):
             self._leave_ready(which)
+        self._rates.renew(which, self._loop.time())
+        for lanes in self._both:
+            lanes.renew(which)
+        self.admit()
 
     def hold_all_of(self, which: TargetId) -> None:
         """What waits for a target that may not be called (as others are) waits in PostgreSQL from now on."""

@@ -53,17 +53,18 @@ class Patience(Generic[T]):
     def _look(self, now_s: float) -> None:
         # The timer may be late; it may also be early by what the loop's clock rounds.
         now_s = max(now_s, self._loop.time())
-        out: list[tuple[T, float]] = []
         self._next_s = None
-        while self._ends:
-            one, end_s = next(iter(self._ends.items()))
-            if end_s > now_s:
-                self._set(end_s)
-                break
-            del self._ends[one]
-            out.append((one, end_s))
-        for one, end_s in out:
-            self._ran_out(one, end_s)
+        if not self._ends:
+            return
+        one, end_s = next(iter(self._ends.items()))
+        if end_s > now_s:
+            self._set(end_s)
+            return
+        del self._ends[one]
+        if self._ends:
+            # One at a time, the next of them as soon as the loop comes to it: what goes wrong with one is its own affair.
+            self._set(next(iter(self._ends.values())))
+        self._ran_out(one, end_s)
 
 
 class Deadline:

@@ -262,13 +262,12 @@ class Targets:
         clock = self._clock
         keep_at_s, keep_all_at_s = clock() + KEEP_EVERY_S, clock() + KEEP_QUIET_EVERY_S
         while True:
-            try:
-                await asyncio.wait_for(self._urgent.wait(), TICK_S)
-            except TimeoutError:
-                pass
-            else:
-                self._urgent.clear()
-                keep_at_s = 0.0
+            # Not `wait_for`: with Python 3.11 it may swallow a cancellation.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._urgent.wait()
+                    self._urgent.clear()
+                    keep_at_s = 0.0
             now_s = clock()
             try:
                 await self._reload()
@@ -290,7 +289,10 @@ class Targets:
     async def _reload(self) -> None:
         outdated, self._outdated = self._outdated, set()
         known = {
-            which: target.partition for which in outdated if (target := self._targets.get(which)) is not None
+            which: self._partition_of(which.url)
+            for which in outdated
+            # One in hand that is unknown was let go of because of this very word (`_keep_few`).
+            if which in self._targets or self._in_hand(which)
         }
         if known:
             # What has been counted since it was kept last is lost: somebody has decided otherwise.
@@ -331,9 +333,7 @@ class Targets:
     async def _look(self) -> None:
         """Finds targets in trouble that nobody has called since they are this process's."""
         found = [
-            which
-            for which in await targets.troubled(self._pool)
-            if self._partition_of(which.url) in self._partitions
+            one for one in await targets.troubled(self._pool) if self.judges(self._partition_of(one.url))
         ]
         unknown = {which: self._partition_of(which.url) for which in found if which not in self._targets}
         if unknown:

@@ -95,6 +95,17 @@ class Rates:
         clock.yielded = False
         return None
 
+    def renew(self, target: TargetId, now_s: float) -> None:
+        """Its rate has changed: its next call is reckoned by the new one, not by what was.
+
+        Args:
+            target: which.
+            now_s: as in `turn`.
+        """
+        if (clock := self._clocks.get(target)) is not None:
+            rate = self._rate(target)
+            clock.at_s = min(clock.at_s, now_s + 1 / rate if rate else now_s)
+
     def pace_s(self, target: TargetId, path: object, most: float | None = None) -> float:
         """Seconds between two calls of one path to a target while as many paths want it as do now; 0 without a rate.
 

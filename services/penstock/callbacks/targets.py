@@ -289,7 +289,7 @@ class Targets:
     async def _reload(self) -> None:
         outdated, self._outdated = self._outdated, set()
         known = {
-            which: self._partition_of(which.url)
+            which: target.partition if (target := self._targets.get(which)) else self._partition_of(which.url)
             for which in outdated
             # One in hand that is unknown was let go of because of this very word (`_keep_few`).
             if which in self._targets or self._in_hand(which)

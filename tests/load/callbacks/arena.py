@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -205,12 +206,13 @@ def rss_mb(pid: int) -> float:
     return psutil.Process(pid).memory_info().rss / 2**20
 
 
-def latency_within(found: Sequence[list[float]], base: Sequence[list[float]]) -> bool:
-    """Whether p99 is within a tenth, or 20 ms, of the base's.
+def felt(beside: Sequence[list[float]], alone: Sequence[list[float]]) -> str:
+    """What is wrong with the latencies beside a fault, as words; nothing when their p99 is within a tenth, or 20 ms, of the others'.
 
-    Each round of one is compared with all rounds of the other, best with worst: what the rounds of the same load differ
-    by is the machine's doing. A machine that runs other tests besides differs by more than that from one second to the
-    next, so the short form asks only whether they wait for what hangs (seconds), or not.
+    The median of each one's rounds is compared: one of them may have met a moment of the machine's own. A machine that runs
+    other tests besides differs by more from one second to the next, so the short form asks only whether others wait for what
+    hangs (seconds), or not.
     """
-    worst_ms = max(map(p99, base))
-    return min(map(p99, found)) <= max(1.1 * worst_ms, worst_ms + (20 if LONG else 500))
+    found_ms, usual_ms = median(map(p99, beside)), median(map(p99, alone))
+    most_ms = max(1.1 * usual_ms, usual_ms + (20 if LONG else 1000))
+    return "" if found_ms <= most_ms else f"p99 is {found_ms:g} ms, {usual_ms:g} alone: more than {most_ms:g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from tests.callback_targets import Bench, bench
 from tests.load.callbacks.arena import LONG, Load, Targets, targets_process
 from tests.load.callbacks.figures import RUN
 from tests.telling import tell_at_the_end
-
-# What takes minutes also in its short form, and judges latencies, is not for a suite that runs beside others.
-collect_ignore = (
-    []
-    if LONG or os.environ.get("PENSTOCK_LOAD", "") not in ("", "0")
-    else ["test_hanging.py", "test_health.py", "test_recovery.py"]
-)
 
 
 @pytest.fixture

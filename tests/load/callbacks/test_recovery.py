@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.callback_targets import Bench
-from tests.load.callbacks.arena import LONG, Load, Stream, Targets, arrived, latency_within, p99, states_of
+from tests.load.callbacks.arena import LONG, Load, Stream, Targets, arrived, felt, p99, states_of
 from tests.load.callbacks.figures import RUN
 from tests.waiting import wait_until
 
@@ -20,6 +20,8 @@ BACK, HELD = (50, 2000) if LONG else (6, 60)
 # they that limit, at about 400 a second in all.
 RATE = 5.0 if LONG else 20.0
 CALLS = 100 if LONG else 40
+# Latencies are looked at for so long at a time, in seconds.
+SECONDS = 10 if LONG else 5
 
 
 async def test_a_backlog_is_drained_at_the_limit(
@@ -61,12 +63,12 @@ async def test_a_backlog_is_drained_at_the_limit(
     async with platform.process(tmp_path, **settings):
         warm = await load.pace(5, healthy)
         await wait_until(lambda: arrived(targets, warm), timeout=60)
-        alone = [await load.pace(10, healthy) for _ in range(2)]
+        alone = [await load.pace(SECONDS, healthy) for _ in range(3)]
         await targets.behave(back={"after_s": 0.02})
         back_s = time.monotonic()
-        beside = [await load.pace(10, healthy)]
+        beside = [await load.pace(SECONDS, healthy)]
         while not await arrived(targets, ids):
-            beside.append(await load.pace(10, healthy))
+            beside.append(await load.pace(SECONDS, healthy))
         await wait_until(lambda: arrived(targets, set().union(*alone, *beside)), timeout=120)
         await wait_until(platform.all_delivered, timeout=120)
     took_s = max(at_s for at_s, _name in targets.of("back")) - back_s
@@ -94,7 +96,7 @@ async def test_a_backlog_is_drained_at_the_limit(
     # One call at a time, begun 1 / RATE seconds after the one before: of those that arrive within a second only the first
     # can have begun before that second.
     assert most <= RATE + 2
-    assert latency_within(with_ms, alone_ms)
+    assert not felt(with_ms, alone_ms)
     # At the limit: not much slower than it allows either, the wait for the probe that found each well again included.
     assert took_s <= 1.5 * HELD / RATE + 15
 
@@ -110,8 +112,8 @@ def _most_in_a_second(calls: list[tuple[float, str]]) -> int:
 async def test_a_way_out_that_is_shut_is_nobodys_fault(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 8: every target hangs at once: none stays abnormal, and the full rate is there soon after they are."""
-    shut_s, slow_s, count = (60.0, 3.0, 100) if LONG else (5.0, 1.0, 30)
+    """Number 8: every target hangs at once: they are not diverted for it, and the full rate is there soon after they are."""
+    shut_s, slow_s, count = (60, 3.0, 100) if LONG else (10, 1.0, 100)
     await targets.behave(far={"after_s": 0.02})
     stream = Stream(targets.urls("far", count), 2.0)
     settings = {
@@ -119,23 +121,24 @@ async def test_a_way_out_that_is_shut_is_nobodys_fault(
         "callback_timeout_s": str(3 * slow_s),
         "callback_calm_s": "10",
     }
-    log = tmp_path / "service.log"
+    # As many must be abnormal, and as many may be for a moment, until the guard sees that they are too many.
+    few = count // 10
+    abnormal: list[int] = []
     async with platform.process(tmp_path, **settings):
         ids = await load.pace(5, stream)
         await wait_until(lambda: arrived(targets, ids), timeout=60)
         targets.process.suspend()
         try:
-            ids |= await load.pace(shut_s, stream)
-            while "is suspected" not in log.read_text():
+            for _ in range(shut_s):
                 ids |= await load.pace(1, stream)
+                abnormal.append(list((await states_of(platform, "far")).values()).count("abnormal"))
         finally:
             targets.process.resume()
         back_s = time.monotonic()
-        after = await load.pace(30, stream)
+        after = await load.pace(30 if LONG else 10, stream)
         await wait_until(lambda: arrived(targets, after), timeout=60)
         await wait_until(lambda: arrived(targets, ids), timeout=120)
-        states = await states_of(platform, "far")
-        abnormal = [url for url, state in states.items() if state == "abnormal"]
+        abnormal.append(list((await states_of(platform, "far")).values()).count("abnormal"))
     at_s = sorted(at for at, name in targets.of("far") if name in after)
     # The full rate: from then on what is owed arrives within a second.
     late_s = [targets_at - load.owed_s[name] for targets_at, name in targets.of("far") if name in after]
@@ -145,10 +148,13 @@ async def test_a_way_out_that_is_shut_is_nobodys_fault(
         "8",
         targets=count,
         shut_for_s=shut_s,
-        abnormal_after=len(abnormal),
+        abnormal_at_most=max(abnormal),
+        abnormal_after=abnormal[-1],
         full_rate_after_s=round(full_s, 1),
         arrived=len(at_s),
         latest_ms=p99(late_s),
     )
-    assert not abnormal
+    assert (tmp_path / "service.log").read_text().count("is suspected")
+    assert max(abnormal) <= few
+    assert not abnormal[-1]
     assert full_s <= 30

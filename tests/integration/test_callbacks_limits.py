@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -258,6 +259,23 @@ async def test_a_dripping_body_is_left_early(target: Hostile, head: bytes, noise
     # Never a timeout: it would be called again, having heard.
     assert (met.kind, met.status) == ("HTTP", 200)
     assert met.took_s < min(DEADLINE_S, EXCERPT_PATIENCE_S) + noise.tolerance_s
+
+
+async def test_a_status_that_came_in_time_stands_although_we_stood_still(target: Hostile) -> None:
+    """C7a: it is not called again for what this process did not look at until the deadline was over."""
+    target.script = dripping(GIGABYTE, b"x")
+
+    async def stand_still() -> None:
+        # The status is read, and the rest of the answer is waited for.
+        await wait_until(lambda: target.sent > len(GIGABYTE) + 1)
+        time.sleep(2 * DEADLINE_S)  # noqa: ASYNC251 (the fault that is tried)
+
+    standing = asyncio.create_task(stand_still())
+    async with calling() as caller:
+        met = await caller.call(owed(target.url))
+    await standing
+    assert met.took_s > DEADLINE_S
+    assert (met.kind, met.status) == ("HTTP", 200)
 
 
 async def test_a_target_that_answers_and_never_reads_is_left_at_the_deadline(

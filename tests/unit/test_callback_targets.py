@@ -229,6 +229,26 @@ async def test_who_is_in_hand_hears_of_a_word_that_its_snapshot_lost_to(
     assert target.disabled
 
 
+async def test_what_is_known_is_read_again_by_the_partition_its_records_came_by(rows: Rows) -> None:
+    """C8: the topic has grown since, and an address is another partition's by now; this process still has its records, and hears
+    of an operator's word."""
+    told: list[TargetId] = []
+    which = at("http://a/")
+    known = targets_of(changed=told.append)
+    known.revoked(frozenset({0}))
+    known.assigned([3])
+    await known.load({which: 3})
+    rows.disabled.add(which)
+    running = asyncio.create_task(known.run(scheduled))
+    known.outdated("default http://a/")
+    await wait_until(lambda: told == [which], timeout=30)
+    running.cancel()
+    await asyncio.wait([running])
+    target = known.get(which)
+    assert target is not None
+    assert (target.disabled, target.partition) == (True, 3)
+
+
 async def test_what_a_namespace_meets_is_charged_to_it_alone(rows: Rows) -> None:
     """C3, O5: ten slow calls of one namespace make its target abnormal, and leave the other namespace's at the same address
     quick, uncharged and normal."""

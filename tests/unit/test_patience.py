@@ -78,6 +78,25 @@ def test_who_takes_too_long_is_told_of_once_and_nobody_else(
     )
 
 
+def test_what_goes_wrong_with_one_does_not_keep_the_others_from_being_told_of() -> None:
+    """C5: the first of three cannot be told of; the others, which run out of it at the same moment, are."""
+    clock, told = Clock(), []
+
+    def ran_out(number: int, _end_s: float) -> None:
+        if not number:
+            raise KeyError(number)
+        told.append(number)
+
+    with patch("asyncio.get_running_loop", return_value=clock):
+        patience: Patience[int] = Patience(PATIENCE_S, ran_out)
+    for number in range(3):
+        patience.begin(number)
+    with pytest.raises(KeyError):
+        clock.pass_until(clock.now_s + 2 * PATIENCE_S, 0.0)
+    clock.pass_until(clock.now_s + 2 * PATIENCE_S, 0.0)
+    assert told == [1, 2]
+
+
 async def test_a_block_that_takes_too_long_leaves_with_a_timeout() -> None:
     """C5: as with asyncio's own; the task goes on, and the next block has all its time."""
     deadlines = Deadlines(0.01)

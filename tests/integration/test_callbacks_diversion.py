@@ -388,7 +388,9 @@ async def test_410_disables_the_target(platform: Bench, target: Target) -> None:
         await wait_until(lambda: has_state(platform, url, "disabled"))
         await platform.owe(*many(target, "/hook", 5, 10))
         await wait_until(lambda: _held(platform, 5))
-        assert "410" in (await row_of(platform, url))["why"]
+        row = await row_of(platform, url)
+        assert "410" in row["why"]
+        assert row["called_at"] == row["changed_at"]
         assert len(target.calls) == 1
         assert await targets.enable(platform.connection, TargetId("default", url))
         await wait_until(lambda: _states_are(platform, {"dead": 1, "delivered": 5}))

@@ -233,6 +233,7 @@ async def test_an_operator_disables_limits_and_enables(
     """C8: disabled over HTTP, callbacks are held; enabled, they are delivered; the rate and the reason are shown."""
     url = f"{target.url}/hook"
     assert (await gateway.post("/targets/enable", {"url": url})).status == 404
+    assert (await gateway.post("/targets/enable", {"url": "hook"})).pointers == ["/url"]
     told = (await gateway.post("/targets/disable", {"url": url, "why": "until noon"})).body
     assert told["changed"] is True
     assert (told["target"]["state"], told["target"]["why"]) == ("disabled", "until noon")

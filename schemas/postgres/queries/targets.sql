@@ -45,10 +45,12 @@ UNION
 SELECT namespace, target FROM held;
 
 -- name: disable
--- Also one that nobody has called yet; what is owed to it is held from now on.
+-- Also one that nobody has called yet; what is owed to it is held from now on. $4: whether this was its answer to a call, just now.
 WITH changed AS (
-    INSERT INTO callback_target AS t (namespace, url, state, why) VALUES ($1, $2, 'disabled', $3)
-    ON CONFLICT (namespace, url) DO UPDATE SET state = 'disabled', why = excluded.why, owner = NULL, changed_at = now()
+    INSERT INTO callback_target AS t (namespace, url, state, why, called_at)
+    VALUES ($1, $2, 'disabled', $3, CASE WHEN $4 THEN now() END)
+    ON CONFLICT (namespace, url) DO UPDATE SET
+        state = 'disabled', why = excluded.why, owner = NULL, changed_at = now(), called_at = coalesce(excluded.called_at, t.called_at)
     WHERE t.state <> 'disabled'
     RETURNING namespace, url
 )

@@ -243,7 +243,8 @@ class Targets:
         )
         self.stop(which)
         await persevere(
-            lambda: targets.disable(self._pool, which, why), f"a target at {_where(which)}, gone,"
+            lambda: targets.disable(self._pool, which, why, answered=True),
+            f"a target at {_where(which)}, gone,",
         )
 
     async def run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:

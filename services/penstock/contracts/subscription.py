@@ -127,7 +127,17 @@ def read(entries: Iterable[Any], pointer: str = "/callbacks") -> tuple[Entry, ..
     Raises:
         InvalidRecord: a URL that can never be called, or a header that must not be sent; never quotes its value.
     """
-    return tuple(_read(entry, f"{pointer}/{index}") for index, entry in enumerate(entries))
+    return tuple(read_one(entry, f"{pointer}/{index}") for index, entry in enumerate(entries))
+
+
+def read_one(raw: Any, pointer: str) -> Entry:
+    """Reads one entry, as `read` does; `pointer` is where it stands."""
+    if isinstance(raw, str):
+        _check_url(raw, pointer)
+        return raw
+    _check_url(raw["url"], f"{pointer}/url")
+    _check_headers(raw.get("headers") or {}, f"{pointer}/headers")
+    return _entry(raw)
 
 
 def to_wire(entries: Iterable[Entry]) -> list[str | dict[str, Any]]:
@@ -170,15 +180,6 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
     )
     # One way to say it, which is also the cheaper one.
     return found.url if found == Subscription(url=found.url) else found
-
-
-def _read(raw: Any, pointer: str) -> Entry:
-    if isinstance(raw, str):
-        _check_url(raw, pointer)
-        return raw
-    _check_url(raw["url"], f"{pointer}/url")
-    _check_headers(raw.get("headers") or {}, f"{pointer}/headers")
-    return _entry(raw)
 
 
 def _check_headers(headers: Mapping[str, str], pointer: str) -> None:

@@ -131,7 +131,7 @@ class Targets:
         raw: dict[str, Any] = await json_of(request, self._settings.gateway_body_limit_bytes)
         conform(raw, schema)
         # A misspelt one would be disabled, and the right one go on being called.
-        subscription.read([raw["url"]])
+        subscription.read_one(raw["url"], "/url")
         return raw, await own_target(request, self._pool, self._known, raw["url"], raw.get("namespace"))
 
     async def _answer(self, target: TargetId, *, changed: bool) -> web.Response:

@@ -221,14 +221,20 @@ async def disabled(executor: Any, targets: Sequence[TargetId]) -> set[TargetId]:
         return {target_in(row) for row in await executor.fetch(query("targets.disabled"), *columns(targets))}
 
 
-async def disable(executor: Any, target: TargetId, why: str) -> bool:
+async def disable(executor: Any, target: TargetId, why: str, *, answered: bool = False) -> bool:
     """Nothing more is sent to it until it is enabled; False when it was disabled already.
+
+    Args:
+        executor: a pool or a connection.
+        target: which.
+        why: to be shown.
+        answered: it has asked for that itself, answering a call.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        return bool(await executor.fetch(query("targets.disable"), *target, why))
+        return bool(await executor.fetch(query("targets.disable"), *target, why, answered))
 
 
 async def enable(executor: Any, target: TargetId) -> bool:

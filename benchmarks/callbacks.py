@@ -1,6 +1,6 @@
 """Callbacks: deliveries a second and added latency, for 1, 100 and 10,000 targets, against a bare client in the same run.
 
-    python -m benchmarks.callbacks [--calls 3000] [--rounds 5] [--seconds 10]
+    python -m benchmarks.callbacks [--calls 3000] [--rounds 15] [--seconds 15]
 
 The bare client is an aiohttp loop with as many calls under way as the callbacks service may have, to the same targets,
 with no queue, no database and no signature. Deliveries a second: a backlog on the topic, from its first call to its
@@ -216,7 +216,7 @@ async def run(calls: int, rounds: int, seconds: float) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=3000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=15)
     given = parser.parse_args()
     sys.exit(asyncio.run(run(given.calls, given.rounds, given.seconds)))

@@ -1,6 +1,7 @@
 """The stage of the load tests: targets as a process of their own, the callbacks service as another, and a load at a pace.
 
-Latency is from the commit of a callback's row to the arrival of its call: both processes read the same monotonic clock.
+Latency is from the moment a callback's record is handed to the producer to the arrival of its call: both processes read the same
+monotonic clock. The rows are there before: to commit them is another service's work, and would take its share of two cores here.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from tests.callback_targets import Bench, owed
 from tests.waiting import wait_until
 
 LONG = bool(os.environ.get("PENSTOCK_LOAD_LONG"))
-# Rows are committed this often while a load is paced, in seconds.
+# Records are written this often while a load is paced, in seconds.
 TICK_S = 0.02
+# Rows are committed so many at a time, and nobody looks for their callbacks before so many seconds have passed.
+ROWS, HORIZON_S = 2000, 900.0
 
 
 @dataclass
@@ -116,11 +119,11 @@ class Stream:
 
 @dataclass
 class Load:
-    """What is owed, and when it was committed.
+    """What is owed, and since when.
 
     Attributes:
         bench: where.
-        owed_s: the moment of the commit by callback id.
+        owed_s: the moment that its record was written, by callback id.
         url: the target by callback id.
         behind_s: by how much the load was late at worst.
     """
@@ -136,9 +139,18 @@ class Load:
         self.url[callback.id] = url
         return callback
 
+    async def commit(self, callbacks: Sequence[Callback]) -> None:
+        """Commits their rows."""
+        for at in range(0, len(callbacks), ROWS):
+            await self.bench.owe(*callbacks[at : at + ROWS], publish=False, due_in_s=HORIZON_S)
+
     async def owe(self, callbacks: Sequence[Callback]) -> None:
-        """Commits the rows; the records follow, as after a stage's commit."""
-        await self.bench.owe(*callbacks, publish=False)
+        """Commits their rows and writes their records."""
+        await self.commit(callbacks)
+        self.write(callbacks)
+
+    def write(self, callbacks: Sequence[Callback]) -> None:
+        """Writes the records of what is committed, and does not wait for the broker."""
         now_s = time.monotonic()
         self.owed_s.update((callback.id, now_s) for callback in callbacks)
         task = asyncio.create_task(self._send(callbacks))
@@ -152,24 +164,30 @@ class Load:
     async def pace(self, seconds: float, *streams: Stream) -> set[str]:
         """Owes what the streams say, when they say so; returns the ids."""
         schedule = sorted(one for stream in streams for one in stream.schedule(seconds))
-        begin_s, at, ids = time.monotonic(), 0, set()
+        callbacks = [self.make(url) for _at_s, url in schedule]
+        await self.commit(callbacks)
+        begin_s, at = time.monotonic(), 0
         while at < len(schedule):
-            passed_s = time.monotonic() - begin_s
-            due = []
+            passed_s, first = time.monotonic() - begin_s, at
             while at < len(schedule) and schedule[at][0] <= passed_s:
-                due.append(self.make(schedule[at][1]))
                 at += 1
-            if due:
-                self.behind_s = max(self.behind_s, passed_s - schedule[at - len(due)][0])
-                ids.update(callback.id for callback in due)
-                await self.owe(due)
+            if at > first:
+                self.behind_s = max(self.behind_s, passed_s - schedule[first][0])
+                self.write(callbacks[first:at])
             await asyncio.sleep(TICK_S)
         if self._sending:
             await asyncio.gather(*self._sending)
-        return ids
+        return {callback.id for callback in callbacks}
+
+    def halves(self, ids: set[str]) -> tuple[set[str], set[str]]:
+        """Those of the first half of their time, and the others."""
+        at_s = [self.owed_s[name] for name in ids]
+        middle_s = (min(at_s) + max(at_s)) / 2
+        first = {name for name in ids if self.owed_s[name] <= middle_s}
+        return first, ids - first
 
     def latencies(self, targets: Targets, ids: set[str]) -> list[float]:
-        """Seconds from commit to the first arrival, for those of `ids` that have arrived."""
+        """Seconds from its record to the first arrival, for those of `ids` that have arrived."""
         first: dict[str, float] = {}
         for calls in targets.calls.values():
             for at_s, name in calls:

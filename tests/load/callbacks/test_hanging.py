@@ -75,18 +75,21 @@ async def compare(
     # The first of each target loads it, opens a connection and warms the broker.
     warm = await load.pace(max(5.0, 1 / stream.rate), stream)
     await wait_until(lambda: arrived(targets, warm), timeout=120)
-    alone, first, later = [], [], []
-    for urls in hanging:
-        quiet = [await load.pace(SECONDS, stream) for _ in range(2)]
+    alone: list[list[float]] = []
+    first: list[list[float]] = []
+    later: list[list[float]] = []
+    late_s: list[float] = []
+    for number, urls in enumerate(hanging):
+        quiet = await load.pace(2 * SECONDS, stream)
         # What is owed before is there, so that it is not they who are waited for.
-        await wait_until(lambda ids=quiet[-1]: arrived(targets, ids), timeout=120)
-        loud = [await load.pace(SECONDS, stream, Stream(urls, 2.0)) for _ in range(2)]
-        begins, goes_on = ({name for name in ids if "/healthy/" in load.url[name]} for ids in loud)
-        await wait_until(lambda ids=begins | goes_on: arrived(targets, ids), timeout=120)
-        alone += [load.latencies(targets, ids) for ids in quiet]
-        first.append(load.latencies(targets, begins))
-        later.append(load.latencies(targets, goes_on))
-    late_s = [await _diverted_after_s(platform, targets, group) for group in manners]
+        await wait_until(lambda ids=quiet: arrived(targets, ids), timeout=120)
+        loud = await load.pace(2 * SECONDS, stream, Stream(urls, 2.0))
+        loud = {name for name in loud if "/healthy/" in load.url[name]}
+        await wait_until(lambda ids=loud: arrived(targets, ids), timeout=120)
+        alone.append(load.latencies(targets, quiet))
+        for found, ids in zip((first, later), load.halves(loud), strict=True):
+            found.append(load.latencies(targets, ids))
+        late_s.append(await _diverted_after_s(platform, targets, f"hang{number}"))
     found = {
         "healthy_calls_a_second": CALLS,
         "alone_p99_ms": [p99(found) for found in alone],

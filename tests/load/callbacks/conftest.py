@@ -44,7 +44,6 @@ tell_at_the_end("callbacks under load", _table)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """After a full form of all tests, the file."""
-    chosen = session.config.option.keyword or "::" in " ".join(session.config.args)
-    if RUN.figures and LONG and exitstatus == 0 and not chosen:
+    """After a full form, of all tests or of some, the file."""
+    if RUN.figures and LONG and exitstatus == 0:
         RUN.save()

@@ -1,4 +1,4 @@
-"""What a run of the load tests has found: a table at its end, and a file for the record after the full form."""
+"""What a run of the load tests has found: a table at its end, and a file for the record after a full form that passes."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ class Run:
         console.print(table)
 
     def save(self) -> None:
-        """Writes `benchmarks/results/callbacks-load.json`."""
-        document = {
-            "benchmark": "callbacks-load",
-            "command": "PENSTOCK_LOAD_LONG=1 python -m pytest tests/load",
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": self.before,
-            "figures": self.figures,
+        """Writes what was found into `benchmarks/results/callbacks-load.json`; what is there of other tests stays."""
+        path = RESULTS / "callbacks-load.json"
+        found = json.loads(path.read_text())["found"] if path.exists() else {}
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        new = {
+            name: {"at": at, "machine": self.before, "figures": figures}
+            for name, figures in self.figures.items()
         }
-        (RESULTS / "callbacks-load.json").write_text(json.dumps(document, indent=2) + "\n")
+        command = "PENSTOCK_LOAD_LONG=1 python -m pytest tests/load"
+        document = {"benchmark": "callbacks-load", "command": command, "found": {**found, **new}}
+        path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 RUN = Run()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -220,6 +220,44 @@ def test_names_that_are_not_answered_keep_nobody_from_being_called() -> None:
 
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         runner.run(run())
+
+
+class _Nameserver(asyncio.DatagramProtocol):
+    """Knows every name, at `INSIDE` only; a name that begins with `late` only some time after it was first asked for, and from
+    then on at once, as one that asks others does."""
+
+    def __init__(self, late_s: float) -> None:
+        self._late_s = late_s
+        self._first_s: dict[bytes, float] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        loop = asyncio.get_running_loop()
+        end = data.index(b"\0", 12) + 1
+        name, kind = data[12:end], data[end : end + 2]
+        known_s = self._first_s.setdefault(name, loop.time() + self._late_s * name.startswith(b"\4late"))
+        # A pointer to the name, class IN, 60 s; of another kind than A there is nothing.
+        found = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4" + socket.inet_aton(INSIDE) if kind == b"\0\1" else b""
+        counts = b"\0\1" + (b"\0\1" if found else b"\0\0") + b"\0\0\0\0"
+        answer = data[:2] + b"\x81\x80" + counts + data[12 : end + 4] + found
+        loop.call_later(max(0.0, known_s - loop.time()), self._transport.sendto, answer, addr)
+
+
+async def test_a_name_whose_own_server_takes_its_time_is_found() -> None:
+    """C6: the server of names is quick with others, so that c-ares gives it little time; one that it has to ask for itself takes
+    nearly two seconds, and is no failed attempt."""
+    loop = asyncio.get_running_loop()
+    server, _protocol = await loop.create_datagram_endpoint(
+        lambda: _Nameserver(late_s=1.9), local_addr=(INSIDE, 0)
+    )
+    resolver = egress.make_resolver([f"{INSIDE}:{server.get_extra_info('sockname')[1]}"])
+    for name in (*(f"quick{number}.example" for number in range(20)), "late.example"):
+        found = await resolver.resolve(name, 80, socket.AF_UNSPEC)
+        assert {one["host"] for one in found} == {INSIDE}
+    await resolver.close()
+    server.close()
 
 
 @pytest.mark.parametrize("host", ODD)

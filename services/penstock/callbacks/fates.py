@@ -68,7 +68,8 @@ class Fates:
         # What a target asks for is no failure of ours.
         long = isinstance(fate, RetryIn) and fate.seconds > WHILE_SUSPICIOUS_S and not met.retry_after_s
         if long or fate == Dead(Reason.EXHAUSTED):
-            return RetryIn(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2))
+            asked_s = min(met.retry_after_s or 0.0, self._settings.policy.retry_after_max_s)
+            return RetryIn(max(WHILE_SUSPICIOUS_S * (0.5 + self._chance() / 2), asked_s))
         return fate
 
     def settle(self, waiting: Waiting, met: Met, fate: Delivered | RetryIn, *, counts: bool) -> None:

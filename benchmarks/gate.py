@@ -1,15 +1,15 @@
-"""The gate: how fast tasks are released while few or very many others wait.
+"""Release rate of task-sync, with small and very large backlogs.
 
     python -m benchmarks.gate [--seconds 8] [--rounds 3] [--waiting 0 100000 1000000]
 
-For each case a broker, a database and task-sync of its own: so many tasks wait already, of the same type and of lower
-priority (and, in the last case, of 200 types), when 100,000 more are let go; a worker that only claims takes them as
-fast as they come. The rate is that of the records it got in the given seconds from the first on; rounds in turn, the
-medians compared. The window is as it is by default; of workers that get nothing done it lets no more than about 8,000 a
-second through, so look at the CPU, too.
+Each case has its own broker, database and task-sync. A number of tasks of the same type and lower
+priority waits already (in the last case tasks of 200 types). Then 100,000 more become ready, and
+one worker claims them as fast as they are released. The rate counts the records in the given
+seconds after the first. Rounds alternate, and medians are compared. The default window limits a
+worker that finishes no task to about 8,000 per second, so compare the CPU too.
 
-With it: task-sync's memory at the end, the CPU that it and PostgreSQL used for a thousand tasks, and the rows that
-PostgreSQL's own plan of the release read for one batch.
+The report also has task-sync's memory at the end, and the CPU seconds of task-sync and PostgreSQL
+per 1,000 tasks. The last column has the rows that the release statement read for one batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import orjson
 import psutil
 
 from benchmarks.claimers import claim, queries
-from benchmarks.figures import CpuMeter, report
+from benchmarks.measurements import CpuMeter, report
 from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
@@ -44,11 +44,11 @@ MEASURED = types.TaskType(name="measured", first_stage="one", paused=True)
 
 @dataclass(frozen=True)
 class Case:
-    """What waits already.
+    """The backlog at the start.
 
     Attributes:
-        waiting: tasks.
-        types: of so many types, the measured one among them.
+        waiting: number of waiting tasks.
+        types: number of their types, including the measured one.
     """
 
     waiting: int
@@ -56,14 +56,14 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As shown."""
+        """Name in the table."""
         of = f", of {self.types} types" if self.types > 1 else ""
         return f"{self.waiting:,} waiting{of}"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one round found."""
+class Result:
+    """The result of one round."""
 
     per_s: float
     memory_mib: float
@@ -71,8 +71,8 @@ class Found:
     plan: str
 
 
-async def measure(case: Case, seconds: float) -> Found:
-    """One round."""
+async def measure(case: Case, seconds: float) -> Result:
+    """Runs one round."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         options = Options(
             data_dir=Path(folder),
@@ -96,22 +96,22 @@ async def measure(case: Case, seconds: float) -> Found:
                 meters.append(CpuMeter(pids))
                 await types.change(pool, MEASURED.name, lambda one: dataclasses.replace(one, paused=False))
 
-            # A poll that begins before there is anything takes its time of the seconds.
-            told = await claim(
+            # 3 s more, because the first polls wait for the first release.
+            results = await claim(
                 deployment, "kafka", MEASURED.name, workers=1, most=1000, seconds=seconds + 3, begin=begin
             )
-            claimed = sum(len(ids) for _asked_s, _took_s, ids in told)
+            claimed = sum(len(ids) for _asked_s, _took_s, ids in results)
             cpu_s = meters[0].seconds() * 1000 / claimed
             memory = psutil.Process(pids[0]).memory_info().rss / 2**20
             plan = await plan_of(connection)
             await connection.close()
-    first_s = min(asked_s + took_s for asked_s, took_s, ids in told if ids)
-    got = sum(len(ids) for asked_s, took_s, ids in told if asked_s + took_s <= first_s + seconds)
-    return Found(got / seconds, memory, cpu_s, plan)
+    first_s = min(asked_s + took_s for asked_s, took_s, ids in results if ids)
+    got = sum(len(ids) for asked_s, took_s, ids in results if asked_s + took_s <= first_s + seconds)
+    return Result(got / seconds, memory, cpu_s, plan)
 
 
 async def fill(case: Case, pool: Any, connection: Any) -> None:
-    """Registers the types, and lets tasks wait."""
+    """Registers the types and inserts the waiting tasks."""
     others = [
         types.TaskType(name=f"other{number}", partitions=1, paused=False) for number in range(case.types - 1)
     ]
@@ -127,7 +127,7 @@ async def fill(case: Case, pool: Any, connection: Any) -> None:
 
 
 async def full(case: Case, connection: Any) -> None:
-    """Waits until the windows of all other types are full: nobody takes anything of theirs."""
+    """Waits until the windows of all other types are full; they have no workers."""
     while (
         await connection.fetchval("SELECT count(DISTINCT type) FROM task WHERE state = 'queued'")
         < case.types - 1
@@ -136,12 +136,12 @@ async def full(case: Case, connection: Any) -> None:
 
 
 async def plan_of(connection: Any) -> str:
-    """How the release finds its tasks, and how many rows that reads."""
+    """Returns the indexes that the release statement scans, with the rows read."""
     transaction = connection.transaction()
     await transaction.start()
     try:
         statement = f"EXPLAIN (ANALYZE, FORMAT JSON) {query('release.release')}"
-        rows = await connection.fetchval(statement, MEASURED.name, BATCH, [], False)  # noqa: FBT003 (of the statement)
+        rows = await connection.fetchval(statement, MEASURED.name, BATCH, [], False)  # noqa: FBT003 (a parameter of the statement)
     finally:
         await transaction.rollback()
     found = [
@@ -153,16 +153,16 @@ async def plan_of(connection: Any) -> str:
 
 
 def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A plan's nodes, itself included."""
+    """Returns all nodes of a plan."""
     yield plan
     for part in plan.get("Plans", ()):
         yield from nodes(part)
 
 
 async def run(seconds: float, rounds: int, waiting: Sequence[int]) -> int:
-    """All cases in turn, and reports."""
+    """Runs all cases in turn and reports."""
     cases = [*map(Case, waiting), Case(max(waiting), TYPES)]
-    found: dict[Case, list[Found]] = {case: [] for case in cases}
+    found: dict[Case, list[Result]] = {case: [] for case in cases}
     for number in range(rounds):
         for case in cases:
             one = await measure(case, seconds)
@@ -186,7 +186,7 @@ async def run(seconds: float, rounds: int, waiting: Sequence[int]) -> int:
                 f"{case.name}: at least 80 % of the rate with {cases[0].name}": (f"{share:.2f}", share >= 0.8)
                 for case, share in shares.items()
             },
-            "memory of task-sync does not grow with what waits": (
+            "memory of task-sync does not grow with the backlog": (
                 ", ".join(f"{max(one.memory_mib for one in some):.0f}" for some in found.values()) + " MiB",
                 max(one.memory_mib for some in found.values() for one in some)
                 <= max(one.memory_mib for one in found[cases[0]]) + 64,
@@ -200,5 +200,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--waiting", type=int, nargs="+", default=[0, 100_000, 1_000_000])
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.seconds, given.rounds, given.waiting)))
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.seconds, arguments.rounds, arguments.waiting)))

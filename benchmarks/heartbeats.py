@@ -2,9 +2,10 @@
 
     python -m benchmarks.heartbeats [--tasks 100000] [--workers 1000] [--lease 60] [--seconds 60]
 
-The workers are the SDK's own hearts (`penstock.worker.heart`), a thousand in one process, on the real broker; the
-processor is the deployment's. After `seconds` of steady beating a tenth of the workers falls silent at once: found
-is how long it takes until their tasks are given back, counted from the last moment at which each was heard of.
+A thousand of the SDK's heartbeat senders (`penstock.worker.heartbeat_sender`) run in one process,
+with the deployment's broker and processor. After `seconds` of steady heartbeats a tenth of the
+workers stops at once. The detection time of each of their tasks is measured from its last heartbeat
+until its attempt expires.
 """
 
 from __future__ import annotations
@@ -21,52 +22,52 @@ import asyncpg
 import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from benchmarks.figures import CpuMeter, percentile, report
+from benchmarks.measurements import CpuMeter, percentile, report
 from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.kafka.connection import make_producer, running
-from penstock.kafka.declared import partitions_of
+from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS
 from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
-from penstock.worker.hand import claims_of
-from penstock.worker.heart import Heart
-from penstock.worker.link import Link
+from penstock.worker.heartbeat_sender import HeartbeatSender
+from penstock.worker.kafka_transport import KafkaTransport
 
 CLAIM_AT_A_TIME = 50  # workers
 
 
 @dataclass
-class Crowd:
-    """Simulated workers on one producer."""
+class WorkerPool:
+    """Simulated workers that share one producer."""
 
     settings: Kafka
     producer: AIOKafkaProducer
-    hearts: list[Heart] = field(default_factory=list)
+    senders: list[HeartbeatSender] = field(default_factory=list)
     beating: list[asyncio.Task[None]] = field(default_factory=list)
-    given_up: int = 0
+    lost: int = 0
 
     async def join(self, name: str, tasks: list[ReadyTask]) -> None:
-        """A worker claims its tasks and begins to beat."""
-        link = Link(self.producer, self.settings, name)
-        heart = Heart(link, name, time.monotonic, self._give_up)
+        """Adds a worker, which claims its tasks and begins to send heartbeats."""
+        link = KafkaTransport(self.producer, self.settings, name)
+        sender = HeartbeatSender(link, name, time.monotonic, self._on_lost)
         heard_s = time.monotonic()
         claims = claims_of(name, tasks, {})
         for claim in claims:
             await link.send_heartbeat(claim)
-        heart.take(claims, heard_s)
-        self.hearts.append(heart)
-        self.beating.append(asyncio.create_task(heart.run()))
+        sender.add(claims, heard_s)
+        self.senders.append(sender)
+        self.beating.append(asyncio.create_task(sender.run()))
 
-    def _give_up(self, keys: list[object]) -> None:
-        self.given_up += len(keys)
+    def _on_lost(self, keys: list[object]) -> None:
+        self.lost += len(keys)
 
 
 async def prepare(connection: asyncpg.Connection, tasks: int, lease_ms: int) -> list[ReadyTask]:
-    """Tasks as task-sync has released them."""
+    """Inserts tasks in the state after their release."""
     rows = await connection.fetch(
         "INSERT INTO penstock.task (type, state, stage, content_type, context)"
         " SELECT 'held', 'queued', 'start', 'json', 'null' FROM generate_series(1, $1) RETURNING id",
@@ -77,7 +78,7 @@ async def prepare(connection: asyncpg.Connection, tasks: int, lease_ms: int) -> 
 
 
 async def records(settings: Kafka) -> int:
-    """How many records the heartbeats topic holds."""
+    """Returns the number of records on the heartbeats topic."""
     consumer = AIOKafkaConsumer(bootstrap_servers=settings.kafka)
     await consumer.start()
     topic = settings.prefix + HEARTBEATS.name
@@ -89,10 +90,12 @@ async def records(settings: Kafka) -> int:
 
 
 async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
-    """Runs the crowd and reports."""
-    some = {name: service for name, service in SERVICES.items() if name == "heartbeats"}
+    """Runs the workers and reports."""
+    services = {name: service for name, service in SERVICES.items() if name == "heartbeats"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        options = Options(data_dir=Path(folder), services=some, kafka_port=0, postgres_port=0, gateway_port=0)
+        options = Options(
+            data_dir=Path(folder), services=services, kafka_port=0, postgres_port=0, gateway_port=0
+        )
         async with Deployment(options) as deployment:
             settings = Kafka.load(deployment.environment)
             connection = await asyncpg.connect(deployment.postgres)
@@ -103,21 +106,21 @@ async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
                 await types.register(pool, held)
             ready = await prepare(connection, tasks, held.lease_ms)
             async with running(make_producer(settings)) as producer:
-                crowd = Crowd(settings, producer)
+                simulated = WorkerPool(settings, producer)
                 share = tasks // workers
                 for begin in range(0, workers, CLAIM_AT_A_TIME):
                     names = range(begin, min(begin + CLAIM_AT_A_TIME, workers))
                     await asyncio.gather(
-                        *(crowd.join(f"worker-{n}", ready[n * share : (n + 1) * share]) for n in names)
+                        *(simulated.join(f"worker-{n}", ready[n * share : (n + 1) * share]) for n in names)
                     )
                 while await in_state(connection, "running") < workers * share:
                     await asyncio.sleep(0.2)
-                # One whole lease, so that everybody beats by now.
+                # One whole lease, so that every worker has sent heartbeats.
                 await asyncio.sleep(lease_s)
                 steady = await beat(deployment, settings, seconds)
                 false = tasks - await in_state(connection, "running")
-                late = await lose(crowd, connection, workers // 10, share)
-                for beating in crowd.beating:
+                late = await lose(simulated, connection, workers // 10, share)
+                for beating in simulated.beating:
                     beating.cancel()
             await connection.close()
     figures = {**steady, "false expiries": false, **late}
@@ -126,8 +129,11 @@ async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
         "heartbeats",
         {f"{tasks:,} tasks, {workers:,} workers, lease {lease_s:g} s": figures},
         {
-            "nobody expires who beats": (f"{false} of {tasks:,}", false == 0 and crowd.given_up == 0),
-            f"lost found within lease, tick and a second ({worst:g} s), p99": (
+            "no attempt with heartbeats expires": (
+                f"{false} of {tasks:,}",
+                false == 0 and simulated.lost == 0,
+            ),
+            f"lost workers detected within lease, tick and one second ({worst:g} s), p99": (
                 f"{late['found p99 (s)']}",
                 late["found p99 (s)"] <= worst,
             ),
@@ -140,7 +146,7 @@ async def in_state(connection: asyncpg.Connection, state: str) -> int:
 
 
 async def beat(deployment: Deployment, settings: Kafka, seconds: float) -> dict[str, float]:
-    """What steady beating costs."""
+    """Measures the cost of steady heartbeats."""
     pid = deployment.processes["heartbeats"]
     meter, before, begin = CpuMeter([pid]), await records(settings), time.perf_counter()
     await asyncio.sleep(seconds)
@@ -152,15 +158,17 @@ async def beat(deployment: Deployment, settings: Kafka, seconds: float) -> dict[
     }
 
 
-async def lose(crowd: Crowd, connection: asyncpg.Connection, workers: int, share: int) -> dict[str, float]:
-    """Silences workers; seconds from the last sign of life of each of their tasks until it is given back."""
+async def lose(
+    simulated: WorkerPool, connection: asyncpg.Connection, workers: int, share: int
+) -> dict[str, float]:
+    """Stops workers; measures the seconds from the last heartbeat of each task until its attempt expires."""
     heard: dict[int, float] = {}
     now_s, now = time.monotonic(), time.time()
-    for heart, beating in zip(crowd.hearts[:workers], crowd.beating[:workers], strict=True):
+    for sender, beating in zip(simulated.senders[:workers], simulated.beating[:workers], strict=True):
         beating.cancel()
-        for queue in heart._queues.values():  # noqa: SLF001 (nobody but a benchmark asks)
-            pulses = queue._pulses.items()  # noqa: SLF001 (as above)
-            heard |= {key[0]: now - (now_s - pulse.heard_s) for key, pulse in pulses}
+        for queue in sender._queues.values():  # noqa: SLF001 (no public access, since only this benchmark needs it)
+            attempts = queue._attempts.items()  # noqa: SLF001 (as above)
+            heard |= {key[0]: now - (now_s - attempt.contact_s) for key, attempt in attempts}
     while await connection.fetchval("SELECT count(*) FROM penstock.attempt") < workers * share:
         await asyncio.sleep(0.2)
     rows = await connection.fetch(
@@ -181,5 +189,5 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=1_000)
     parser.add_argument("--lease", type=float, default=60)
     parser.add_argument("--seconds", type=float, default=60)
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.tasks, given.workers, given.lease, given.seconds)))
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.tasks, arguments.workers, arguments.lease, arguments.seconds)))

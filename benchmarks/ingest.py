@@ -1,15 +1,18 @@
-"""Ingest: rows a second of the statement that takes submissions in, against a bare COPY of the same rows in the same run.
+"""Ingest: rows per second of the submission statement, compared with a bare COPY of the same rows.
 
     python -m benchmarks.ingest [--rows 20000] [--batch 1000] [--rounds 5]
 
-Three ways into the same table with all its indexes, one session, a commit for each batch, taking turns:
+Three methods write to the same table with all its indexes, in one session, with a commit per batch,
+in turn:
 
-- copy: `COPY` of the finished rows. No idempotency key is looked up, no default of the type filled in, nobody woken, no id
-  returned; a key that is there already would fail the whole batch.
-- statement: what gateway and task-sync run (`tasks.submit`).
+- copy: `COPY` of complete rows. It looks up no idempotency key, applies no defaults of the type,
+  sends no notification and
+  returns no id. A duplicate idempotency key would fail the whole batch.
+- statement: the statement of gateway and task-sync (`tasks.submit`).
 - staging: `COPY` into a temporary table, and the same statement from there in the same transaction.
 
-Rows have a context of about a hundred bytes; half the runs with an idempotency key each. Compared is the median of the rounds.
+Rows have a context of about a hundred bytes, and in half of the runs an idempotency key. Medians of
+the rounds are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.figures import CpuMeter, report
+from benchmarks.measurements import CpuMeter, report
 from penstock.contracts import subscription
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
@@ -54,11 +57,11 @@ COLUMNS = (
     "key",
 )
 
-Way = Callable[[Any, Sequence[Submission]], Awaitable[None]]
+Method = Callable[[Any, Sequence[Submission]], Awaitable[None]]
 
 
 def queries() -> dict[str, str]:
-    """The statements of ingest.sql by name."""
+    """Returns the statements of ingest.sql by name."""
     parts = re.split(r"^-- name: (\w+)$", Path(__file__).with_suffix(".sql").read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -67,7 +70,7 @@ SQL = queries()
 
 
 def row_of(one: Submission) -> tuple[Any, ...]:
-    """The columns of a submission as they travel."""
+    """Returns the columns of a submission."""
     callbacks = None if one.callbacks is None else orjson.dumps(subscription.to_wire(one.callbacks)).decode()
     return (
         one.type,
@@ -86,7 +89,7 @@ def row_of(one: Submission) -> tuple[Any, ...]:
 
 
 async def copy(connection: Any, batch: Sequence[Submission]) -> None:
-    """The rows as they will be: what no client could know but one that made the types itself."""
+    """Copies complete rows, with the type's defaults, which a client would not know."""
     rows = [
         (
             one.type,
@@ -116,7 +119,7 @@ async def staging(connection: Any, batch: Sequence[Submission]) -> None:
     assert len(inserted) == len(batch)
 
 
-WAYS: dict[str, Way] = {"copy": copy, "statement": statement, "staging": staging}
+METHODS: dict[str, Method] = {"copy": copy, "statement": statement, "staging": staging}
 
 
 def batches(rows: int, batch: int, *, keyed: bool) -> Iterator[list[Submission]]:
@@ -136,14 +139,14 @@ def batches(rows: int, batch: int, *, keyed: bool) -> Iterator[list[Submission]]
 async def measure(
     dsn: str, server: int, rows: int, batch: int, rounds: int, *, keyed: bool
 ) -> dict[str, dict[str, float]]:
-    """Rows a second, and CPU a thousand rows, of each way."""
+    """Measures rows per second and CPU per 1,000 rows of each method."""
     connection = await connect(dsn, "benchmark")
     await connection.execute(SQL["stage"])
     made = list(batches(rows, batch, keyed=keyed))
-    rates: dict[str, list[float]] = {way: [] for way in WAYS}
-    cpu: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    rates: dict[str, list[float]] = {method: [] for method in METHODS}
+    cpu: dict[str, list[tuple[float, float]]] = {method: [] for method in METHODS}
     for number in range(rounds + 1):
-        for way, insert in WAYS.items():
+        for method, insert in METHODS.items():
             await connection.execute("TRUNCATE task RESTART IDENTITY CASCADE")
             await connection.execute("CHECKPOINT")
             meter, begin, own = CpuMeter([server]), time.perf_counter(), time.process_time()
@@ -152,17 +155,17 @@ async def measure(
             took_s, own = time.perf_counter() - begin, time.process_time() - own
             assert await connection.fetchval("SELECT count(*) FROM task") == rows
             if number:  # the first round warms up
-                rates[way].append(rows / took_s)
-                cpu[way].append((meter.seconds() / rows * 1e6, own / rows * 1e6))
+                rates[method].append(rows / took_s)
+                cpu[method].append((meter.seconds() / rows * 1e6, own / rows * 1e6))
     await connection.close()
     return {
-        way: {
-            "rows/s": round(median(rates[way])),
-            "of COPY": round(median(rates[way]) / median(rates["copy"]), 2),
-            "CPU of the server (ms/1,000 rows)": round(median(server for server, _ in cpu[way]), 1),
-            "CPU of the client (ms/1,000 rows)": round(median(client for _, client in cpu[way]), 1),
+        method: {
+            "rows/s": round(median(rates[method])),
+            "of COPY": round(median(rates[method]) / median(rates["copy"]), 2),
+            "CPU of the server (ms/1,000 rows)": round(median(server for server, _ in cpu[method]), 1),
+            "CPU of the client (ms/1,000 rows)": round(median(client for _, client in cpu[method]), 1),
         }
-        for way in WAYS
+        for method in METHODS
     }
 
 
@@ -180,7 +183,7 @@ async def run(rows: int, batch: int, rounds: int) -> int:
             [pid] = supervisor.processes().values()
             for keyed, name in ((False, "no keys"), (True, "idempotency keys")):
                 found = await measure(server.dsn(), pid, rows, batch, rounds, keyed=keyed)
-                figures |= {f"{way}, {name}": values for way, values in found.items()}
+                figures |= {f"{method}, {name}": values for method, values in found.items()}
         finally:
             supervisor.close()
     claims = {}
@@ -188,7 +191,7 @@ async def run(rows: int, batch: int, rounds: int) -> int:
         share = figures[f"statement, {name}"]["of COPY"]
         claims[f"the statement is at least half as fast as a bare COPY, {name}"] = (f"{share}", share >= 0.5)
         staged = figures[f"staging, {name}"]["of COPY"]
-        claims[f"and no slower than by way of a staging table, {name}"] = (
+        claims[f"the statement is not slower than a staging table, {name}"] = (
             f"{share} against {staged}",
             share >= staged * 0.95,
         )
@@ -202,5 +205,5 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--batch", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.rows, given.batch, given.rounds)))
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.rows, arguments.batch, arguments.rounds)))

@@ -1,4 +1,4 @@
--- The way that ingest does not go, for comparison: COPY into a table of the session's own, and one statement from there.
+-- An alternative ingest, for comparison: COPY into a temporary table, and one statement from there.
 
 -- name: stage
 CREATE TEMPORARY TABLE IF NOT EXISTS staged (

@@ -1,9 +1,10 @@
-"""Latency at low load: 30 tasks/s of three no-op stages, Penstock against the bare loop in the same run.
+"""Latency at low load: 30 tasks per second of three no-op stages, Penstock compared with the bare loop.
 
     python -m benchmarks.latency [--rate 30] [--seconds 30]
 
-Measured from just before the submission is sent: to the first stage's handler, and to the commit of the last
-stage. Penstock's submissions go over the topic and are taken in by task-sync; the bare loop inserts its own.
+Both latencies start just before the submission is sent: one ends in the first stage's handler, the
+other at the commit of the last stage. Penstock's submissions go through the topic and task-sync's
+ingest; the bare loop inserts rows itself.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.figures import percentile, report
 from benchmarks.loops import Loop, bare, everything, finish, servers_only, whole
+from benchmarks.measurements import percentile, report
 from penstock.local.deployment import Deployment
 
 WARM_UP = 300
@@ -30,7 +31,7 @@ async def measure(loop: Loop, rate: float, seconds: float) -> dict[str, float]:
         await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
         await loop.submit([{"at": time.time(), "pad": "x" * 160}])
     await finish(loop, WARM_UP + count)
-    # The first ten seconds find topics, prepare statements and let the broker compile itself.
+    # Without the first ten seconds, in which clients fetch metadata and the JVM compiles.
     starts, ends = loop.starts[WARM_UP:], (await loop.whole())[WARM_UP:]
     return {
         "first stage p50": round(percentile(starts, 0.5) * 1000, 1),
@@ -61,5 +62,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=30)
     parser.add_argument("--seconds", type=float, default=30)
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.rate, given.seconds)))
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.rate, arguments.seconds)))

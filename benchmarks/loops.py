@@ -1,4 +1,4 @@
-"""The two loops that are compared, with one shape: start, submit, count what is finished, stop."""
+"""The two loops that are compared, behind one interface."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from penstock.settings import Kafka
 
 
 class Loop(Protocol):
-    """Three no-op stages from submission to the end."""
+    """A system that runs tasks of three no-op stages."""
 
     @property
     def pids(self) -> Sequence[int]:
-        """Every process that works for it, servers included."""
+        """Ids of all its processes, including the servers."""
 
     @property
     def starts(self) -> list[float]:
-        """Seconds from submission to the first stage, a task each."""
+        """Seconds from submission to the first stage, per task."""
 
     async def submit(self, contexts: Sequence[dict[str, object]]) -> None:
         """Submits a batch of tasks."""
 
     async def finished(self) -> int:
-        """How many tasks have ended well."""
+        """Returns the number of succeeded tasks."""
 
     async def whole(self) -> list[float]:
-        """Seconds from submission to the end, a task each."""
+        """Seconds from submission to the end, per task."""
 
 
 @dataclass
 class Bare:
-    """The bare loop's three processes on the deployment's broker and database."""
+    """The three processes of the bare loop, on the deployment's broker and database."""
 
     connection: asyncpg.Connection
     processes: list[subprocess.Popen]
@@ -77,7 +77,7 @@ class Bare:
 
 @asynccontextmanager
 async def bare(deployment: Deployment) -> AsyncIterator[Bare]:
-    """Starts the bare loop on a deployment whose own services are not running."""
+    """Starts the bare loop on a deployment without services."""
     connection = await asyncpg.connect(deployment.postgres)
     await connection.execute(bare_loop.queries()["create"])
     settings = Kafka(kafka=deployment.kafka, prefix="bare.")
@@ -104,7 +104,7 @@ async def bare(deployment: Deployment) -> AsyncIterator[Bare]:
 
 @dataclass
 class Whole:
-    """Penstock: every service, and worker processes."""
+    """Penstock: all services and worker processes."""
 
     deployment: Deployment
     connection: asyncpg.Connection
@@ -144,12 +144,12 @@ class Whole:
 async def whole(
     deployment: Deployment, workers: int = 1, types: Sequence[str] = ("noop",)
 ) -> AsyncIterator[Whole]:
-    """Starts workers beside a deployment whose services are running.
+    """Starts workers for a deployment with services.
 
     Args:
-        deployment: the services and servers.
-        workers: how many processes, each for all the types.
-        types: of the tasks, which are submitted in turn.
+        deployment: the deployment.
+        workers: number of worker processes, each for all types.
+        types: task types, which are submitted in turn.
     """
     log = Path(tempfile.mkdtemp()) / "starts"
     environment = {**os.environ, **deployment.environment}
@@ -173,16 +173,16 @@ async def whole(
 
 
 def servers_only(data_dir: Path) -> Options:
-    """A deployment of broker and database alone."""
+    """Options of a deployment with broker and database only."""
     return Options(data_dir=data_dir, services={}, kafka_port=0, postgres_port=0)
 
 
 def everything(data_dir: Path) -> Options:
-    """A deployment with every service."""
+    """Options of a deployment with all services."""
     return Options(data_dir=data_dir, kafka_port=0, postgres_port=0, gateway_port=0)
 
 
 async def finish(loop: Loop, count: int) -> None:
-    """Waits until `count` tasks have ended well."""
+    """Waits until `count` tasks have succeeded."""
     while await loop.finished() < count:
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A worker whose three stages do nothing but hand the context on: the load of throughput and latency."""
+"""A worker with three stages that only pass the context on, for the throughput and latency benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.worker import Done, Next, Task, Worker
 
 
 def make_worker(log: str | None, types: Sequence[str]) -> Worker:
-    """The worker; with `log`, the delay from the context's `at` to the first stage goes there, a line a task."""
+    """Creates the worker; with `log` it writes the seconds from the context's `at` to the first stage there, one line per task."""
     worker = Worker()
     starts = open(log, "a", buffering=1) if log else None  # noqa: SIM115 (open as long as the process)
 
@@ -35,6 +35,6 @@ def make_worker(log: str | None, types: Sequence[str]) -> Worker:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log")
-    parser.add_argument("types", nargs="+", help="of tasks")
-    given = parser.parse_args()
-    make_worker(given.log, given.types).run()
+    parser.add_argument("types", nargs="+", help="task types")
+    arguments = parser.parse_args()
+    make_worker(arguments.log, arguments.types).run()

@@ -1,17 +1,20 @@
-"""What replicas cost: the same load through one, two and four of every service and worker, on three brokers.
+"""The cost of replicas: the same load on one, two and four replicas of every service and worker, with three brokers.
 
     python -m benchmarks.scaling [--tasks 12000] [--rounds 3] [--types 1]
 
-Every topic has three copies of which two acknowledge. A type is released by one task-sync at a time, so with one type the
-others of it stand by. On one machine replicas share its cores, so throughput cannot show how they scale; what they take away
-from each other can be seen all the same, in the CPU that a task costs. It is compared in two ways:
+Every topic has three replicas, of which two acknowledge. One task-sync at a time releases a type,
+so with one type the other task-sync processes are idle. All replicas share the cores of one
+machine, so throughput cannot show scaling. The CPU time per task shows the contention between
+replicas. It is compared in two ways:
 
-- the same load through more replicas. Each then has less of it, and smaller batches, which cost more a task;
-- the same load for each replica: N of each with as much as they get done, and one of each with the N-th part of that, second
-  for second. What grows then is what replicas cost each other: contention, or asking for each other.
+- The same total load on more replicas: each gets less load and smaller batches, which cost more per
+  task.
+- The same load per replica: N replicas at full load, and one replica at the N-th part of that
+  rate. Growth here is the
+  overhead of replication: contention and coordination.
 
-Rounds alternate, after one that does not count; each figure is the median of its rounds. Topics are deleted after each run: a
-broker's followers go through all partitions there are for each record.
+Rounds alternate after a warm-up round, and each value is the median of its rounds. Topics are
+deleted after each run, because a broker's followers iterate over all partitions for each record.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.figures import CpuMeter, report
 from benchmarks.loops import Whole, finish, whole
+from benchmarks.measurements import CpuMeter, report
 from benchmarks.throughput import submit
 from penstock.kafka.connection import admin_client
 from penstock.kafka.topics import workers_group
@@ -40,18 +43,18 @@ from penstock.settings import Kafka
 REPLICAS = (1, 2, 4)
 REPLICATED = ("task-sync", "heartbeats", "stages", "callbacks")
 WARM = 800
-# Seconds between the parts in which a load comes that is bound to a rate.
+# Seconds between submissions at a fixed rate.
 STEP_S = 0.05
-# Seconds for which is measured what all cost at rest.
+# Seconds of the measurement without load.
 REST_S = 5.0
-# The figure that is asked for: how much more CPU a task may cost with more replicas than with one.
+# Maximum growth of CPU time per task, compared with one replica.
 MOST_GROWTH = 1.10
-# Whose replicas are counted; brokers and database are as many as ever.
+# The replicated roles; brokers and database are not replicated.
 OWN = ("workers", *REPLICATED)
 
 
 def roles(loop: Whole, brokers: Supervisor) -> dict[str, list[int]]:
-    """Process ids by what they are."""
+    """Returns process ids by role."""
     found: dict[str, list[int]] = {
         "workers": [worker.pid for worker in loop.workers],
         "kafka": list(brokers.processes().values()),
@@ -62,7 +65,7 @@ def roles(loop: Whole, brokers: Supervisor) -> dict[str, list[int]]:
 
 
 async def settle(loop: Whole) -> None:
-    """Waits until every worker has its share of every type: what moves partitions is no cost of a task."""
+    """Waits until every worker has partitions of every type, so that rebalances are not measured."""
     settings = Kafka(kafka=loop.deployment.kafka, prefix=loop.deployment.environment["PENSTOCK_PREFIX"])
     groups = [workers_group(settings.prefix, name) for name in loop.types]
     async with admin_client(settings) as admin:
@@ -75,12 +78,12 @@ async def settle(loop: Whole) -> None:
 
 
 async def written(loop: Whole) -> int:
-    """Bytes of PostgreSQL's write-ahead log until now."""
+    """Returns the position of PostgreSQL's write-ahead log in bytes."""
     return int(await loop.connection.fetchval("SELECT pg_current_wal_lsn() - '0/0'"))
 
 
 async def submit_at(loop: Whole, tasks: int, per_s: float) -> None:
-    """Submits tasks as they would come in."""
+    """Submits tasks at a fixed rate."""
     begin = time.perf_counter()
     sent = 0
     while sent < tasks:
@@ -91,13 +94,13 @@ async def submit_at(loop: Whole, tasks: int, per_s: float) -> None:
 
 
 async def measure(loop: Whole, brokers: Supervisor, tasks: int, per_s: float | None) -> dict[str, float]:
-    """Submits, waits for the end, and returns tasks per second, CPU milliseconds a task by role and in all, and WAL.
+    """Submits tasks, waits for their end, and returns tasks per second, CPU milliseconds per task, and WAL.
 
     Args:
-        loop: what is measured.
-        brokers: the Kafka it runs on.
-        tasks: how many.
-        per_s: tasks submitted each second; None for all at once.
+        loop: the system to measure.
+        brokers: the supervisor of its brokers.
+        tasks: number of tasks.
+        per_s: tasks submitted per second; None submits all at once.
     """
     await settle(loop)
     await submit(loop, WARM)
@@ -126,14 +129,14 @@ async def measure(loop: Whole, brokers: Supervisor, tasks: int, per_s: float | N
 
 @dataclass
 class Bench:
-    """Three brokers, and a new deployment on them for each run.
+    """Three brokers, with a new deployment for each run.
 
     Args:
-        supervisor: of the brokers.
-        servers: where they are.
-        folder: for the deployments' data.
-        types: of the tasks, in turn.
-        tasks: of a run at full load.
+        supervisor: the supervisor of the brokers.
+        servers: their bootstrap servers.
+        folder: folder for the deployments' data.
+        types: task types, in turn.
+        tasks: number of tasks of a run at full load.
     """
 
     supervisor: Supervisor
@@ -144,7 +147,7 @@ class Bench:
     runs: int = 0
 
     async def measure(self, replicas: int, tasks: int, per_s: float | None = None) -> dict[str, float]:
-        """One run with so many of each; see `measure`."""
+        """Runs once with this number of replicas; see `measure`."""
         self.runs += 1
         prefix = f"scaling-{self.runs}."
         options = Options(
@@ -162,7 +165,7 @@ class Bench:
         return measured
 
     async def round(self, name: str) -> dict[str, dict[str, float]]:
-        """One, two and four of each with all the load, and one of each with what each of two and of four had."""
+        """Runs one, two and four replicas at full load, and one replica at the load per replica of two and of four."""
         found: dict[str, dict[str, float]] = {}
 
         def keep(row: str, measured: dict[str, float]) -> None:
@@ -181,17 +184,17 @@ class Bench:
 
 
 def row_of(replicas: int) -> str:
-    """The name of a run with all the load."""
+    """The name of a run at full load."""
     return f"{replicas} of each"
 
 
 def share_of(replicas: int) -> str:
-    """The name of the run in which one of each has what each of so many had."""
+    """The name of the run of one replica at the load per replica of `replicas`."""
     return f"1 of each, 1/{replicas} of the load"
 
 
 async def run(tasks: int, rounds: int, types: Sequence[str]) -> int:
-    """Runs all in turn and reports."""
+    """Runs all rounds and reports."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         supervisor = Supervisor(lambda _name, _line: None, run_dir=folder / "run")
@@ -212,7 +215,7 @@ async def run(tasks: int, rounds: int, types: Sequence[str]) -> int:
     }
 
     def grown(column: str, more: str, one: str) -> tuple[str, bool]:
-        """Each round's own ratio, since what else the machine does changes from round to round."""
+        """The median of the rounds' ratios, since the machine's other load changes between rounds."""
         ratio = median(each[more][column] / each[one][column] for each in found)
         return f"{ratio:.2f}", ratio <= MOST_GROWTH
 
@@ -231,5 +234,9 @@ if __name__ == "__main__":
     parser.add_argument("--tasks", type=int, default=12_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--types", type=int, default=1)
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.tasks, given.rounds, [f"noop-{number}" for number in range(given.types)])))
+    arguments = parser.parse_args()
+    sys.exit(
+        asyncio.run(
+            run(arguments.tasks, arguments.rounds, [f"noop-{number}" for number in range(arguments.types)])
+        )
+    )

@@ -1,10 +1,11 @@
-"""Callback targets: one process, any number of paths, each with the manners it is told.
+"""Callback targets: one process with any number of paths, each with a configurable behaviour.
 
     python -m benchmarks.targets READY_FILE
 
-It speaks as much HTTP as callbacks need and no more, because it shares the machine with what it measures. A path's first
-word is its group: manners are set for a path or for a group (`POST /_/manners`), what came is collected by
-`GET /_/calls`, both in JSON. Times are of this machine's monotonic clock, which all its processes share.
+It implements only the HTTP that callbacks need, because it shares the machine with the measured
+service. The first word of a path is its group. `POST /_/behaviour` sets the behaviour of a path or
+group, and `GET /_/calls` returns the received calls, both in JSON. Times are from the monotonic
+clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ CHUNK = b"x" * 65_536
 
 
 @dataclass(frozen=True)
-class Manners:
+class Behaviour:
     """How calls are answered.
 
     Attributes:
-        kind: `answer`, `hang` (never), `drip` (a byte a second), `huge` (a body of `size` bytes).
+        kind: `answer`, `hang` (no answer), `drip` (one byte per second) or `huge` (a body of `size`
+            bytes).
         after_s: seconds until the answer.
-        status: of the answer.
-        headers: of the answer, as `Name: value` lines.
-        slow_every: each so many-th call is answered after `slow_s` instead; 0 for none.
-        slow_s: see there.
-        turns_s: for so long as usual and for so long after `slow_s`, in turn; 0 for always as usual.
-        size: of a huge body.
+        status: HTTP status of the answer.
+        headers: headers of the answer, as `Name: value` lines.
+        slow_every: every n-th call is answered after `slow_s` seconds; 0 turns this off.
+        slow_s: seconds until a slow answer.
+        turns_s: seconds of alternating phases with `after_s` and `slow_s`; 0 turns this off.
+        size: size of a huge body in bytes.
     """
 
     kind: str = "answer"
@@ -50,33 +52,33 @@ class Manners:
 
 
 @dataclass
-class Book:
-    """What came: (path, webhook-id, arrival), and (path, webhook-id, arrival, end) of what was broken off."""
+class CallLog:
+    """Received calls as (path, webhook-id, arrival); aborted ones as (path, webhook-id, arrival, end)."""
 
     calls: list[tuple[str, str, float]] = field(default_factory=list)
     broken: list[tuple[str, str, float, float]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    under_way: Counter[str] = field(default_factory=Counter)
-    manners: dict[str, Manners] = field(default_factory=dict)
+    in_flight: Counter[str] = field(default_factory=Counter)
+    behaviours: dict[str, Behaviour] = field(default_factory=dict)
 
-    def manners_of(self, path: str, group: str) -> Manners:
-        return self.manners.get(path) or self.manners.get(group) or Manners()
+    def behaviour_of(self, path: str, group: str) -> Behaviour:
+        return self.behaviours.get(path) or self.behaviours.get(group) or Behaviour()
 
     def command(self, path: str, body: bytes) -> Any:
-        if path == "/_/manners":
-            for name, given in orjson.loads(body).items():
-                self.manners[name] = Manners(**given)
+        if path == "/_/behaviour":
+            for name, settings in orjson.loads(body).items():
+                self.behaviours[name] = Behaviour(**settings)
             return {}
-        told = {"calls": self.calls, "broken": self.broken, "under_way": self.under_way}
+        answer = {"calls": self.calls, "broken": self.broken, "in_flight": self.in_flight}
         self.calls, self.broken = [], []
-        return told
+        return answer
 
 
 class Connection(asyncio.Protocol):
-    """One connection: calls one after the other."""
+    """One connection, which serves its calls in sequence."""
 
-    def __init__(self, book: Book, loop: asyncio.AbstractEventLoop) -> None:
-        self._book = book
+    def __init__(self, call_log: CallLog, loop: asyncio.AbstractEventLoop) -> None:
+        self._call_log = call_log
         self._loop = loop
         self._buffer = b""
         self._call: tuple[str, str, float] | None = None
@@ -84,7 +86,7 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is none of asyncio's classes.
+        # uvloop's transport is not a subclass of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         self._writable.set()
 
@@ -99,7 +101,7 @@ class Connection(asyncio.Protocol):
         if self._writing is not None:
             self._writing.cancel()
         if self._call is not None:
-            self._book.broken.append((*self._call, time.monotonic()))
+            self._call_log.broken.append((*self._call, time.monotonic()))
             self._end()
 
     def data_received(self, data: bytes) -> None:
@@ -115,42 +117,42 @@ class Connection(asyncio.Protocol):
         self._buffer = buffer[total:]
         path = head.split(b" ", 2)[1].decode()
         if path.startswith("/_/"):
-            self._send(200, orjson.dumps(self._book.command(path, buffer[end + 4 : total])))
+            self._send(200, orjson.dumps(self._call_log.command(path, buffer[end + 4 : total])))
             return
         self._call = (path, _header(head, b"webhook-id").decode(), time.monotonic())
-        self._book.calls.append(self._call)
+        self._call_log.calls.append(self._call)
         self._serve(path)
 
     def _serve(self, path: str) -> None:
-        book = self._book
+        call_log = self._call_log
         group = path.split("/", 2)[1]
-        book.under_way[group] += 1
-        manners = book.manners_of(path, group)
-        if manners.kind == "answer":
-            book.counts[group] += 1
-            after_s = manners.after_s
-            if (manners.slow_every and book.counts[group] % manners.slow_every == 0) or (
-                manners.turns_s and int(time.monotonic() / manners.turns_s) % 2
+        call_log.in_flight[group] += 1
+        behaviour = call_log.behaviour_of(path, group)
+        if behaviour.kind == "answer":
+            call_log.counts[group] += 1
+            after_s = behaviour.after_s
+            if (behaviour.slow_every and call_log.counts[group] % behaviour.slow_every == 0) or (
+                behaviour.turns_s and int(time.monotonic() / behaviour.turns_s) % 2
             ):
-                after_s = manners.slow_s
+                after_s = behaviour.slow_s
             if after_s:
-                self._loop.call_later(after_s, self._answer, manners)
+                self._loop.call_later(after_s, self._answer, behaviour)
             else:
-                self._answer(manners)
-        elif manners.kind != "hang":
-            self._writing = self._loop.create_task(self._write(manners))
+                self._answer(behaviour)
+        elif behaviour.kind != "hang":
+            self._writing = self._loop.create_task(self._write(behaviour))
 
-    def _answer(self, manners: Manners) -> None:
+    def _answer(self, behaviour: Behaviour) -> None:
         if self._call is not None:
             self._end()
-            self._send(manners.status, b"", *manners.headers)
+            self._send(behaviour.status, b"", *behaviour.headers)
 
-    async def _write(self, manners: Manners) -> None:
-        self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % manners.size)
-        left = manners.size
-        # One that is being closed takes in everything at once; its end is `connection_lost`.
+    async def _write(self, behaviour: Behaviour) -> None:
+        self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % behaviour.size)
+        left = behaviour.size
+        # A closing transport accepts writes without blocking; `connection_lost` then ends the call.
         while left > 0 and not self._transport.is_closing():
-            if manners.kind == "drip":
+            if behaviour.kind == "drip":
                 await asyncio.sleep(1.0)
                 self._transport.write(b"x")
                 left -= 1
@@ -163,11 +165,11 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         assert self._call is not None
-        self._book.under_way[self._call[0].split("/", 2)[1]] -= 1
+        self._call_log.in_flight[self._call[0].split("/", 2)[1]] -= 1
         self._call = None
 
     def _send(self, status: int, body: bytes, *headers: str) -> None:
-        lines = [f"HTTP/1.1 {status} As told", f"Content-Length: {len(body)}", *headers, "", ""]
+        lines = [f"HTTP/1.1 {status} Configured", f"Content-Length: {len(body)}", *headers, "", ""]
         self._transport.write("\r\n".join(lines).encode() + body)
 
 
@@ -177,10 +179,10 @@ def _header(head: bytes, name: bytes) -> bytes:
 
 
 async def serve(ready: Path) -> None:
-    """Serves until killed; the ready file holds the URL."""
+    """Serves until killed; writes its URL to the ready file."""
     loop = asyncio.get_running_loop()
-    book = Book()
-    server = await loop.create_server(lambda: Connection(book, loop), "127.0.0.1", 0, backlog=4096)
+    call_log = CallLog()
+    server = await loop.create_server(lambda: Connection(call_log, loop), "127.0.0.1", 0, backlog=4096)
     part = ready.with_suffix(".part")
     part.write_text(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     part.rename(ready)

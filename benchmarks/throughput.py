@@ -1,9 +1,9 @@
-"""Throughput: N tasks of three no-op stages through all of Penstock, against the bare loop in the same run.
+"""Throughput: N tasks of three no-op stages through Penstock, compared with the bare loop.
 
     python -m benchmarks.throughput [--tasks 30000] [--rounds 3]
 
-Both run on the same embedded broker and database, in turn, `rounds` times; each figure is the median of its
-rounds. CPU counts every process that works for the loop, broker and database included.
+Both run in turn on the same kind of embedded broker and database, `rounds` times. Each value is the
+median of its rounds. CPU time includes every process of the loop, with broker and database.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import time
 from pathlib import Path
 from statistics import median
 
-from benchmarks.figures import CpuMeter, report
 from benchmarks.loops import Loop, bare, everything, finish, servers_only, whole
+from benchmarks.measurements import CpuMeter, report
 from penstock.local.deployment import Deployment
 
-SUBMIT_AT_A_TIME = 1000
+SUBMIT_BATCH = 1000
 PADDING = "x" * 160  # makes the context 200 bytes
 
 
 async def measure(loop: Loop, tasks: int) -> dict[str, float]:
-    """Submits, waits for the end, and returns tasks per second and CPU milliseconds a task."""
-    # The first tasks wake everything up: topics are found, statements prepared, groups joined.
+    """Submits tasks, waits for their end, and returns tasks per second and CPU milliseconds per task."""
+    # Warm-up: metadata is fetched, statements are prepared, groups are joined.
     await submit(loop, 500)
     await finish(loop, 500)
     meter = CpuMeter(loop.pids)
@@ -39,8 +39,8 @@ async def measure(loop: Loop, tasks: int) -> dict[str, float]:
 
 async def submit(loop: Loop, count: int) -> None:
     """Submits `count` tasks in batches."""
-    for begin in range(0, count, SUBMIT_AT_A_TIME):
-        await loop.submit([{"at": time.time(), "pad": PADDING}] * min(SUBMIT_AT_A_TIME, count - begin))
+    for begin in range(0, count, SUBMIT_BATCH):
+        await loop.submit([{"at": time.time(), "pad": PADDING}] * min(SUBMIT_BATCH, count - begin))
 
 
 async def run(tasks: int, rounds: int) -> int:
@@ -78,5 +78,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=30_000)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    sys.exit(asyncio.run(run(given.tasks, given.rounds)))
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.tasks, arguments.rounds)))

@@ -1,10 +1,11 @@
-"""What the image is made of, and what is known against it: `python infra/audit.py BIN [SBOM]`, as `make audit` runs it.
+"""The image's bill of materials and vulnerabilities: `python infra/audit.py BIN [SBOM]`.
 
-BIN is the folder with cyclonedx-py and pip-audit. Writes a CycloneDX bill of materials from infra/requirements.txt, then asks
-vulnerability services about the versions pinned there, one after the other until one answers. Ends with
+BIN is the folder with cyclonedx-py and pip-audit. The script writes a CycloneDX bill of materials
+from infra/requirements.txt. It then queries vulnerability services for the pinned versions, in turn
+until one answers. Exit statuses:
 
-    0   nothing is known against them; or no service could be reached, which is said on a line of its own
-    1   something is known: each package, its version and what
+    0   no vulnerability is known, or no service could be reached (a line says so)
+    1   vulnerabilities are known; each is printed with its package and version
     2   the bill of materials could not be written
 """
 
@@ -21,7 +22,7 @@ SERVICES = ("pypi", "osv")
 
 
 def audited(pip_audit: Path, service: str) -> tuple[list[dict[str, Any]] | None, str]:
-    """What one service says of each package; None with the reason when it could not be asked."""
+    """Returns one service's findings by package; None and the reason when the query failed."""
     done = subprocess.run(  # noqa: S603 (the pinned program, our own arguments)
         [
             pip_audit,
@@ -32,13 +33,15 @@ def audited(pip_audit: Path, service: str) -> tuple[list[dict[str, Any]] | None,
         text=True,
         check=False,
     )
-    # Findings and failures have the same status: only an audit that was made has a document.
+    # pip-audit exits with the same status for findings and failures; only a finished audit has a
+    # document.
     try:
         packages: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
         said = done.stderr.strip().splitlines()
         return None, said[-1][:300] if said else f"status {done.returncode}"
-    # An index that only hands out files answers as if it knew none of them, and pip-audit calls that a success.
+    # An index without vulnerability data answers as if it knew no package, and pip-audit reports
+    # success.
     unknown = [package for package in packages if "skip_reason" in package]
     if 2 * len(unknown) > len(packages) or not packages:
         return None, f"it knows {len(packages) - len(unknown)} of {len(packages)} packages"
@@ -46,7 +49,7 @@ def audited(pip_audit: Path, service: str) -> tuple[list[dict[str, Any]] | None,
 
 
 def main(binaries: Path, sbom: Path) -> int:
-    """As the module says; returns the status."""
+    """Runs the audit and returns the exit status."""
     made = subprocess.run(  # noqa: S603 (the pinned program, our own arguments)
         [
             binaries / "cyclonedx-py",

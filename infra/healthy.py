@@ -1,8 +1,10 @@
-"""The images' HEALTHCHECK: status 0 while the service of this container is ready, else 1 and a line that says why.
+"""The images' HEALTHCHECK: exits with 0 while the service is ready, else with 1 and the reason.
 
-Asks GET /readyz of the service that process 1 runs (`penstock run SERVICE`): the gateway at its own port, the others at their metrics
-port. Anything else, a worker above all, has left the mark PENSTOCK_READY_FILE once it served; on a tmpfs it goes with the container.
-Not a verb of `penstock`, whose imports would take twenty times the CPU every few seconds: standard library, and little of it.
+For `penstock run SERVICE` it requests /readyz: of the gateway at its own port, of other services at
+their metrics port. For other programs, such as workers, it checks that the file PENSTOCK_READY_FILE
+exists, which they create once they serve. The file is on a tmpfs, so it ends with the container.
+
+It is not a verb of `penstock`, whose imports would need twenty times the CPU every few seconds.
 """
 
 import os
@@ -13,7 +15,7 @@ _TIMEOUT_S = 20.0
 
 
 def _service(command: bytes) -> str:
-    """What `penstock run` was given; empty when process 1 runs something else."""
+    """The argument of `penstock run`; empty when process 1 is another program."""
     words = command.decode(errors="replace").split("\0")
     for before, verb, service in zip(words, words[1:], words[2:]):  # noqa: B905 (of different lengths, by design)
         if before.endswith("penstock") and verb == "run":
@@ -21,8 +23,8 @@ def _service(command: bytes) -> str:
     return ""
 
 
-def _ask(port: int) -> None:
-    """Leaves the process unless /readyz is answered by 200."""
+def _check_ready(port: int) -> None:
+    """Exits with the reason unless /readyz answers 200."""
     try:
         with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
             connection.sendall(b"GET /readyz HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
@@ -36,17 +38,17 @@ def _ask(port: int) -> None:
 
 
 def main() -> None:
-    """Decides whom to ask."""
-    with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123 (pathlib takes longer to import than all of this to run)
+    """Checks the service or the ready file."""
+    with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123 (importing pathlib takes longer than this whole check)
         service = _service(file.read())
     if service == "gateway":
-        _ask(int(os.environ.get("PENSTOCK_GATEWAY_PORT") or 8420))
+        _check_ready(int(os.environ.get("PENSTOCK_GATEWAY_PORT") or 8420))
     elif service:
-        _ask(int(os.environ.get("PENSTOCK_METRICS_PORT") or 0))
+        _check_ready(int(os.environ.get("PENSTOCK_METRICS_PORT") or 0))
     else:
-        mark = os.environ.get("PENSTOCK_READY_FILE", "")
-        if not os.path.exists(mark):  # noqa: PTH110 (as above)
-            sys.exit(f"not ready: there is no {mark or 'PENSTOCK_READY_FILE'}")
+        ready_file = os.environ.get("PENSTOCK_READY_FILE", "")
+        if not os.path.exists(ready_file):  # noqa: PTH110 (as above)
+            sys.exit(f"not ready: there is no {ready_file or 'PENSTOCK_READY_FILE'}")
 
 
 main()

@@ -1,8 +1,8 @@
-"""Writes .env for docker compose: a copy of .env.example, with random values for the secrets it leaves empty.
+"""Writes .env for docker compose: a copy of .env.example, with random values for its empty secrets.
 
 python infra/make_env.py .env.example .env
 
-An .env that is there stays as it is: its database knows the password in it.
+It never changes an existing .env, because the database was created with its password.
 """
 
 import base64
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 
-def _fresh(name: str) -> str:
+def _random_secret(name: str) -> str:
     if name == "PENSTOCK_CALLBACK_SECRETS":
         return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     if name == "PENSTOCK_API_KEY":
@@ -22,19 +22,22 @@ def _fresh(name: str) -> str:
 
 
 def main() -> None:
-    """The command line: the example, and what is to be written."""
+    """Reads the example (first argument) and writes the target (second argument)."""
     example, target = map(Path, sys.argv[1:])
     text = re.sub(
-        r"^(\w+)=$", lambda found: f"{found[1]}={_fresh(found[1])}", example.read_text(), flags=re.MULTILINE
+        r"^(\w+)=$",
+        lambda match: f"{match[1]}={_random_secret(match[1])}",
+        example.read_text(),
+        flags=re.MULTILINE,
     )
-    # Never over another, and for nobody else to read.
+    # O_EXCL keeps an existing file, and 0600 keeps the secrets from other users.
     try:
         file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        sys.exit(f"{target} is there already, and stays as it is")
+        sys.exit(f"{target} exists already and was not changed")
     with os.fdopen(file, "w") as out:
         out.write(text)
-    print(f"wrote {target} with fresh secrets")
+    print(f"wrote {target} with random secrets")
 
 
 main()

@@ -1,1 +1,1 @@
-"""Hearing what became of tasks: a consumer of the topic `events`, and a receiver of signed callbacks."""
+"""Receiving outcomes: a consumer of the topic `events`, and a receiver of callbacks."""

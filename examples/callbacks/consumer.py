@@ -1,4 +1,4 @@
-"""Consumes the topic `events` in a group: at least once, and each event taking effect once.
+"""Consumes the topic `events` in a consumer group: at-least-once delivery, and each event takes effect once.
 
     python -m examples.callbacks.consumer --kafka 127.0.0.1:9092 --group shop --effects shop.db
 
@@ -24,7 +24,7 @@ async def consume(kafka: str, prefix: str, group: str, effects: Effects) -> None
         bootstrap_servers=kafka,
         group_id=group,
         auto_offset_reset="earliest",
-        # Offsets are committed when what was read has taken effect, and not by the clock: at least once.
+        # Offsets are committed after the effects, not periodically, so that no event is lost.
         enable_auto_commit=False,
     )
     await consumer.start()
@@ -46,9 +46,9 @@ def main() -> None:
     """Parses the command line and consumes."""
     parser = argparse.ArgumentParser(description="Consumes the topic events.")
     parser.add_argument("--kafka", default="127.0.0.1:9092", help="bootstrap servers")
-    parser.add_argument("--prefix", default="penstock.", help="of the deployment's topics")
+    parser.add_argument("--prefix", default="penstock.", help="prefix of the deployment's topics")
     parser.add_argument("--group", default="shop", help="consumer group")
-    parser.add_argument("--effects", type=Path, default=Path("effects.db"), help="what was done, for ever")
+    parser.add_argument("--effects", type=Path, default=Path("effects.db"), help="database of the effects")
     given = parser.parse_args()
     with Effects(given.effects) as effects:
         asyncio.run(consume(given.kafka, given.prefix, given.group, effects))

@@ -1,7 +1,7 @@
-"""Doing something once for each event, although each may come more than once.
+"""Makes each event take effect once, although it may be delivered more than once.
 
-The id of what was told and what was done about it are written in one transaction: a crash leaves both or neither. Here
-that is SQLite; in your application it is the database that your effects are in anyway.
+The id of the event and its effect are written in one transaction, so a crash leaves both or
+neither. The example uses SQLite; in your application it is the database of your effects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 
 class Effects:
-    """A table with one row for each event that was acted upon.
+    """A table with one row per processed event.
 
     Args:
         file: the database; created when missing.
@@ -25,18 +25,18 @@ class Effects:
                 "CREATE TABLE IF NOT EXISTS effect (id TEXT PRIMARY KEY, what TEXT NOT NULL)"
             )
 
-    def once(self, told_id: str, event: dict[str, Any]) -> bool:
-        """Acts upon an event; False when that was done before.
+    def once(self, event_id: str, event: dict[str, Any]) -> bool:
+        """Processes an event; returns False when it was processed before.
 
         Args:
-            told_id: the event's `id`, or a callback's `webhook-id`: the same whenever it is told again.
+            event_id: the event's `id`, or a callback's `webhook-id`; the same in every repetition.
             event: as of event.schema.json.
         """
         what = f"task {event['task']['id']}: {event['event']}"
         with self._database:
             row = self._database.execute(
                 "INSERT INTO effect (id, what) VALUES (?, ?) ON CONFLICT DO NOTHING RETURNING id",
-                (told_id, what),
+                (event_id, what),
             ).fetchone()
         return row is not None
 

@@ -1,4 +1,4 @@
-"""Receives callbacks over HTTP: verifies each signature, acts once for each, and answers fast.
+"""Receives callbacks over HTTP: verifies each signature, processes each event once, and answers fast.
 
     python -m examples.callbacks.receiver --secret whsec_… --port 9000 --effects hooks.db
 
@@ -17,7 +17,7 @@ from examples.callbacks.effects import Effects
 
 
 def receiver(secrets: list[str], effects: Effects) -> web.Application:
-    """The application.
+    """Creates the application.
 
     Args:
         secrets: `whsec_…`; while they are rotated, the new one and the old one.
@@ -26,7 +26,7 @@ def receiver(secrets: list[str], effects: Effects) -> web.Application:
     webhooks = [Webhook(secret) for secret in secrets]
 
     async def receive(request: web.Request) -> web.Response:
-        # Over the bytes as they came: parsing first would lose what the signature is about.
+        # The signature covers the raw bytes, so verify before parsing.
         body = await request.read()
         for webhook in webhooks:
             try:
@@ -35,7 +35,7 @@ def receiver(secrets: list[str], effects: Effects) -> web.Application:
                 continue
             first = effects.once(request.headers["webhook-id"], event)
             print("done " if first else "again", request.headers["webhook-id"], event["event"], flush=True)
-            # Any 2xx. What takes longer than a moment belongs behind the answer: slow targets are diverted.
+            # Any 2xx. Do slow work after the response, because slow targets are diverted.
             return web.Response(status=204)
         return web.Response(status=401, text="the signature is not right\n")
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Receives callbacks.")
     parser.add_argument("--secret", action="append", required=True, help="whsec_…; repeatable")
     parser.add_argument("--port", type=int, default=9000)
-    parser.add_argument("--effects", type=Path, default=Path("effects.db"), help="what was done, for ever")
+    parser.add_argument("--effects", type=Path, default=Path("effects.db"), help="database of the effects")
     given = parser.parse_args()
     with Effects(given.effects) as effects:
         app = receiver(given.secret, effects)

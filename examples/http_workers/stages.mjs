@@ -1,4 +1,4 @@
-// The stages of type `greeting`: compose, then sign.
+// The stages of the type `greeting`: compose, then sign.
 import { createHash } from 'node:crypto'
 import { next } from './worker.mjs'
 

@@ -1,12 +1,12 @@
-// A worker in Node (18 or later) without a dependency: runs the stages of a module, several tasks at a time.
+// A worker in Node (18 or later) without dependencies: it runs the stages of a module, several tasks at a time.
 //
 //     PENSTOCK_GATEWAY=http://127.0.0.1:8420 node worker.mjs TYPE STAGES.mjs
 //
-// Where the gateway asks who it is, PENSTOCK_API_KEY is a key with the role worker.
+// If the gateway authenticates, set PENSTOCK_API_KEY to a key with the role worker.
 //
-// The module's default export has a function for each stage: (context, { task, signal }) => result. A plain result is done;
-// next(stage, context) goes on there, retry(delayMs) tries again later; what it throws fails the attempt, for good when
-// the error has `permanent: true`. `signal` is aborted when the task is no longer ours; nothing is reported of it then.
+// The module's default export has a function per stage: (context, { task, signal }) => result. A plain result means done,
+// next(stage, context) enters another stage, and retry(delayMs) retries later. An exception fails the attempt, permanently when
+// it has `permanent: true`. `signal` is aborted when the attempt is revoked; its result is then not reported.
 import { realpathSync } from 'node:fs'
 import { hostname } from 'node:os'
 import { resolve } from 'node:path'
@@ -22,7 +22,7 @@ const stopping = new AbortController()
 
 class Refused extends Error {}
 
-// A gateway that is away, or says 429 or 503, is asked again when its Retry-After has passed.
+// Repeats a request after Retry-After when the gateway does not answer, or answers 429 or 503.
 async function post(path, body, signal) {
   for (;;) {
     let waitS = 1
@@ -44,7 +44,7 @@ async function post(path, body, signal) {
   }
 }
 
-// Says that a task is alive, three times in each lease; aborts it when it is no longer ours.
+// Sends a heartbeat three times in each lease; aborts the task when its attempt is revoked.
 async function beat(fence, task, gone, ended) {
   for (;;) {
     await sleep(task.lease_ms / 3, undefined, { signal: ended })
@@ -85,7 +85,7 @@ async function work(stages, task) {
     answer = { rejected: [error.message] }
   }
   if (answer.rejected.length) {
-    // Too long, say, or of a shape that no report has.
+    // For example too long, or not in the format of a report.
     const message = JSON.stringify(answer.rejected).slice(0, 2000)
     await report({ outcome: 'fail', error: { kind: 'Refused', message } })
   }
@@ -100,7 +100,7 @@ async function slot(stages) {
     } catch (error) {
       if (stopping.signal.aborted) return
       if (!(error instanceof Refused)) throw error
-      console.error(error.message) // The type is not registered yet, say.
+      console.error(error.message) // For example, the type is not registered yet.
       await sleep(1000)
       continue
     }
@@ -118,11 +118,11 @@ export const next = (stage, context) => new Outcome({ outcome: 'next', next_stag
 export const retry = (delayMs) => new Outcome({ outcome: 'retry', delay_ms: delayMs })
 
 async function main() {
-  // What is running goes on to its end; who waits for work stops at once.
+  // Running tasks finish; waiting for work stops at once.
   for (const signal of ['SIGTERM', 'SIGINT']) process.once(signal, () => stopping.abort())
   const { default: stages } = await import(pathToFileURL(resolve(file)).href)
   await Promise.all(Array.from({ length: slots }, () => slot(stages)))
 }
 
-// Not when a module of stages takes `next` and `retry` from here.
+// Not when a module of stages imports `next` and `retry` from here.
 if (import.meta.url === pathToFileURL(realpathSync(process.argv[1])).href) main()

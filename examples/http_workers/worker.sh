@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A worker in bash, curl and awk: runs a command for each task of a type, one at a time.
+# A worker in bash, curl and awk: it runs a command for each task of a type, one at a time.
 #
 #     PENSTOCK_GATEWAY=http://127.0.0.1:8420 ./worker.sh TYPE COMMAND [ARGUMENT…]
 #
-# Where the gateway asks who it is, PENSTOCK_API_KEY is a key with the role worker.
+# If the gateway authenticates, set PENSTOCK_API_KEY to a key with the role worker.
 #
-# The command reads the task's context as JSON and writes the result as JSON (nothing is null). PENSTOCK_TASK_ID,
-# PENSTOCK_STAGE and PENSTOCK_ATTEMPT tell what it is for; a stage's name written to file descriptor 3 sends the task there with
-# the result as its context. Status 0 is done, 75 (EX_TEMPFAIL) tries again in RETRY_MS, any other fails with the end of what it
-# said on standard error. When the platform says that the task is no longer ours, the command gets SIGTERM and nothing is reported.
+# The command reads the task's context as JSON and writes the result as JSON (no output is null). PENSTOCK_TASK_ID,
+# PENSTOCK_STAGE and PENSTOCK_ATTEMPT identify the attempt. A stage name on file descriptor 3 is the next stage, with the result
+# as its context. Exit status 0 is done, 75 (EX_TEMPFAIL) is a retry after RETRY_MS, and any other is a failure with the end of
+# standard error. When the attempt is revoked, the command gets SIGTERM and nothing is reported.
 set -uo pipefail
 set -m # each background job is a process group of its own, so that it can be ended with its children
 export LC_ALL=C
@@ -20,15 +20,15 @@ worker=$(hostname)-$$
 retry_ms=${RETRY_MS:-10000}
 dir=$(mktemp -d)
 running='' stopping=''
-# In a file and not among curl's arguments, which everybody on the machine may read.
+# In a file, because every user of the machine can read curl's arguments.
 (umask 077; [[ -z ${PENSTOCK_API_KEY-} ]] || printf 'header = "Authorization: Bearer %s"\n' "$PENSTOCK_API_KEY") >"$dir/curl"
 
-# What is running goes on to its end; who waits for work stops at once.
+# A running task finishes; waiting for work stops at once.
 trap 'stopping=1; [[ -n $running ]] && kill -- "-$running" 2>/dev/null' TERM INT
 trap 'rm -rf "$dir"' EXIT
 
-# POST of standard input; writes the answer, or what is wrong with the request to standard error. A gateway that is away, or
-# says 429 or 503, is asked again, not before its Retry-After has passed.
+# Posts standard input and writes the answer, or the error to standard error. Repeats the request after Retry-After when the
+# gateway does not answer, or answers 429 or 503.
 post() {
   local body=$dir/body.$BASHPID answer=$dir/answer.$BASHPID status
   cat >"$body"
@@ -36,7 +36,7 @@ post() {
     curl --config "$dir/curl" --silent --show-error --fail-with-body --max-time 60 --retry 1000000 --retry-delay 1 \
       --header 'Content-Type: application/json' --data-binary "@$body" --output "$answer" "$gateway/$1"
     status=$?
-    # 22 is an answer; with any other there was none, and it is not known what became of the request: sending it again is safe.
+    # Status 22 is an HTTP error. With any other there was no answer, and repeating the request is safe.
     ((status == 0 || status == 22)) && break
     sleep 1
   done
@@ -45,7 +45,7 @@ post() {
   return $status
 }
 
-# The members of the JSON object on standard input, each as a line of name, tab and value as it stands.
+# Prints the members of the JSON object on standard input, each as name, tab and raw value.
 members() {
   awk '
     { text = text $0 }
@@ -74,7 +74,7 @@ members() {
     }'
 }
 
-# Says that the task is alive, three times in each lease; ends the command, process group $1, when it is no longer ours.
+# Sends a heartbeat three times in each lease; ends the command (process group $1) when the attempt is revoked.
 beat() {
   local every answer name value
   every=$(awk -v ms="${task[lease_ms]}" 'BEGIN { print ms / 3000 }')
@@ -100,7 +100,7 @@ report() {
   } | post set_task
 }
 
-# The end of a file as the inside of a JSON string.
+# Prints the end of a file, escaped for a JSON string.
 quoted() {
   tail -c 2000 "$1" | tr -cd '[:print:]\n' | awk '{ gsub(/[\\"]/, "\\\\&"); printf "%s%s", (NR > 1 ? "\\n" : ""), $0 }'
 }
@@ -118,7 +118,7 @@ work() {
   local command=$!
   beat "$command" &
   beating=$!
-  # A signal of ours ends the wait, but not the command.
+  # A signal to this script interrupts the wait, but not the command.
   while wait "$command"; status=$?; kill -0 "$command" 2>/dev/null; do :; done
   kill -- "-$beating" 2>/dev/null
   wait "$beating" 2>/dev/null
@@ -136,7 +136,7 @@ work() {
   else
     report 'done' ', "context": ' "$dir/out" >/dev/null
   fi || {
-    # The gateway takes no such report: what was written is no JSON, or too long.
+    # The gateway rejects the report: the output is not JSON, or too long.
     echo 'what it wrote was refused' >"$dir/err"
     fail Refused
   }
@@ -146,7 +146,7 @@ work() {
 while [[ -z $stopping ]]; do
   post hold_task <<<"{\"worker\": \"$worker\", \"type\": \"$type\", \"max\": 1, \"wait_s\": 20}" >"$dir/held" &
   running=$!
-  # Refused: its type is not registered yet, say.
+  # Rejected: for example, the type is not registered yet.
   wait "$running" || { [[ -n $stopping ]] || sleep 1; continue; }
   running=''
   declare -A held=() task=()

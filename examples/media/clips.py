@@ -1,4 +1,4 @@
-"""Makes video files to work on, for those who have none at hand: moving patterns, and one file that is no video.
+"""Generates video clips of moving patterns for the demo, and one file that is not a video.
 
 python -m examples.media.clips FOLDER [COUNT]
 """
@@ -31,7 +31,7 @@ def make_clips(folder: Path, count: int, seconds: float = 2.0) -> list[Path]:
 
 
 def write_clip(target: Path, size: tuple[int, int], seconds: float, seed: int) -> None:
-    """Writes one clip of a ball on its way over a changing ground."""
+    """Writes one clip of a ball that moves over a changing background."""
     with av.open(str(target), "w") as container:
         stream = container.add_stream("mpeg4", rate=FPS)
         stream.width, stream.height = size

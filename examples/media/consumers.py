@@ -1,4 +1,4 @@
-"""The two ways to learn what became of a task: a signed HTTP callback, and the topic `events`."""
+"""The two ways to receive the outcome of a task: a signed HTTP callback, and the topic `events`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def callback_receiver(secret: str, told: Callable[[dict[str, Any]], None])
 
     async def receive(request: web.Request) -> web.Response:
         try:
-            # Over the bytes as they came; parsing first would lose what the signature is about.
+            # The signature covers the raw bytes, so verify before parsing.
             event = webhook.verify(await request.read(), dict(request.headers))
         except WebhookVerificationError as error:
             return web.Response(status=401, text=str(error))

@@ -1,8 +1,8 @@
-"""The demo: brings Penstock up, sends video files through three stages, and is told of each end twice.
+"""The demo: starts Penstock, sends video files through three stages, and shows the outcomes.
 
     python -m examples.media.demo [FOLDER] [--out DIR] [--clips N]
 
-Without a folder it makes a few clips of its own, and a file that is no video, to show what a failure looks like.
+Without a folder it generates a few clips, and a file that is not a video, to show a failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from examples.media.consumers import callback_receiver, consume_events
 from penstock.checks.app import check
 from penstock.client import Client, Draft, Task
 from penstock.errors import PenstockError
-from penstock.local.deployment import Deployment, Options, Reporter
+from penstock.local.deployment import Deployment, Listener, Options
 from penstock.settings import Platform
 
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v", ".mpg"}
@@ -38,7 +38,7 @@ console = Console()
 
 
 class Watched:
-    """What was heard of the tasks, by callback and by event."""
+    """The callbacks and events that have arrived, by task."""
 
     def __init__(self) -> None:
         self.finals: dict[int, str] = {}
@@ -47,7 +47,7 @@ class Watched:
         self.changed = asyncio.Event()
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """An event from the topic."""
+        """Records an event from the topic."""
         task = event["task"]
         if event["event"] == "task.advanced":
             self.stages.add((task["id"], task["step"]))
@@ -56,7 +56,7 @@ class Watched:
         self.changed.set()
 
     def on_callback(self, event: dict[str, Any]) -> None:
-        """A callback whose signature was right."""
+        """Records a callback with a valid signature."""
         if event["task"]["state"] in ("succeeded", "failed"):
             self.called[event["task"]["id"]] = event["task"]["state"]
         self.changed.set()
@@ -66,7 +66,7 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
     """Runs the demo; returns the exit status."""
     began = time.monotonic()
     if folder is None:
-        console.print(f"making {clips} clips and a file that is no video …")
+        console.print(f"generating {clips} clips and a file that is not a video …")
         files = await asyncio.to_thread(make_clips, out / "clips", clips)
     else:
         files = sorted(path.absolute() for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
@@ -81,9 +81,9 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
         fresh=True,
         environment={"PENSTOCK_CALLBACK_SECRETS": secret, "NO_COLOR": "1"},
     )
-    console.print("bringing up Kafka, PostgreSQL and five services (the first time, Kafka is fetched) …")
+    console.print("starting Kafka, PostgreSQL and five services (the first start fetches Kafka) …")
     fetched = Fetching()
-    async with Deployment(options, Reporter(fetching=fetched)) as deployment:
+    async with Deployment(options, Listener(on_fetch=fetched)) as deployment:
         console.print(
             f"up after {time.monotonic() - began:.0f} s: gateway {deployment.gateway_url}, log {deployment.log_file}"
         )
@@ -102,25 +102,25 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
 
 
 def videos(folder: Path) -> list[Path]:
-    """The video files of a folder, by their names."""
+    """Returns the video files of a folder, sorted by name."""
     return sorted(path.absolute() for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
 
 
 class Fetching:
-    """Says how far the fetching of Kafka is, now and then: it runs where no progress bar can be seen, too."""
+    """Prints the progress of fetching Kafka as lines, since a progress bar needs a terminal."""
 
     def __init__(self) -> None:
         self._told = 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Told by the deployment after each file."""
+        """Called by the deployment after each file."""
         if done == total or done - self._told >= 10:
             self._told = done
             console.print(f"  fetched {done} of {total} jars")
 
 
 async def run(deployment: Deployment, files: list[Path], out: Path, secret: str) -> int:
-    """Sends the files through the pipeline and shows what came of it."""
+    """Sends the files through the pipeline and shows the results."""
     watched = Watched()
     prefix = deployment.environment["PENSTOCK_PREFIX"]
     listening = asyncio.create_task(consume_events(deployment.kafka, prefix, watched.on_event))
@@ -163,7 +163,7 @@ async def run(deployment: Deployment, files: list[Path], out: Path, secret: str)
 
 
 async def follow(watched: Watched, ids: list[int]) -> None:
-    """Shows progress until every task has ended and every callback has come."""
+    """Shows progress until every task has ended and every callback has arrived."""
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bars = [progress.add_task(f"entered {stage}", total=len(ids)) for stage in STAGES]
@@ -180,7 +180,7 @@ async def follow(watched: Watched, ids: list[int]) -> None:
 
 
 def show(files: list[Path], tasks: list[Task], watched: Watched) -> None:
-    """Prints what became of each file."""
+    """Prints the outcome of each file."""
     table = Table("file", "state", "what came of it", "callback")
     for file, task in zip(files, tasks, strict=True):
         if task.state == "succeeded":
@@ -196,15 +196,17 @@ def show(files: list[Path], tasks: list[Task], watched: Watched) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Parses the command line and runs the demo."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", nargs="?", type=Path, help="videos of your own; left out, clips are made")
     parser.add_argument(
-        "--out", type=Path, default=Path(".penstock/demo"), help="where results go (%(default)s)"
+        "folder", nargs="?", type=Path, help="folder with your videos; without it, clips are generated"
     )
-    parser.add_argument("--clips", type=int, default=6, help="how many clips to make (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(".penstock/demo"), help="folder for results (%(default)s)"
+    )
+    parser.add_argument("--clips", type=int, default=6, help="number of clips to generate (%(default)s)")
     given = parser.parse_args()
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
     python -m examples.media.stages
 
-runs a worker; it finds Kafka and the object store by PENSTOCK_KAFKA and PENSTOCK_OBJECTS, or by a `penstock up` that runs here.
+runs a worker; it finds Kafka and the object store by PENSTOCK_KAFKA and PENSTOCK_OBJECTS, or by a
+`penstock up` that runs here.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ WIDTH = 320
 
 
 class NotAVideo(Exception):  # noqa: N818 (says what happened)
-    """The file cannot be decoded, however often it is tried."""
+    """The file cannot be decoded, and a retry cannot help."""
 
 
 def probe(source: Path) -> dict[str, Any]:
-    """What is in a file: duration in seconds, pixels, frames per second, codec.
+    """Probes a file: duration in seconds, pixels, frames per second, codec.
 
     Raises:
         NotAVideo: nothing that FFmpeg can show.
@@ -47,8 +48,8 @@ def probe(source: Path) -> dict[str, Any]:
 
 
 def transcode(source: Path, target: Path) -> int:
-    """Writes an H.264 copy 320 pixels wide; returns its frames. Running it again writes the same file again."""
-    # Only a whole file gets the name: a worker killed half-way leaves none that looks finished.
+    """Writes an H.264 copy 320 pixels wide and returns its number of frames; idempotent."""
+    # Renamed only when complete, so that a killed worker leaves no partial file under this name.
     unfinished = target.with_suffix(".unfinished.mp4")
     frames = 0
     with av.open(str(source)) as incoming, av.open(str(unfinished), "w") as outgoing:
@@ -59,7 +60,7 @@ def transcode(source: Path, target: Path) -> int:
         encoder.width, encoder.height, encoder.pix_fmt = WIDTH, height, "yuv420p"
         for frame in incoming.decode(stream):
             scaled = frame.reformat(WIDTH, height, "yuv420p")
-            # Counted anew: the source may have gaps in its clock, or none at all.
+            # New timestamps, because those of the source may have gaps or be missing.
             scaled.pts, scaled.time_base = frames, 1 / rate
             outgoing.mux(encoder.encode(scaled))
             frames += 1
@@ -88,7 +89,8 @@ def thumbnail(source: Path, target: Path) -> None:
 worker = Worker()
 
 
-# Decoding keeps a core busy, so the handlers are synchronous: they run on threads and never delay a heartbeat.
+# Decoding is CPU-bound, so the handlers are synchronous: they run on threads and cannot delay
+# heartbeats.
 @worker.stage("media.probe", timeout_s=60)
 def probe_stage(task: Task) -> Outcome:
     source, out = Path(task.context["file"]), Path(task.context["out"])

@@ -1,10 +1,12 @@
--- Who may do what: a role for each service, with the rights that its statements need and no others. `penstock roles plan`
--- lays this beside a database, `penstock roles apply` makes it so. The roles cannot log in; to let one in is the operator's:
--- ALTER ROLE penstock_stages LOGIN PASSWORD '…'. Each also gets, for this database, the settings of a session that
--- `penstock.postgres.connection` expects, since a pooler passes none on.
+-- Roles with least privilege: one for each service, with only the rights that its statements need.
+-- `penstock roles plan` compares this file with a database, and `penstock roles apply` executes the
+-- difference. The roles cannot log in; an operator allows it with ALTER ROLE penstock_stages LOGIN
+-- PASSWORD '…'. Each role also gets the session settings that `penstock.postgres.connection`
+-- expects, since a pooler does not forward them.
 --
--- What services get is derived from schemas/postgres/queries and their code; a test fails until both agree, and
--- PENSTOCK_WRITE_ROLES=1 pytest tests/integration/test_roles.py writes it anew.
+-- A test derives the rights of services from schemas/postgres/queries and their code, and fails
+-- when this file differs. PENSTOCK_WRITE_ROLES=1 pytest tests/integration/postgres/test_roles.py
+-- regenerates it.
 
 -- begin: services (generated)
 GRANT USAGE ON SCHEMA penstock TO penstock_gateway;
@@ -65,12 +67,13 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON callback_target TO penstock_callbacks;
 GRANT SELECT ON migration TO penstock_callbacks;
 -- end: services
 
--- To say which replica of task-sync owns a type: the names of other users' sessions, and with them their statements, are for
--- members of this role. Without it that answer names nobody.
+-- The gateway answers which replica of task-sync owns a type. PostgreSQL shows the names (and
+-- statements) of other users' sessions to members of this role only.
 GRANT pg_read_all_stats TO penstock_gateway;
 
--- For people and dashboards, `penstock check` and `penstock history list`: everything but the headers of callbacks, which
--- are secrets, in `callbacks` too. What is not granted is named in tests/integration/test_roles.py.
+-- For people, dashboards, `penstock check` and `penstock history list`: read access except to the
+-- headers of callbacks (and the column `callbacks`), which contain secrets.
+-- tests/integration/postgres/test_roles.py lists the excluded columns.
 GRANT USAGE ON SCHEMA penstock TO penstock_reader;
 GRANT SELECT (id, name, role, namespaces, rate, created_at, expires_at, revoked_at, last_used_at, replaced_by) ON api_key TO penstock_reader;
 GRANT SELECT ON attempt TO penstock_reader;

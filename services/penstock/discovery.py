@@ -1,7 +1,8 @@
-"""Finding the deployment that `penstock up` runs on this machine.
+"""Discovery of the deployment that `penstock up` runs on this machine.
 
-It leaves its addresses in `state.json` of its data directory and holds a lock beside it for as long as it lives; without
-a held lock the file is only what a killed owner left.
+The deployment writes its addresses to `state.json` in its data directory, and holds the lock file
+next to it while it runs. Without a held lock the addresses are those of a killed deployment, and
+are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from penstock.errors import SettingsError
 DEFAULT_DATA_DIR = Path(".penstock")
 DATA_DIR_VARIABLE = "PENSTOCK_DATA_DIR"
 
-# The settings of a cluster that asks for none, whatever the environment has for another.
+# Settings of a cluster without authentication; they override credentials for another cluster in the
+# environment.
 WITHOUT_CREDENTIALS = {
     "PENSTOCK_KAFKA_PROTOCOL": "PLAINTEXT",
     **dict.fromkeys(
@@ -40,16 +42,16 @@ WITHOUT_CREDENTIALS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
-    """Where a running deployment's parts are.
+    """The addresses of a running deployment.
 
     Attributes:
-        pid: the process that owns it.
-        gateway: base URL.
+        pid: process id of its owner.
+        gateway: base URL of the gateway.
         kafka: bootstrap servers.
         postgres: connection URL.
-        prefix: of topics and groups.
+        prefix: prefix of topic and consumer group names.
         objects: URL of the object store.
-        embedded_kafka: whether the broker is the deployment's own, which asks nobody who they are.
+        embedded_kafka: whether the broker is the embedded one, which has no authentication.
     """
 
     pid: int
@@ -61,7 +63,7 @@ class Addresses:
     embedded_kafka: bool = False
 
     def environment(self) -> dict[str, str]:
-        """The settings under which a service, worker or client finds this deployment."""
+        """The settings that lead a service, worker or client to this deployment."""
         return {
             **(WITHOUT_CREDENTIALS if self.embedded_kafka else {}),
             "PENSTOCK_KAFKA": self.kafka,
@@ -73,18 +75,18 @@ class Addresses:
 
 
 def running(data_dir: Path = DEFAULT_DATA_DIR) -> Addresses | None:
-    """The deployment that runs in `data_dir` now, or None; also None when it is another user's."""
+    """Returns the deployment of this user that runs in `data_dir` now, or None."""
     try:
         addresses = Addresses(**json.loads((data_dir / "state.json").read_text()))
         owner = (data_dir / "lock").read_text()
         held = _is_held(data_dir / "lock")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    # Whoever took the lock a moment ago has not yet written over what the killed owner left.
-    return addresses if owner == str(addresses.pid) and held and _lives(addresses.pid) else None
+    # A new owner holds the lock for a moment before it replaces the addresses of a killed owner.
+    return addresses if owner == str(addresses.pid) and held and _process_exists(addresses.pid) else None
 
 
-def _lives(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -94,7 +96,7 @@ def _lives(pid: int) -> bool:
 
 def _is_held(path: Path) -> bool:
     try:
-        import fcntl  # noqa: PLC0415 (Windows has it not; neither has it a local deployment)
+        import fcntl  # noqa: PLC0415 (Windows has no fcntl, and no local deployment)
     except ImportError:
         return False
     try:
@@ -106,25 +108,26 @@ def _is_held(path: Path) -> bool:
 
 
 def data_dir_here() -> Path:
-    """Where a deployment is looked for unless told otherwise: PENSTOCK_DATA_DIR, else `.penstock`."""
+    """The default data directory: PENSTOCK_DATA_DIR, else `.penstock`."""
     return Path(os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR).absolute()
 
 
 def local_environment(data_dir: Path | None = None) -> dict[str, str]:
-    """The settings of the deployment that runs in a data directory; empty when none runs in the default one.
+    """Returns the settings of the deployment in a data directory; empty if there is none.
 
     Args:
-        data_dir: None is `data_dir_here()`.
+        data_dir: the data directory; None is `data_dir_here()`.
 
     Raises:
-        SettingsError: a directory was named, here or by PENSTOCK_DATA_DIR, and no deployment runs in it.
+        SettingsError: `data_dir` or PENSTOCK_DATA_DIR names a directory in which no deployment
+            runs.
     """
     named = data_dir is not None or bool(os.environ.get(DATA_DIR_VARIABLE))
-    place = data_dir_here() if data_dir is None else data_dir.absolute()
-    found = running(place)
-    if found is None and named:
+    directory = data_dir_here() if data_dir is None else data_dir.absolute()
+    addresses = running(directory)
+    if addresses is None and named:
         raise SettingsError(
-            f"no `penstock up` of this user runs in {place}: start one with --data-dir {place}, "
+            f"no `penstock up` of this user runs in {directory}: start one with --data-dir {directory}, "
             f"or correct {DATA_DIR_VARIABLE if data_dir is None else '--data-dir'}"
         )
-    return found.environment() if found else {}
+    return addresses.environment() if addresses else {}

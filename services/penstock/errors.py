@@ -1,73 +1,74 @@
-"""Every exception Penstock raises on purpose.
+"""The exceptions of Penstock.
 
     PenstockError
-    ├── Fatal                     the process must not go on; its supervisor restarts it
-    │   ├── SettingsError         a setting is missing or two contradict each other
-    │   ├── CannotStart           something that must be there first is missing or refuses
-    │   ├── KafkaRefused          Kafka does not know who this is, or does not permit what it asks
-    │   ├── SessionLost           the Kafka group, the PostgreSQL session or a lock is gone
-    │   └── Stalled               there is work and no progress
-    ├── Unavailable               a server does not answer: worth trying again
+    ├── Fatal                     the process must end; its supervisor restarts it
+    │   ├── SettingsError         a setting is missing, or two contradict each other
+    │   ├── CannotStart           a package, port, directory or table is missing or unusable
+    │   ├── KafkaRefused          Kafka rejects the credentials or denies a permission
+    │   ├── SessionLost           the Kafka group, the PostgreSQL session or a lock is lost
+    │   └── Stalled               there is work but no progress
+    ├── Unavailable               a server does not answer: retry
     │   ├── KafkaUnavailable
     │   ├── PostgresUnavailable
     │   ├── ObjectsUnavailable
-    │   └── GatewayUnavailable
-    ├── Invalid                   somebody's input is wrong: never worth trying again
+    │   ├── GatewayUnavailable
+    │   └── Throttled             too many requests: retry after a delay
+    ├── Invalid                   the input is wrong: do not retry
     │   ├── InvalidRecord         a record or body breaks its contract
-    │   │   └── Malformed         it cannot even be read: not UTF-8, not JSON
-    │   ├── UnknownType           no task type of that name
-    │   ├── TooLarge              beyond a limit that a setting states
-    │   └── CorruptObject         an object is not what its reference says
-    ├── NotFound                  nothing under that id
-    ├── Conflict                  not possible in the state the thing is in
-    ├── Unauthenticated           nobody that the gateway knows
-    └── Forbidden                 somebody who may not do this
+    │   │   └── Malformed         it is not UTF-8 or not JSON
+    │   ├── UnknownType           the task type is not registered
+    │   ├── TooLarge              it exceeds a limit
+    │   └── CorruptObject         an object differs from its reference
+    ├── NotFound                  nothing has this id
+    ├── Conflict                  the current state does not allow the request
+    ├── Unauthenticated           the request has no valid credentials
+    └── Forbidden                 the credentials do not permit the request
 
-A class says which way to fail: `Unavailable` is retried, `Invalid` is reported to whoever sent it and parked,
-`Fatal` ends the process. Drivers' own exceptions are translated to these once, in the adapter that uses the driver.
+The class decides how to fail: `Unavailable` is retried, `Invalid` is reported to the sender and
+rejected, `Fatal` ends the process. Each adapter translates the exceptions of its driver into these.
 """
 
 from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Something Penstock noticed and can name."""
+    """The base of all exceptions that Penstock raises."""
 
 
 class Fatal(PenstockError):
-    """The process must stop rather than act on what it can no longer be sure of."""
+    """The process must end, because it can no longer act safely."""
 
 
 class SettingsError(Fatal):
-    """A setting is missing, malformed or contradicts another; the message names each."""
+    """A setting is missing, malformed or contradicts another; the message names every one."""
 
 
 class CannotStart(Fatal):
-    """Something that must be there first (a package, a port, a directory, a table) is missing or refuses; the message says what to do."""
+    """A package, port, directory or table is missing or unusable; the message says what to do."""
 
 
 class KafkaRefused(Fatal):
-    """Kafka does not accept who this process says it is, or its access lists do not permit what it asks; the message says what to change."""
+    """Kafka rejects the credentials or denies a permission; the message says what to change."""
 
 
 class SessionLost(Fatal):
-    """A session that gave this process its right to act (group, lock, connection) has ended."""
+    """A session that entitles this process to act (consumer group, lock, connection) has ended."""
 
 
 class Stalled(Fatal):
-    """There is work to do and none of it has progressed for the time a setting allows."""
+    """There is work, and none of it has progressed within PENSTOCK_STALL_TIMEOUT_S."""
 
 
 class Unavailable(PenstockError):
-    """A server did not answer or refused for now; the same request may succeed later."""
+    """A server did not answer or refused temporarily; the same request may succeed later."""
 
 
 class KafkaUnavailable(Unavailable):
-    """No broker answered, or the cluster refused for now."""
+    """No Kafka broker answered, or the cluster refused temporarily."""
 
 
 class PostgresUnavailable(Unavailable):
-    """The database did not answer, or is starting, stopping or out of connections."""
+    """PostgreSQL did not answer, or it is starting, stopping or out of connections."""
 
 
 class ObjectsUnavailable(Unavailable):
@@ -75,14 +76,14 @@ class ObjectsUnavailable(Unavailable):
 
 
 class GatewayUnavailable(Unavailable):
-    """No gateway answers at the address, or it could not reach what is behind it."""
+    """No gateway answers at the address, or the gateway could not reach Kafka or PostgreSQL."""
 
 
 class Throttled(Unavailable):
-    """Too much at once: nothing was taken, and the same request is taken a little later.
+    """Too many requests at once: the request had no effect and may be repeated after a delay.
 
     Attributes:
-        retry_after_s: seconds to wait first.
+        retry_after_s: seconds to wait before the repetition.
     """
 
     def __init__(self, reason: str, *, retry_after_s: float = 1.0) -> None:
@@ -91,11 +92,11 @@ class Throttled(Unavailable):
 
 
 class Invalid(PenstockError):
-    """Input that will be wrong however often it is tried.
+    """The input is wrong, and a repetition cannot succeed.
 
     Attributes:
-        reason: one sentence for the person who sent it.
-        pointer: JSON Pointer (RFC 6901) to the field at fault; "" is the whole document.
+        reason: one sentence for the sender.
+        pointer: JSON Pointer (RFC 6901) to the wrong field; "" is the whole document.
     """
 
     def __init__(self, reason: str, *, pointer: str = "") -> None:
@@ -109,15 +110,15 @@ class InvalidRecord(Invalid):
 
 
 class Malformed(InvalidRecord):
-    """Not UTF-8, not JSON, or not in the encoding it claims: nothing in it can be pointed at."""
+    """The input is not UTF-8, not JSON, or not in its declared encoding."""
 
 
 class UnknownType(Invalid):
-    """No task type of that name is registered."""
+    """The task type is not registered."""
 
 
 class TooLarge(Invalid):
-    """Larger than a stated limit."""
+    """The input exceeds a limit, which the message states."""
 
 
 class CorruptObject(Invalid):
@@ -125,16 +126,16 @@ class CorruptObject(Invalid):
 
 
 class NotFound(PenstockError):
-    """Nothing exists under that id."""
+    """Nothing has this id."""
 
 
 class Conflict(PenstockError):
-    """The request makes no sense in the state the thing is in."""
+    """The current state of the task, type or target does not allow the request."""
 
 
 class Unauthenticated(PenstockError):
-    """No API key or bearer token that holds came with the request."""
+    """The request has no valid API key or bearer token."""
 
 
 class Forbidden(PenstockError):
-    """Whoever asks may not do this: another role or namespace is needed."""
+    """The credentials do not permit the request: another role or namespace is needed."""

@@ -1,8 +1,11 @@
-"""How processes log: one line an entry on standard error, as text or as JSON, without secrets.
+"""Logging: one entry a line on standard error, as text or as JSON, without secrets.
 
-An entry's ids (task, attempt, type, target, …) are given with `extra`; text says them in its sentence, JSON has them as
-members of their own. Whatever a library or an exception brings into an entry, what stands behind the `?` of a URL and before the `@` of
-its host is cut out: these are the places where keys and passwords are.
+The message of an entry is a fixed sentence. `extra` has its stable name, `event`, and the values
+that vary. Text appends them as `name=value`; JSON has each as a member.
+docs/reference/log-events.md lists the events. Only libraries write entries without an event.
+
+Both formats cut the query string and the user out of every URL, since keys and passwords stand
+there.
 """
 
 from __future__ import annotations
@@ -25,35 +28,41 @@ FORMATS = ("text", "json")
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^\s?#\"'<>]*)\?[^\s#\"'<>]+", re.IGNORECASE)
 _USER = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@\"'<>]+@", re.IGNORECASE)
 
-# What every entry has; the rest was given with `extra`.
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# A text value that has only these characters needs no quotes.
+_BARE = re.compile(r"[^\s\"'=\\]+")
+
+# Attributes that every record has. All others are fields, which `extra` has set.
+STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -> None:
-    """Logs to standard error: PENSTOCK_LOG_LEVEL chooses the level (default INFO), PENSTOCK_LOG_FORMAT text or json.
+    """Sends log entries to standard error.
+
+    PENSTOCK_LOG_LEVEL chooses the level (default INFO) and PENSTOCK_LOG_FORMAT the format: text or
+    json.
 
     Args:
-        service: told in each entry of JSON.
-        trace_id: asked for each entry of JSON: the id of the trace it belongs to.
+        service: the name that each JSON entry has as `service`.
+        trace_id: returns the id of the current trace, or None; called for each JSON entry.
 
     Raises:
-        SettingsError: there is no such format or level.
+        SettingsError: PENSTOCK_LOG_FORMAT or PENSTOCK_LOG_LEVEL has an unknown value.
     """
     name = os.environ.get("PENSTOCK_LOG_FORMAT") or "text"
     if name not in FORMATS:
         raise SettingsError(f"PENSTOCK_LOG_FORMAT={name!r} must be one of: {', '.join(FORMATS)}")
-    # `force` would take away what a test listens with.
+    # Without `force`: it would remove the handlers of a test.
     logging.basicConfig(level=_level("PENSTOCK_LOG_LEVEL", "INFO"), handlers=[_handler(service, trace_id)])
     quiet_libraries()
 
 
 def configure_for_errors(service: str) -> None:
-    """As `configure`, for a process that ends because settings are wrong, these here perhaps among them: never raises."""
+    """Configures logging for a process that ends because of wrong settings; never raises."""
     logging.basicConfig(level=logging.ERROR, handlers=[_handler(service)])
 
 
 def in_json() -> bool:
-    """Whether JSON is asked for."""
+    """Whether PENSTOCK_LOG_FORMAT is json."""
     return os.environ.get("PENSTOCK_LOG_FORMAT") == "json"
 
 
@@ -64,13 +73,13 @@ def _handler(service: str, trace_id: Callable[[], str | None] = lambda: None) ->
 
 
 def quiet_libraries() -> None:
-    """Leaves out what the client libraries log, unless PENSTOCK_LIBRARY_LOG_LEVEL asks for it.
+    """Silences the client libraries below PENSTOCK_LIBRARY_LOG_LEVEL (default CRITICAL).
 
-    They narrate every rebalance, and call it an error when a coordinator is not there yet; what matters of it is
-    raised to us, and we say it ourselves.
+    They log every rebalance, and a coordinator that is not available yet as an error. Failures that
+    matter reach Penstock as exceptions, and Penstock logs them itself.
     """
-    for chatty in ("aiokafka", "faust", "mode"):
-        logging.getLogger(chatty).setLevel(_level("PENSTOCK_LIBRARY_LOG_LEVEL", "CRITICAL"))
+    for library in ("aiokafka", "faust", "mode"):
+        logging.getLogger(library).setLevel(_level("PENSTOCK_LIBRARY_LOG_LEVEL", "CRITICAL"))
 
 
 def _level(variable: str, default: str) -> str:
@@ -80,27 +89,60 @@ def _level(variable: str, default: str) -> str:
     return name
 
 
-def shortened(text: str) -> str:
-    """The text with the query strings and the users of its URLs cut out."""
+def redacted(text: str) -> str:
+    """The text without the query strings and users of its URLs."""
     if "://" not in text:
         return text
     return _USER.sub(r"\1…@", _QUERY.sub(r"\1?…", text))
 
 
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields of a record from `extra`, `event` first, without None and without secrets."""
+    found = {
+        name: value for name, value in vars(record).items() if name not in STANDARD and value is not None
+    }
+    event = {"event": found.pop("event")} if "event" in found else {}
+    return {name: _field(value) for name, value in (event | found).items()}
+
+
+def _field(value: object) -> object:
+    if isinstance(value, BaseException):
+        # Some exceptions have no text, only a type.
+        value = str(value) or repr(value)
+    return redacted(value) if isinstance(value, str) else value
+
+
 class TextFormatter(logging.Formatter):
-    """A sentence for people."""
+    """Entries for people: the sentence, its fields, and below them the traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the standard library's name)
+        """The line with the fields at its end."""
+        return "".join(
+            [
+                super().formatMessage(record),
+                *(f" {name}={_quoted(value)}" for name, value in fields(record).items()),
+            ]
+        )
 
     def format(self, record: logging.LogRecord) -> str:
         """The entry, with its traceback below it."""
-        return shortened(super().format(record))
+        return redacted(super().format(record))
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if _BARE.fullmatch(text) else orjson.dumps(_encodable(text)).decode()
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, service, logger, message, `error` with a traceback, and the entry's ids.
+    """Entries for machines: one JSON object a line.
+
+    Members are time, level, service, logger, message, trace_id (when there is one) and the fields.
+    An entry with a traceback has it as `error`.
 
     Args:
-        service: told in each entry.
-        trace_id: told too, where there is one.
+        service: the member `service` of each entry.
+        trace_id: returns the id of the current trace, or None.
     """
 
     def __init__(self, service: str, trace_id: Callable[[], str | None] = lambda: None) -> None:
@@ -115,21 +157,20 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
-            "message": shortened(record.getMessage()),
+            "message": redacted(record.getMessage()),
         }
         if (trace_id := self._trace_id()) is not None:
             entry["trace_id"] = trace_id
-        for name, value in vars(record).items():
-            if name not in _STANDARD and name not in entry and value is not None:
-                entry[name] = shortened(value) if isinstance(value, str) else value
+        entry |= {name: value for name, value in fields(record).items() if name not in entry}
         if record.exc_info:
-            entry["error"] = shortened(self.formatException(record.exc_info))
-        # What cannot be JSON (an odd object, a lone surrogate in what somebody sent) is told all the same.
+            entry["error"] = redacted(self.formatException(record.exc_info))
         try:
             return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
         except orjson.JSONEncodeError:
-            return orjson.dumps({key: _plain(value) for key, value in entry.items()}).decode()
+            # A lone surrogate in a submitted text, or an integer beyond 64 bits: the entry must not
+            # be lost.
+            return orjson.dumps({name: _encodable(str(value)) for name, value in entry.items()}).decode()
 
 
-def _plain(value: object) -> str:
-    return str(value).encode(errors="backslashreplace").decode()
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

@@ -1,10 +1,10 @@
-"""Running one service as one process.
+"""Runs one service as one process.
 
-Guarantees: SIGTERM or SIGINT asks the service to drain and stop; a second one, or a drain that outlasts its
-grace, ends the process at once (status 70). An exception that leaves the service ends the process with
-its message and the status of `exit_status`, so that a supervisor restarts it; what it leaves behind cannot keep
-the process. In doubt this harness stops: a process that
-cannot go on must not look alive.
+Guarantees: SIGTERM or SIGINT makes the service drain and stop. A second signal, or a drain that
+exceeds its grace period, ends the process at once (status 70). An exception that leaves the service
+ends the process with its message and the status of `exit_status`, so that a supervisor restarts it.
+Tasks and threads that outlive the service cannot keep the process. A process that cannot make
+progress ends instead of looking alive.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from penstock import logs, tracing
+from penstock.concurrency.stall_detector import LoopWatchdog
 from penstock.errors import (
     CannotStart,
     Conflict,
@@ -31,16 +32,16 @@ from penstock.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.kafka.watchdog import LoopWatchdog
 
 EXIT_FAILED = 1
 EXIT_FORCED = 70
-# Names the file that is there while a service serves.
+# The variable with the path of a file that exists while the service is ready.
 READY_VARIABLE = "PENSTOCK_READY_FILE"
-# How long the loop of a service may stand still.
+# How long the event loop of a service may stall.
 STALL_S = 60.0
-# How long what a service has left behind (a handler that cannot be cancelled) may keep its process.
-LEAVE_S = 5.0
+# How long tasks and threads that outlive the service, such as a handler that cannot be cancelled,
+# may delay the exit.
+EXIT_TIMEOUT_S = 5.0
 
 _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (Invalid, 3),
@@ -54,9 +55,9 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (KafkaRefused, 6),
 )
 
-# Told once the service serves; the second line of a supervisor's "started".
+# Called once the service is ready.
 Ready = Callable[[], None]
-# A service: runs until `stopping` is set and everything in hand is settled, or raises.
+# A service runs until `stopping` is set and nothing is in flight any more, or raises.
 Service = Callable[[asyncio.Event, Ready], Awaitable[None]]
 
 log = logging.getLogger("penstock.process")
@@ -69,72 +70,71 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
         name: for the log.
         service: see `Service`.
         grace_s: seconds a drain may take before the process ends by force.
-        stall_s: seconds for which the event loop may stand still before the process ends; None for a service that
-            watches over itself.
+        stall_s: seconds for which the event loop may stall before the process ends; None for a
+            service with its own watchdog.
     """
     if stall_s is not None:
-        service = _watched(service, stall_s)
-    if mark := os.environ.get(READY_VARIABLE):
-        # Of a process before this one, in the same container.
-        Path(mark).unlink(missing_ok=True)
+        service = _with_watchdog(service, stall_s)
+    if ready_file := os.environ.get(READY_VARIABLE):
+        # An earlier process in the same container may have left the file.
+        Path(ready_file).unlink(missing_ok=True)
     try:
         logs.configure(name, tracing.current_trace_id)
         tracing.configure(name)
     except PenstockError as error:
-        return cannot_begin(name, error)
-    collect_garbage_seldom()
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+        return report_start_failure(name, error)
+    reduce_garbage_collection()
+    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         status = runner.run(_supervise(name, service, grace_s))
-        # The runner now waits for every task and thread that is left, for ever if one swallows its cancellation.
-        leaving = _after(LEAVE_S, lambda: _leave(name, status))
+        # The runner now waits for all remaining tasks and threads. A task that swallows its
+        # cancellation would block it without end.
+        exit_timer = _after(EXIT_TIMEOUT_S, lambda: _abandon(name, status))
     tracing.shutdown()
-    leaving.cancel()
+    exit_timer.cancel()
     return status
 
 
-def _watched(service: Service, stall_s: float) -> Service:
-    """The service, whose process ends when its loop stands still: alive but not progressing is a failure (O2a)."""
+def _with_watchdog(service: Service, stall_s: float) -> Service:
+    """Returns the service with a watchdog: a process that is alive without progress has failed (O2a)."""
 
     async def watched(stopping: asyncio.Event, ready: Ready) -> None:
-        await leading(service(stopping, ready), keep_wound(stall_s))
+        await run_with_background(service(stopping, ready), watch_loop(stall_s))
 
     return watched
 
 
-async def keep_wound(stall_s: float) -> None:
-    """Lets the process end when the loop it runs in stands still for `stall_s` seconds, until cancelled."""
+async def watch_loop(stall_s: float) -> None:
+    """Ends the process when its event loop stalls for `stall_s` seconds; runs until cancelled."""
     watchdog = LoopWatchdog()
     with watchdog.guard():
-        while True:
-            watchdog.wind(stall_s)
-            await asyncio.sleep(stall_s / 6)
+        await watchdog.run(stall_s)
 
 
-def cannot_begin(name: str, error: PenstockError) -> int:
-    """Says in the log, in the format that is asked for, why a service does not begin; returns the exit status."""
+def report_start_failure(name: str, error: PenstockError) -> int:
+    """Logs in the configured format why a service cannot start, and returns the exit status."""
     logs.configure_for_errors(name)
-    _say_failed(name, error)
+    _log_failure(name, error)
     return exit_status(error)
 
 
 def exit_status(error: PenstockError) -> int:
-    """The status with which a process ends that an error ends: the same for services, workers and the command line."""
+    """The exit status for an error, the same for services, workers and the command line."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), EXIT_FAILED)
 
 
-def collect_garbage_seldom() -> None:
-    """Lets go of the start-up's objects and collects a tenth as often.
+def reduce_garbage_collection() -> None:
+    """Excludes the objects of the start from garbage collection, and collects less often.
 
-    A service makes tens of thousands of short-lived records a second, none of them in cycles; collecting every
-    700 of them took a tenth of the CPU.
+    A service creates tens of thousands of short-lived records a second, none of them in cycles.
+    With Python's default threshold of 700 objects, collecting took a tenth of the CPU.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
-def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Uvloop's event loop where it is installed (it ships with the services' extra), else asyncio's own."""
+def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Returns the factory of uvloop's event loop if uvloop is installed, else of asyncio's."""
     try:
         import uvloop  # noqa: PLC0415 (optional dependency)
     except ImportError:
@@ -142,8 +142,8 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def together(*parts: Awaitable[None]) -> None:
-    """Runs the parts of a service side by side until all end; when one fails the others are cancelled.
+async def run_all(*parts: Awaitable[None]) -> None:
+    """Runs all parts of a service concurrently until all end; cancels the rest when one fails.
 
     Raises:
         Exception: the first failure, as it was raised.
@@ -159,16 +159,16 @@ async def together(*parts: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def leading(main: Awaitable[None], *attendants: Awaitable[None]) -> None:
-    """Runs `main` to its end with endless attendants beside it, which are cancelled then.
+async def run_with_background(main: Awaitable[None], *background: Awaitable[None]) -> None:
+    """Runs `main` to its end and the background parts concurrently; then cancels the background parts.
 
     Raises:
-        Exception: the first failure of any, as it was raised; the others are cancelled.
+        Exception: the first failure of any part, as it was raised; the rest is cancelled.
     """
-    leader = asyncio.ensure_future(main)
-    tasks = [leader, *(asyncio.ensure_future(attendant) for attendant in attendants)]
+    main_task = asyncio.ensure_future(main)
+    tasks = [main_task, *(asyncio.ensure_future(part) for part in background)]
     try:
-        while not leader.done():
+        while not main_task.done():
             done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -185,75 +185,87 @@ async def _supervise(name: str, service: Service, grace_s: float) -> int:
 
     def stop() -> None:
         if stopping.is_set():
-            log.warning("%s: stopped by force on a second signal", name)
+            log.warning(
+                "A second signal ended the process at once",
+                extra={"event": "process_forced", "program": name},
+            )
             os._exit(EXIT_FORCED)
-        log.info("%s: stopping", name)
+        log.info("The process stops", extra={"event": "process_stopping", "program": name})
         stopping.set()
-        _after(grace_s, lambda: _force(name, grace_s))
+        _after(grace_s, lambda: _force_exit(name, grace_s))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
-        await service(stopping, lambda: _say_ready(name))
+        await service(stopping, lambda: _report_ready(name))
     except PenstockError as error:
-        _say_failed(name, error)
+        _log_failure(name, error)
         return exit_status(error)
     except Exception:
-        log.exception("%s: failed", name)
+        log.exception("The process failed", extra={"event": "process_failed", "program": name})
         return EXIT_FAILED
-    log.info("%s: stopped", name)
+    log.info("The process stopped", extra={"event": "process_stopped", "program": name})
     return 0
 
 
-def _say_failed(name: str, error: PenstockError) -> None:
-    # No traceback: the message says it all.
-    log.error("%s: %s: %s", name, type(error).__name__, error)
+def _log_failure(name: str, error: PenstockError) -> None:
+    # Without a traceback, since the message describes these errors completely.
+    log.error(
+        "The process ends with an error",
+        extra={"event": "process_ended", "program": name, "kind": type(error).__name__, "error": error},
+    )
 
 
-def _say_ready(name: str) -> None:
-    log.info("%s: ready", name)
-    # Whoever started this process may wait for the mark; unlike the log it is there at every log level.
-    if mark := os.environ.get(READY_VARIABLE):
-        Path(mark).touch()
+def _report_ready(name: str) -> None:
+    log.info("The process is ready", extra={"event": "process_ready", "program": name})
+    # A supervisor may wait for the file, which does not depend on the log level.
+    if ready_file := os.environ.get(READY_VARIABLE):
+        Path(ready_file).touch()
 
 
 def withdraw_ready(name: str) -> None:
-    """Takes back that a service serves, until it says so again."""
-    log.warning("%s: not ready", name)
-    if mark := os.environ.get(READY_VARIABLE):
-        Path(mark).unlink(missing_ok=True)
+    """Reports that the service is not ready, until it reports that it is."""
+    log.warning("The process is not ready", extra={"event": "readiness_withdrawn", "program": name})
+    if ready_file := os.environ.get(READY_VARIABLE):
+        Path(ready_file).unlink(missing_ok=True)
 
 
-def _after(delay_s: float, act: Callable[[], None]) -> threading.Timer:
-    # A thread, so that it fires even when the loop is stuck.
-    timer = threading.Timer(delay_s, act)
+def _after(delay_s: float, action: Callable[[], None]) -> threading.Timer:
+    # A thread fires even when the event loop is stuck.
+    timer = threading.Timer(delay_s, action)
     timer.daemon = True
     timer.start()
     return timer
 
 
-class Deadline:
-    """Ends the process (status 1) a while after `begin`, unless it is cancelled before; from any thread."""
+class ExitTimer:
+    """Ends the process (status 1) `delay_s` seconds after `start`, unless cancelled; usable from any thread."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
         self._timer: threading.Timer | None = None
 
-    def begin(self) -> None:
-        """Time runs."""
+    def start(self) -> None:
+        """Starts the timer."""
         self._timer = _after(self._delay_s, lambda: os._exit(EXIT_FAILED))
 
     def cancel(self) -> None:
-        """It need not end."""
+        """Stops the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
 
-def _leave(name: str, status: int) -> None:
-    log.warning("%s: something in it did not end within %.0f s of its end: leaving it", name, LEAVE_S)
+def _abandon(name: str, status: int) -> None:
+    log.warning(
+        "A task or thread did not end in time; leaving it",
+        extra={"event": "task_abandoned", "program": name, "timeout_s": EXIT_TIMEOUT_S},
+    )
     os._exit(status)
 
 
-def _force(name: str, grace_s: float) -> None:
-    log.error("%s: did not stop within %.0f s: ending the process", name, grace_s)
+def _force_exit(name: str, grace_s: float) -> None:
+    log.error(
+        "The process did not stop in time; ending it",
+        extra={"event": "stop_timed_out", "program": name, "timeout_s": grace_s},
+    )
     os._exit(EXIT_FORCED)

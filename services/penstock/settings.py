@@ -1,8 +1,8 @@
-"""Settings: frozen dataclasses read from the environment, refused when they make no sense.
+"""Settings: frozen dataclasses that are read from the environment and validated at start-up.
 
-A service declares its own dataclass and inherits `Platform`. Every field `foo_bar` is read from
-`PENSTOCK_FOO_BAR`; a keyword given to `load` wins over the environment, and the default stands last.
-`validate` is called once, at start-up, and names every field at fault.
+A service declares its own dataclass and inherits `Platform`. Each field `foo_bar` is read from
+`PENSTOCK_FOO_BAR`. A keyword of `load` wins over the environment, and the environment over the
+default. `validate` runs once, at start-up, and names every wrong field.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penstock.errors import SettingsError
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 
-# Of any setting that may have a fraction: thirty years of seconds, which every timer and clock still takes.
+# The largest value of any float setting: thirty years in seconds, which every timer accepts.
 MOST = 1e9
 
-# A host alone has Kafka's own port; an IPv6 address stands in brackets.
+# A host with an optional port; an IPv6 address stands in brackets.
 _SERVER = re.compile(r"([^\s:/\[\]]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?")
 
-# The characters of RFC 3986 and no others.
+# Only the characters of RFC 3986.
 _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
 
 _BOOLEANS = {
@@ -43,52 +43,52 @@ _BOOLEANS = {
 
 
 def option(default: Any, doc: str) -> Any:
-    """A field with its explanation; the settings page of the docs is tested against these."""
+    """A field with its description, which becomes docs/reference.md."""
     return field(default=default, metadata={"doc": doc})
 
 
 def secret(doc: str) -> Any:
-    """A field whose value no `repr` shows, and so no log and no traceback."""
+    """A field whose value `repr` hides, so that logs and tracebacks cannot show it."""
     return field(default="", repr=False, metadata={"doc": doc})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of all settings: how to read them and how to refuse them."""
+    """The base of all settings: loading and validation."""
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, /, **given: Any) -> Self:
-        """Reads `PENSTOCK_*` from `environ` (the process's own by default), then applies `given`.
+    def load(cls, environ: Mapping[str, str] | None = None, /, **overrides: Any) -> Self:
+        """Reads `PENSTOCK_*` from `environ` (default: the process's), then applies `overrides`.
 
         Raises:
-            SettingsError: a value does not parse, or `validate` refused the whole.
+            SettingsError: a value cannot be parsed, or `validate` found a problem.
         """
         environ = os.environ if environ is None else environ
         hints = get_type_hints(cls)
         values: dict[str, Any] = {}
         for item in dataclasses.fields(cls):
             variable = ENVIRONMENT_PREFIX + item.name.upper()
-            if given.get(item.name) is not None:
-                values[item.name] = given[item.name]
+            if overrides.get(item.name) is not None:
+                values[item.name] = overrides[item.name]
             elif environ.get(variable, "") != "":
                 values[item.name] = _parse(environ[variable], hints[item.name], variable)
         settings = cls(**values)
-        # First, and alone: comparisons with NaN answer at random.
-        problems = settings._absurd() or settings.validate()
+        # Alone, because comparisons with NaN in `validate` would give wrong answers.
+        problems = settings._number_problems() or settings.validate()
         if problems:
             raise SettingsError("; ".join(problems))
         return settings
 
     def validate(self) -> list[str]:
-        """Problems across fields, one sentence each; empty when all is well."""
+        """Returns problems of fields and contradictions between them, one sentence each."""
         return []
 
-    def _absurd(self) -> list[str]:
-        found = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
+    def _number_problems(self) -> list[str]:
+        values = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
         return [
             f"{ENVIRONMENT_PREFIX}{name.upper()}={value} must be a number, and at most {MOST:g}"
-            for name, value in found
-            # Written so that NaN is refused too.
+            for name, value in values
+            # `not … <=` rather than `>`, so that NaN is a problem too.
             if isinstance(value, float) and not abs(value) <= MOST
         ]
 
@@ -108,15 +108,15 @@ def _parse(text: str, kind: Any, variable: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Metered(Settings):
-    """Where a service shows its metrics."""
+    """The address of a service's metrics."""
 
     metrics_host: str = option(
-        "127.0.0.1", "Address at which metrics are served; 0.0.0.0 opens them to the network."
+        "127.0.0.1", "Address that the metrics server listens on; 0.0.0.0 opens it to the network."
     )
-    metrics_port: int = option(0, "Port of http://…/metrics, for Prometheus; 0 serves none.")
+    metrics_port: int = option(0, "Port of the metrics server (/metrics, /livez, /readyz); 0 turns it off.")
 
     def validate(self) -> list[str]:
-        """A port must be one."""
+        """The port must be from 0 to 65535."""
         problems = super().validate()
         if not 0 <= self.metrics_port <= 65_535:
             problems.append(f"metrics_port={self.metrics_port} must be from 0 to 65535")
@@ -125,83 +125,81 @@ class Metered(Settings):
 
 KAFKA_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 KAFKA_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-_OF_TLS = ("kafka_ca_file", "kafka_cert_file", "kafka_key_file")
-_OF_USERS = ("kafka_user", "kafka_password_file", "kafka_password")
-_OF_TOKENS = ("kafka_token_url", "kafka_client_id", "kafka_client_secret_file", "kafka_scope")
+_TLS_SETTINGS = ("kafka_ca_file", "kafka_cert_file", "kafka_key_file")
+_USER_SETTINGS = ("kafka_user", "kafka_password_file", "kafka_password")
+_TOKEN_SETTINGS = ("kafka_token_url", "kafka_client_id", "kafka_client_secret_file", "kafka_scope")
 _OPTIONAL = ("kafka_password_file", "kafka_password", "kafka_scope")
-_FILES = (*_OF_TLS, "kafka_password_file", "kafka_client_secret_file")
+_FILES = (*_TLS_SETTINGS, "kafka_password_file", "kafka_client_secret_file")
 
 _ADDRESSES = ("kafka", "postgres", "prefix", "objects")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kafka(Settings):
-    """What it takes to reach the cluster; all that a worker needs besides the object store."""
+    """The Kafka cluster and the object store: the settings that workers and services share."""
 
-    kafka: str = option("127.0.0.1:9092", "Bootstrap servers, comma-separated host:port.")
-    prefix: str = option("penstock.", "Put before the name of every topic and consumer group.")
+    kafka: str = option("127.0.0.1:9092", "Bootstrap servers of Kafka: host:port, comma-separated.")
+    prefix: str = option("penstock.", "Prefix of the names of all topics and consumer groups.")
     objects: str = option(
         "",
-        "Object store for large contexts: a file:/// or s3:// URL, the same for all. "
-        "Workers, gateway and task-sync do not start without.",
+        "URL of the object store for large contexts, file:/// or s3://, the same for all processes. Workers, gateway and "
+        "task-sync require it.",
     )
     session_timeout_s: float = option(
-        10.0, "Seconds after which Kafka gives a silent member's partitions away."
+        10.0, "Seconds without a heartbeat after which Kafka removes a consumer from its group."
     )
 
-    # How Kafka knows who this is; `kafka/security.py` makes the clients' arguments of it.
+    # Authentication to Kafka; `kafka/security.py` turns it into arguments of the client library.
     kafka_protocol: str = option(
-        "PLAINTEXT", f"How the brokers' listener is spoken to: {', '.join(KAFKA_PROTOCOLS)}."
+        "PLAINTEXT", f"Security protocol of the brokers' listener: {', '.join(KAFKA_PROTOCOLS)}."
     )
     kafka_ca_file: str = option(
-        "", "PEM file of the authorities that sign the brokers' certificates; left out, the system's own."
+        "", "PEM file of the certificate authorities of the brokers; empty uses those of the system."
     )
     kafka_cert_file: str = option(
-        "", "PEM file of this process's certificate, with those between it and its authority."
+        "", "PEM file of this process's certificate, with its intermediate certificates."
     )
-    kafka_key_file: str = option("", "PEM file of that certificate's key, without a passphrase.")
+    kafka_key_file: str = option("", "PEM file of that certificate's private key, without a passphrase.")
     kafka_mechanism: str = option(
-        "", f"How SASL shows who this is: {', '.join(KAFKA_MECHANISMS)}. Needed with a SASL protocol."
+        "", f"SASL mechanism: {', '.join(KAFKA_MECHANISMS)}. Required with a SASL protocol."
     )
-    kafka_user: str = option("", "User of PLAIN and SCRAM.")
-    kafka_password_file: str = option("", "File that holds the user's password.")
+    kafka_user: str = option("", "User name for PLAIN and SCRAM.")
+    kafka_password_file: str = option("", "File with the password of this user.")
     kafka_password: str = secret(
-        "The password itself; a file is safer, since an environment is shown to many."
+        "Password of this user. A file is safer, since many tools show the environment."
     )
     kafka_token_url: str = option(
-        "", "Where OAUTHBEARER gets its tokens, by client credentials (RFC 6749, 4.4); https."
+        "", "https URL that issues tokens for OAUTHBEARER by client credentials (RFC 6749, 4.4)."
     )
-    kafka_client_id: str = option("", "The client for which that address issues tokens.")
-    kafka_client_secret_file: str = option("", "File that holds the client's secret.")
-    kafka_scope: str = option(
-        "", "Scopes asked for with the token, if the issuer wants any; apart by spaces."
-    )
+    kafka_client_id: str = option("", "Client id for this token URL.")
+    kafka_client_secret_file: str = option("", "File with the secret of this client.")
+    kafka_scope: str = option("", "Scopes to request with a token, separated by spaces; empty requests none.")
     topics_file: str = option(
-        "", "TOML file that declares the topics instead of the packaged schemas/topics.toml."
+        "", "TOML file that declares the topics, in place of the packaged schemas/topics.toml."
     )
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, /, **given: Any) -> Self:
-        """As `Settings.load`; the process's own environment is completed by a local deployment.
+    def load(cls, environ: Mapping[str, str] | None = None, /, **overrides: Any) -> Self:
+        """Like `Settings.load`, but completes the environment with a local deployment.
 
-        When neither it nor `given` names any server or prefix, the addresses are those of the deployment that
-        `penstock up` runs in PENSTOCK_DATA_DIR or `.penstock`, if one does. All of them or none: halves of two
-        deployments would lose each other's records.
+        When neither the environment nor `overrides` has any address or the prefix, the addresses
+        are those of the deployment that `penstock up` runs in PENSTOCK_DATA_DIR or `.penstock`. It
+        takes all addresses or none: a mix of two deployments would lose records.
         """
         if environ is None:
             environ = os.environ
-            told = any(
-                given.get(name) or environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in _ADDRESSES
+            configured = any(
+                overrides.get(name) or environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in _ADDRESSES
             )
-            environ = environ if told else {**environ, **local_environment()}
-        return super().load(environ, **given)
+            environ = environ if configured else {**environ, **local_environment()}
+        return super().load(environ, **overrides)
 
     def validate(self) -> list[str]:
-        """A session must be long enough for three heartbeats and the broker's own bounds (6 s to 30 min)."""
+        """The session timeout must be from 6 s to 30 min; security settings must agree."""
         problems = super().validate()
         if not 6 <= self.session_timeout_s <= 1800:
             problems.append(
-                f"session_timeout_s={self.session_timeout_s} must be from 6 to 1800, the broker's bounds"
+                f"session_timeout_s={self.session_timeout_s} must be from 6 to 1800, the bounds of the broker"
             )
         if not self.kafka:
             problems.append("kafka is empty: give host:port, for instance 127.0.0.1:9092")
@@ -216,9 +214,9 @@ class Kafka(Settings):
         return problems
 
 
-def _security_problems(given: Kafka) -> list[str]:
-    """What of TLS and SASL contradicts itself; no sentence holds a secret."""
-    protocol, mechanism = given.kafka_protocol, given.kafka_mechanism
+def _security_problems(settings: Kafka) -> list[str]:
+    """Contradictions between the settings of TLS and SASL; no sentence contains a secret."""
+    protocol, mechanism = settings.kafka_protocol, settings.kafka_mechanism
     if protocol not in KAFKA_PROTOCOLS:
         return [f"kafka_protocol={protocol!r} must be one of {', '.join(KAFKA_PROTOCOLS)}"]
     sasl, encrypted = protocol.startswith("SASL"), protocol.endswith("SSL")
@@ -227,44 +225,45 @@ def _security_problems(given: Kafka) -> list[str]:
             f"kafka_protocol={protocol} needs kafka_mechanism, one of {', '.join(KAFKA_MECHANISMS)}"
             + (f", not {mechanism!r}" if mechanism else "")
         ]
-    wanted = _OF_TOKENS if mechanism == "OAUTHBEARER" else _OF_USERS
+    required = _TOKEN_SETTINGS if mechanism == "OAUTHBEARER" else _USER_SETTINGS
     problems = [
-        # Sent by nobody: whoever set it believes this process to be safer than it is.
+        # An unused credential is a problem: the operator would believe the connection to be safer
+        # than it is.
         f"{name} is set, but kafka_protocol={protocol} never uses it: use {better}, or leave it out"
         for names, used, better in (
-            (_OF_TLS, encrypted, "SSL or SASL_SSL"),
-            (("kafka_mechanism", *_OF_USERS, *_OF_TOKENS), sasl, "SASL_SSL"),
+            (_TLS_SETTINGS, encrypted, "SSL or SASL_SSL"),
+            (("kafka_mechanism", *_USER_SETTINGS, *_TOKEN_SETTINGS), sasl, "SASL_SSL"),
         )
         for name in names
-        if getattr(given, name) and not used
+        if getattr(settings, name) and not used
     ]
     if sasl:
         problems += [
             f"{name} is set, but kafka_mechanism={mechanism} never uses it: leave it out"
-            for name in (*_OF_USERS, *_OF_TOKENS)
-            if getattr(given, name) and name not in wanted
+            for name in (*_USER_SETTINGS, *_TOKEN_SETTINGS)
+            if getattr(settings, name) and name not in required
         ]
         problems += [
             f"kafka_mechanism={mechanism} needs {name}"
-            for name in wanted
-            if name not in _OPTIONAL and not getattr(given, name)
+            for name in required
+            if name not in _OPTIONAL and not getattr(settings, name)
         ]
-        if wanted is _OF_USERS and bool(given.kafka_password) == bool(given.kafka_password_file):
+        if required is _USER_SETTINGS and bool(settings.kafka_password) == bool(settings.kafka_password_file):
             problems.append(f"kafka_mechanism={mechanism} needs either kafka_password_file or kafka_password")
-        if given.kafka_token_url and not _is_private(given.kafka_token_url):
+        if settings.kafka_token_url and not _is_private(settings.kafka_token_url):
             problems.append(
-                f"kafka_token_url={given.kafka_token_url} must begin with https://: the client's secret goes there"
+                f"kafka_token_url={settings.kafka_token_url} must begin with https://: the client's secret is sent there"
             )
-    if bool(given.kafka_cert_file) != bool(given.kafka_key_file):
+    if bool(settings.kafka_cert_file) != bool(settings.kafka_key_file):
         problems.append("kafka_cert_file and kafka_key_file must be set both or neither")
     for name in _FILES:
-        if getattr(given, name):
-            problems += _unreadable(name, getattr(given, name))
+        if getattr(settings, name):
+            problems += _unreadable(name, getattr(settings, name))
     return problems
 
 
 def _is_private(url: str) -> bool:
-    """Whether nobody between here and a URL reads along: https, or this machine."""
+    """Whether requests to a URL cannot be read on the way: it is https, or on this machine."""
     parts = urlsplit(url)
     return bool(parts.hostname) and (
         parts.scheme == "https"
@@ -274,20 +273,24 @@ def _is_private(url: str) -> bool:
 
 def _unreadable(name: str, file: str) -> list[str]:
     if not Path(file).is_file():
-        return [f"{name}={file}: there is no such file"]
-    return [] if os.access(file, os.R_OK) else [f"{name}={file} may not be read by this user"]
+        return [f"{name}={file}: this file does not exist"]
+    return (
+        []
+        if os.access(file, os.R_OK)
+        else [f"{name}={file} cannot be read by this user: change its permissions"]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progressing(Kafka):
-    """What is a failure although the process is alive: work, and no progress (O2a)."""
+    """Stall detection: a process with work and without progress exits (O2a)."""
 
     stall_timeout_s: float = option(
-        60.0, "Seconds with work and without progress after which the process exits."
+        60.0, "Seconds with work but without progress after which the process exits."
     )
 
     def validate(self) -> list[str]:
-        """A rebalance takes up to a session timeout, and must not look like a stall."""
+        """A rebalance takes up to one session timeout and must not count as a stall."""
         problems = super().validate()
         if self.stall_timeout_s < 2 * self.session_timeout_s:
             problems.append(
@@ -299,37 +302,37 @@ class Progressing(Kafka):
 
 @dataclass(frozen=True, kw_only=True)
 class Platform(Kafka):
-    """Kafka and PostgreSQL: what every service of the platform shares."""
+    """Kafka and PostgreSQL: the settings that all services share."""
 
     postgres: str = option("postgresql://postgres@127.0.0.1:5432/postgres", "PostgreSQL connection URL.")
     event_source: str = option(
         "/penstock",
-        "`source` of callbacks in the format of CloudEvents: a URI reference that names this deployment.",
+        "`source` of callbacks in CloudEvents format: a URI reference that identifies this deployment.",
     )
 
-    # PostgreSQL behind a pooler, and its password.
+    # PostgreSQL behind a connection pooler, and its password.
     postgres_session: str = option(
         "",
-        "URL of the same database past a pooler in transaction mode, for what needs a session of its own: locks, "
-        "notifications, migrations. Given, PENSTOCK_POSTGRES is taken for the pooler's; empty is no pooler.",
+        "Direct URL of the same database, for locks, notifications and migrations, when PENSTOCK_POSTGRES is a pooler in "
+        "transaction mode. Empty when there is no pooler.",
     )
     postgres_password_file: str = option(
-        "", "File with the password of PostgreSQL, read at the start; for URLs that have none."
+        "", "File with the PostgreSQL password, read at start-up and added to URLs without a password."
     )
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, /, **given: Any) -> Self:
-        """As `Kafka.load`; the URLs come with the password of `postgres_password_file`.
+    def load(cls, environ: Mapping[str, str] | None = None, /, **overrides: Any) -> Self:
+        """Like `Kafka.load`, but adds the password of `postgres_password_file` to the URLs.
 
-        A `postgres` that is given is the only one: a session in another database than the pool's would hold the
-        wrong locks.
+        An override of `postgres` alone also clears `postgres_session`: a session in another
+        database than the pool's would hold the wrong locks.
 
         Raises:
-            SettingsError: also when the file cannot be read.
+            SettingsError: also when the password file cannot be read.
         """
-        if given.get("postgres") and not given.get("postgres_session"):
+        if overrides.get("postgres") and not overrides.get("postgres_session"):
             environ = {**(os.environ if environ is None else environ), "PENSTOCK_POSTGRES_SESSION": ""}
-        settings = super().load(environ, **given)
+        settings = super().load(environ, **overrides)
         if not settings.postgres_password_file:
             return settings
         password = _password(settings.postgres_password_file)
@@ -341,16 +344,16 @@ class Platform(Kafka):
 
     @property
     def pooled(self) -> bool:
-        """Whether `postgres` is a pooler in transaction mode, which keeps nothing between two transactions."""
+        """Whether `postgres` is a pooler in transaction mode, which keeps no session state."""
         return bool(self.postgres_session)
 
     @property
     def sessions(self) -> str:
-        """The URL for sessions of one's own."""
+        """The URL for connections that need a session."""
         return self.postgres_session or self.postgres
 
     def validate(self) -> list[str]:
-        """A source must be a URI reference, or targets would refuse every event."""
+        """The event source must be a URI reference, or targets would reject every event."""
         problems = super().validate()
         if not _URI_REFERENCE.fullmatch(self.event_source):
             problems.append(
@@ -370,12 +373,12 @@ def _password(file: str) -> str:
 
 
 def with_password(url: str, password: str) -> str:
-    """A connection URL with a password, unless it has one or is none."""
+    """Adds a password to a connection URL that has none; returns an invalid URL unchanged."""
     try:
         parts = urlsplit(url)
-        # Up to the last @, as an unescaped password may have one.
+        # Up to the last @, since an unescaped password may contain one.
         has_one = ":" in parts.netloc.rpartition("@")[0] or "password" in parse_qs(parts.query)
     except ValueError:
-        # Whoever connects says better what is wrong with it.
+        # The connection attempt reports a better error.
         return url
     return url if has_one else f"{url}{'&' if parts.query else '?'}password={quote(password, safe='')}"

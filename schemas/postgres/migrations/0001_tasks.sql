@@ -1,4 +1,4 @@
--- The truth: task types, tasks, the history of their attempts, and what is owed to Kafka.
+-- Task types, tasks, their attempts, and the outbox.
 
 CREATE TABLE task_type (
     name           text PRIMARY KEY,
@@ -15,8 +15,9 @@ CREATE TABLE task_type (
     updated_at     timestamptz NOT NULL DEFAULT now()
 );
 
--- Every stage rewrites its task's row a few times, each time into another partial index, so no update is
--- a heap-only one: few indexes, each partial, and room on the page.
+-- Every stage updates its task's row a few times, each time into another partial index, so no
+-- update is heap-only. Therefore the table has few indexes, all partial, and a fill factor that
+-- leaves space.
 CREATE TABLE task (
     id               bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     type             text NOT NULL REFERENCES task_type (name),
@@ -55,19 +56,19 @@ COMMENT ON COLUMN task.losses IS 'attempts of the current stage whose worker was
 COMMENT ON COLUMN task.context_ref IS 'JSON: key, sha256 and size of an object above the inline limit';
 COMMENT ON COLUMN task.lease_partition IS 'while running: the heartbeats partition over which its worker reports';
 
--- S3: order of release.
+-- S3: the order of release.
 CREATE INDEX task_ready ON task (type, priority, id) WHERE state = 'ready';
--- S4: what falls due next.
+-- S4: the tasks that are due next.
 CREATE INDEX task_scheduled ON task (due_at) WHERE state = 'scheduled';
--- Leases that a processor restores when it is given a partition.
+-- The leases that a processor restores when it gets a partition.
 CREATE INDEX task_running ON task (lease_partition) WHERE state = 'running';
--- What went wrong, by type: the list operators ask for.
+-- Failed tasks by type, for operators.
 CREATE INDEX task_failed ON task (type, id) WHERE state IN ('failed', 'quarantined');
--- T5: a repeated key finds the first task.
+-- T5: a repeated idempotency key finds the first task.
 CREATE UNIQUE INDEX task_idempotency ON task (type, idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX task_labels ON task USING gin (labels jsonb_path_ops) WHERE labels IS NOT NULL;
 
--- One row per attempt that ended.
+-- One row per ended attempt.
 CREATE TABLE attempt (
     task_id      bigint NOT NULL,
     step         integer NOT NULL,
@@ -81,8 +82,8 @@ CREATE TABLE attempt (
     PRIMARY KEY (task_id, step, attempt)
 );
 
--- Batches on their way into a ready topic: written with the release, removed once Kafka has them all,
--- sent again by the type's next owner when it was not.
+-- Batches of a release: written with the release and removed once Kafka has all records. After a
+-- crash the next owner of the type sends them again.
 CREATE TABLE release (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     type        text NOT NULL,
@@ -90,7 +91,7 @@ CREATE TABLE release (
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
--- Batches of events on their way to Kafka: written with the transitions they report.
+-- The outbox of events: batches that are written with the transitions they report.
 CREATE TABLE outbox (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     keys        bytea[] NOT NULL,
@@ -98,7 +99,7 @@ CREATE TABLE outbox (
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 
--- One row per event owed to one target, written with the transition it reports.
+-- One row per callback, written with the transition it reports.
 CREATE TABLE callback (
     id           text PRIMARY KEY,
     target       text NOT NULL,
@@ -117,7 +118,8 @@ COMMENT ON COLUMN callback.due_at IS 'while pending: when its record is written 
 CREATE INDEX callback_due ON callback (due_at) WHERE state = 'pending';
 CREATE INDEX callback_task ON callback (task_id);
 
--- What ingest has taken in, in the same transaction as the tasks: a record is ingested exactly once.
+-- The ingest offsets, written in the transaction of the tasks, so a record is ingested exactly
+-- once.
 CREATE TABLE ingested (
     topic        text NOT NULL,
     partition    integer NOT NULL,

@@ -1,4 +1,4 @@
--- Losing a worker is counted apart from failing, and what comes late may still count.
+-- Lost workers are counted apart from failures, and late results may be accepted.
 
 ALTER TABLE penstock.task_type
     ADD COLUMN max_losses integer NOT NULL DEFAULT 3 CHECK (max_losses > 0),

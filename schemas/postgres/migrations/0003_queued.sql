@@ -1,3 +1,3 @@
--- What task-sync and the check ask for from time to time: which tasks have been queued, and since when. Without it
--- each look would read the whole table.
+-- For task-sync and `penstock check`, which list the queued tasks by age. Without the index they
+-- would read the whole table.
 CREATE INDEX task_queued ON penstock.task (type, updated_at) WHERE state = 'queued';

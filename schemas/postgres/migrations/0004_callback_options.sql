@@ -1,7 +1,7 @@
--- What a submitter says of callbacks beside the URL: which events, which headers, which form of body, and in order.
+-- Options of callbacks besides the URL: events, headers, format and order.
 
--- task.callbacks stays text[]: a URL, or an object as JSON text, which no URL can be taken for. So no table is rewritten,
--- services from before go on with the URLs they know, and a task without options costs what it did.
+-- task.callbacks stays text[]: a URL, or an object as JSON text, which cannot be mistaken for a
+-- URL. So no table is rewritten, and services of the previous release keep working with URLs.
 COMMENT ON COLUMN penstock.task.callbacks IS 'each a URL, or JSON: url and perhaps events, headers (secrets), format, ordered';
 
 ALTER TABLE penstock.task_type ADD COLUMN callbacks text[];

@@ -1,4 +1,4 @@
--- Targets of callbacks: their health, whoever judges it, and what operators have said about them.
+-- Targets of callbacks: their health, their owner, and the settings of operators.
 CREATE TABLE penstock.target (
     url text PRIMARY KEY,
     state text NOT NULL DEFAULT 'normal' CHECK (state IN ('normal', 'abnormal', 'disabled')),
@@ -19,7 +19,7 @@ COMMENT ON COLUMN penstock.target.rate IS 'most calls a second; NULL is the sett
 COMMENT ON COLUMN penstock.target.attempts IS 'the last few: at, callback, attempt, took_ms, status, message';
 COMMENT ON COLUMN penstock.target.owner IS 'the process that judges it: nobody else''s snapshot is kept';
 
--- What is held waits for its target, and is on no topic.
+-- Held callbacks wait for their target and are on no topic.
 ALTER TABLE penstock.callback
     DROP CONSTRAINT callback_state_check,
     ADD CONSTRAINT callback_state_check CHECK (state IN ('pending', 'held', 'delivered', 'dead')),

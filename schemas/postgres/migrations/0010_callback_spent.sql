@@ -1,4 +1,4 @@
--- Attempts that were made while the callbacks service suspected itself do not count: an outage of its own would use up the
--- schedule. Services from before go on counting all of them.
+-- Attempts during self-check mode do not count: an outage of the callbacks service would otherwise
+-- exhaust the schedule. Services of the previous release count all attempts.
 ALTER TABLE penstock.callback ADD COLUMN spent integer;
 COMMENT ON COLUMN penstock.callback.spent IS 'attempts that its schedule does not count: made before it was replayed, or while the service suspected itself';

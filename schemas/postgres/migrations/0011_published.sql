@@ -1,5 +1,6 @@
--- A callback whose record is written again and again although nothing comes of it is due again each time, and looks like
--- one that is scheduled. Counted by the releaser, for `penstock check`; whoever begins, puts back or holds it says so here.
+-- Counts publications of a callback without a claim, for `penstock check`: a stuck callback is
+-- published repeatedly and looks like a scheduled one. The requeuer increments it; a claim, a
+-- postponement or a hold resets it.
 ALTER TABLE penstock.callback
     ADD COLUMN published integer NOT NULL DEFAULT 0,
     ADD COLUMN published_at timestamptz,

@@ -1,5 +1,6 @@
--- Operations on tasks by filter: who asked for what, how far it has come, how many it has changed. A batch of tasks is
--- changed in the transaction that moves its operation on, so that the row is the truth whoever crashes.
+-- Operations on tasks by filter: requester, filter, progress and number of changed tasks. A batch
+-- of tasks changes in the transaction that updates the progress, so the row is correct after a
+-- crash.
 CREATE TABLE penstock.audit (
     id         text PRIMARY KEY,
     seq        bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
@@ -28,7 +29,7 @@ COMMENT ON COLUMN penstock.audit.behind IS 'id of the last task it has looked at
 COMMENT ON COLUMN penstock.audit.upto IS 'the largest id when it was asked: it goes no further';
 COMMENT ON COLUMN penstock.audit.next_at IS 'when its rate lets it go on';
 
--- What is to be gone on with is found without reading the history.
+-- Finds unfinished operations without reading the finished ones.
 CREATE INDEX audit_running ON penstock.audit (seq) WHERE state = 'running';
 
 ALTER TABLE penstock.task ADD COLUMN pausing boolean NOT NULL DEFAULT false;

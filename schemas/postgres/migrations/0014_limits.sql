@@ -1,5 +1,5 @@
--- Limits of types and of keys. Each is optional; a task of a type without any pays for none of the indexes below, which
--- hold only what has a key, or what was released under a limit (`tracked`).
+-- Limits of types and of concurrency keys, all optional. The indexes have only tasks with a key and
+-- tasks that were released under a limit (`tracked`), so types without limits have no cost.
 ALTER TABLE penstock.task_type
     ADD COLUMN paused boolean NOT NULL DEFAULT false,
     ADD COLUMN max_in_flight integer CHECK (max_in_flight > 0),
@@ -9,7 +9,7 @@ ALTER TABLE penstock.task_type
     ADD COLUMN keyed boolean NOT NULL DEFAULT false;
 COMMENT ON COLUMN penstock.task_type.keyed IS 'released key by key: it is fair, has max_per_key or settings of keys (type_key)';
 
--- By code point, as Python compares strings too; '' is no key, in types that are released key by key.
+-- By code point, as Python compares strings; '' is no key, in types that are released key by key.
 ALTER TABLE penstock.task
     ADD COLUMN key text COLLATE "C",
     ADD COLUMN tracked boolean NOT NULL DEFAULT false;

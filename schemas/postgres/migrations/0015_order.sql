@@ -1,4 +1,4 @@
--- Order of release: tasks may age, and what has begun may go first. Neither goes together with release key by key.
+-- Order of release: ageing and finish_first. Both exclude the release key by key.
 ALTER TABLE penstock.task_type
     ADD COLUMN ageing_s double precision CHECK (ageing_s > 0),
     ADD COLUMN finish_first boolean NOT NULL DEFAULT false,

@@ -1,14 +1,17 @@
--- History: what has ended longer ago than task-sync is told to keep moves out of the hot tables, a task with its attempts and
--- callbacks as one row, into partitions by the UTC day it ended on; a day that is old enough is archived and its partition dropped.
+-- History: task-sync moves finished tasks out of the hot tables after a number of days. A task with
+-- its attempts and callbacks becomes one row, in a partition by the UTC day of its end. An old day
+-- is archived, and its partition is dropped.
 --
--- The hot tables stay as they are and unpartitioned: a unique key of a partitioned table must contain the partition's
--- column, and neither a task's id nor its idempotency key has a day in it. Finished rows would also have to change partition
--- when a task ends, which is an insert and a delete on the path of every stage instead of one later in bulk.
+-- The hot tables are not partitioned: a unique key of a partitioned table must contain the
+-- partition's column, and neither a task's id nor its idempotency key contains a day. A task would
+-- also change its partition when it ends, which costs an insert and a delete on the path of every
+-- stage.
 
--- The order in which they are moved. Only what has ended is in it, so nothing that is released or run writes it.
+-- The order of the moves. The index has only finished tasks, so releases and stages do not write
+-- it.
 CREATE INDEX task_finished ON penstock.task (finished_at, id) WHERE finished_at IS NOT NULL;
 
--- What a task has while it runs (its lease, its mark for pausing, `tracked`) is not here: it is empty by then.
+-- Without the columns that are empty after the end, such as the lease and `tracked`.
 CREATE TABLE penstock.history (
     id               bigint NOT NULL,
     type             text NOT NULL,
@@ -44,7 +47,7 @@ COMMENT ON TABLE penstock.history IS 'tasks that ended a while ago, each as it w
 COMMENT ON COLUMN penstock.history.attempts IS 'rows of attempt, by step and attempt';
 COMMENT ON COLUMN penstock.history.callbacks_owed IS 'rows of callback, in the order of their creation, without their headers, whose values are secrets';
 
--- Who submits a key while its task is being moved is told of that task.
+-- A submission finds an idempotency key while its task is being moved.
 CREATE INDEX history_idempotency ON penstock.history (type, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 CREATE TABLE penstock.history_part (
@@ -68,11 +71,11 @@ COMMENT ON COLUMN penstock.history_part.tasks IS 'counted in the statement that 
 COMMENT ON COLUMN penstock.history_part.sealed_at IS 'since when no task is moved into it';
 COMMENT ON COLUMN penstock.history_part.archived_at IS 'when its object had been read back and found whole';
 
--- Only one part of a day is there at a time.
+-- A day has one part at a time.
 CREATE UNIQUE INDEX history_part_present ON penstock.history_part (day) WHERE dropped_at IS NULL;
 
--- Makes sure that there is a partition for a day; returns whether it had to be made. Attached rather than made in its place:
--- that waits for nobody who reads history, and nobody who does waits for it.
+-- Ensures that a day has a partition; returns whether it was created. ATTACH is used because it
+-- does not conflict with readers of history.
 CREATE FUNCTION penstock.history_open(wanted date) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
     number integer;
@@ -91,8 +94,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Drops the sealed partition of a day, archived unless that is not asked for, and notes it, both or neither; returns whether
--- it was noted. Who reads history makes it give up, so that nobody queues behind it for longer than its timeout.
+-- Drops the sealed partition of a day, which must be archived unless archiving is off, and records
+-- the drop in the same transaction; returns whether it did. It gives up while history is read, so
+-- that later queries do not queue behind its lock for longer than the timeout.
 CREATE FUNCTION penstock.history_drop(wanted date, number integer, archived boolean) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 BEGIN

@@ -1,7 +1,7 @@
--- How many tasks of each type, stage and priority wait, known without counting them. Every statement that changes tasks adds
--- what it changed, a row for each line concerned, by the triggers below: so whoever writes, by whatever version, is counted.
--- Nothing is ever updated on their way, so no statement waits for another's counter. `backlog` is what was folded out of these
--- rows; both together are exact in any snapshot.
+-- Maintained counters of tasks by type, stage and priority. Triggers on every statement that
+-- changes tasks insert rows with the differences, so writes of any version are counted. Rows are
+-- only inserted, so no statement waits for another one's counter. Task-sync folds the rows into
+-- `backlog`; the sum of both is exact in any snapshot.
 CREATE TABLE penstock.backlog (
     type text NOT NULL,
     stage text NOT NULL,
@@ -68,12 +68,13 @@ CREATE TRIGGER task_updated AFTER UPDATE ON penstock.task
 CREATE TRIGGER task_deleted AFTER DELETE ON penstock.task
     REFERENCING OLD TABLE AS old_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_deleted();
 
--- The triggers' lock keeps writers out until this is committed: what they will count is what is not counted here.
+-- The lock of CREATE TRIGGER blocks writers until the commit, so no change is counted twice or
+-- missed.
 INSERT INTO penstock.backlog (type, stage, priority, state, tasks)
 SELECT type, stage, priority, penstock.backlog_state(state), count(*) FROM penstock.task
 WHERE penstock.backlog_state(state) IS NOT NULL
 GROUP BY type, stage, priority, penstock.backlog_state(state);
 
--- Since when the oldest of a line is ready: one probe for each. By the function, so that no other statement takes this index for a
--- way to what is ready.
+-- Finds the oldest ready task of a line with one probe. It indexes the function, so that the
+-- planner does not use it for other queries of ready tasks.
 CREATE INDEX task_ready_since ON penstock.task (type, stage, priority, updated_at) WHERE penstock.backlog_state(state) = 'ready';

@@ -1,4 +1,4 @@
--- Keys of the API: a row each, of which gateways keep a copy. A secret is never kept, only its SHA-256.
+-- API keys; gateways cache them. Only the SHA-256 of a secret is stored.
 CREATE TABLE penstock.api_key (
     id           text PRIMARY KEY,
     name         text NOT NULL,
@@ -18,12 +18,13 @@ COMMENT ON COLUMN penstock.api_key.rate IS 'requests a second of one gateway; NU
 COMMENT ON COLUMN penstock.api_key.last_used_at IS 'noted at most once a minute by each gateway';
 COMMENT ON COLUMN penstock.api_key.replaced_by IS 'id of the key that takes its place: both hold until this one expires';
 
--- Who asked for it, as the gateway knows it; what he called himself is in asked_by. And where it may change anything.
+-- The authenticated requester (asked_by is the name in the request), and the namespaces of the
+-- operation.
 ALTER TABLE penstock.audit ADD COLUMN actor text, ADD COLUMN namespaces text[];
 COMMENT ON COLUMN penstock.audit.actor IS 'the key or the subject of the token that asked; NULL where nobody was asked who they are';
 COMMENT ON COLUMN penstock.audit.namespaces IS 'those the actor is confined to; NULL is all of them';
 
--- Every request that may change something, with what was answered.
+-- The audit of requests that may change something, with their responses.
 CREATE TABLE penstock.audit_request (
     seq     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT now(),

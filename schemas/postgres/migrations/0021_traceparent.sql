@@ -1,4 +1,4 @@
--- Under what the spans of a task hang (W3C Trace Context), of tasks whose submission was sampled; nobody searches by it.
+-- W3C Trace Context of tasks whose submission was sampled. No query filters by it.
 ALTER TABLE penstock.task ADD COLUMN traceparent text;
 
 COMMENT ON COLUMN penstock.task.traceparent IS 'W3C traceparent of its submission, if that was sampled';

@@ -1,7 +1,8 @@
--- A target is an address as one namespace calls it: what one namespace's callbacks meet, or its operators say, says nothing of
--- another's. Code from before knows one row for each address, in `target`, which goes with the second step (0024).
+-- A target is a URL as called by one namespace: callbacks and operators of one namespace do not
+-- affect the targets of another. The previous release has one row per URL in `target`, which step
+-- `post` (0024) drops.
 
--- Of a type, as penstock.core.access has it; goes with the second step, too.
+-- The namespace of a type, as in penstock.core.access; step `post` drops the function too.
 CREATE FUNCTION penstock.namespace_of(type text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN strpos(type, '--') > 1 THEN split_part(type, '--', 1) ELSE 'default' END;
 
@@ -28,14 +29,14 @@ COMMENT ON COLUMN penstock.callback_target.failures IS 'quick failures on end';
 COMMENT ON COLUMN penstock.callback_target.rate IS 'most calls a second; NULL is the setting of the callbacks service';
 COMMENT ON COLUMN penstock.callback_target.attempts IS 'the last few: at, callback, attempt, took_ms, status, message';
 COMMENT ON COLUMN penstock.callback_target.owner IS 'the process that judges it: nobody else''s snapshot is kept';
--- The key is the order for who is confined to a namespace, this for who sees all of them. Those in trouble are found without reading
--- those that are well.
+-- The primary key orders the targets of one namespace, this index those of all. The partial index
+-- finds targets that are not normal without reading the normal ones.
 CREATE INDEX callback_target_url ON penstock.callback_target (url, namespace);
 CREATE INDEX callback_target_troubled ON penstock.callback_target (url, namespace) WHERE state <> 'normal';
 CREATE INDEX callback_target_troubled_of ON penstock.callback_target (namespace, url) WHERE state <> 'normal';
 
--- Rows there are get the default without being written; those of other namespaces get theirs in 0023. What code from before inserts
--- has none.
+-- Existing rows get the default without a rewrite, and 0023 sets other namespaces. Inserts of the
+-- previous release have none.
 ALTER TABLE penstock.callback ADD COLUMN namespace text NOT NULL DEFAULT 'default';
 ALTER TABLE penstock.callback ALTER COLUMN namespace DROP DEFAULT;
 COMMENT ON COLUMN penstock.callback.namespace IS 'of its task''s type; with the target''s address, whom it is owed to';
@@ -49,20 +50,23 @@ REVOKE EXECUTE ON FUNCTION penstock.callback_namespace() FROM PUBLIC;
 CREATE TRIGGER callback_namespace BEFORE INSERT ON penstock.callback
     FOR EACH ROW WHEN (NEW.namespace IS NULL) EXECUTE FUNCTION penstock.callback_namespace();
 
--- All there are types of.
+-- The namespaces of all types.
 CREATE FUNCTION penstock.namespaces() RETURNS SETOF text LANGUAGE sql STABLE SET search_path = penstock, pg_temp AS $$
     SELECT DISTINCT namespace_of(name) FROM task_type UNION SELECT 'default' WHERE NOT EXISTS (SELECT FROM task_type)
 $$;
 
--- Between the steps what is kept and said of an address by code from before is carried over to the targets of all namespaces, and
--- what is said by new code (disabled or not, that health begins anew, and the rate) to the address: disabled while one namespace has
--- it disabled, and at the lowest rate. Forth goes only what the statement itself says, never what the row has from `target_back`:
--- disable, enable and limit leave no owner, a snapshot leaves its own, and who takes a target over says nothing of it.
+-- Between the steps, triggers synchronise both tables. Changes of a URL by the previous release are
+-- copied to the targets of all namespaces. Changes by the new release (disabled, health reset,
+-- rate) are copied to the URL, which is disabled while one namespace has it disabled, and has the
+-- lowest rate. Only changes by the statement itself are copied forth, never values that
+-- `target_back` wrote: disable, enable and limit leave no owner, a snapshot leaves its own, and a
+-- takeover copies nothing.
 --
--- Locks: statements of code from before hold the row of `target` and then take those of `callback_target`, in the order of their
--- namespaces; those of new code that are carried back (operators, 410) hold one of `callback_target` and then take that of `target`,
--- since a trigger for each row comes after the row's own lock. So one of each on one address at the same moment can be a deadlock,
--- which PostgreSQL ends by failing one of them whole: services try it again, a request is answered 503. Two of new code cannot meet so.
+-- Locks: statements of the previous release lock the row of `target`, then those of
+-- `callback_target` in the order of namespaces. Statements of the new release that are copied back
+-- (operators, 410) lock one row of `callback_target`, then that of `target`. One of each on the
+-- same URL can deadlock. PostgreSQL then aborts one of them: services retry it, and a request is
+-- answered 503. Two of the new release cannot deadlock.
 CREATE FUNCTION penstock.target_forth() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = penstock, pg_temp AS $$
 DECLARE
     was target := CASE WHEN TG_OP = 'UPDATE' THEN OLD END;
@@ -87,7 +91,8 @@ BEGIN
         PERFORM pg_notify('penstock_targets', n || ' ' || NEW.url) FROM namespaces() n;
     ELSIF TG_OP = 'UPDATE' AND (NEW.state, NEW.count, NEW.slow_at, NEW.called_at, NEW.failures)
                                IS DISTINCT FROM (was.state, was.count, was.slow_at, was.called_at, was.failures) THEN
-        -- The count by what it rose or fell, as a target's own may have begun anew, or go on from more.
+        -- The count by what it rose or fell, as a target's own may have begun anew, or go on from
+        -- more.
         INSERT INTO callback_target AS t (namespace, url, state, count, slow_at, called_at, failures, changed_at)
         SELECT n, NEW.url, CASE NEW.state WHEN 'abnormal' THEN 'abnormal' ELSE 'normal' END,
                NEW.count, NEW.slow_at, NEW.called_at, NEW.failures, NEW.changed_at
@@ -138,8 +143,8 @@ END $$;
 
 REVOKE EXECUTE ON FUNCTION penstock.target_forth(), penstock.target_back() FROM PUBLIC;
 
--- From here on nobody writes what is not carried over; then what was there. Where several namespaces share an address they all get
--- what was said of it and its charge, and nobody the calls of others; what says nothing comes with the next call.
+-- The triggers now copy every write, so existing rows can be copied. Namespaces that share a URL
+-- all get its settings and its count. Other rows are created by the next call.
 CREATE TRIGGER target_forth AFTER INSERT OR UPDATE ON penstock.target
     FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION penstock.target_forth();
 INSERT INTO penstock.callback_target (namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, changed_at)

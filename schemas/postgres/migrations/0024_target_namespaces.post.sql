@@ -1,4 +1,4 @@
--- What only code from before 0022 used.
+-- Drops the objects that only releases before 0022 used.
 DROP TRIGGER target_back ON penstock.callback_target;
 DROP TABLE penstock.target;
 DROP FUNCTION penstock.target_forth(), penstock.target_back(), penstock.namespaces();

@@ -1,7 +1,8 @@
 -- The fence: the only statements that end an attempt.
 
--- name: tallies
--- Vain tries and policy of tasks about to fail or to expire. A stage's own limit, as it was claimed with, wins over its type's.
+-- name: retry_states
+-- Failed attempts and retry policy of tasks about to fail or to expire. The limit that a stage was
+-- claimed with wins over its type's limit.
 SELECT t.id, t.type, t.stage, t.failures, t.losses,
        y.max_losses, coalesce(t.max_attempts, y.max_attempts) AS max_attempts,
        y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
@@ -9,14 +10,14 @@ FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 
 -- name: stages_of
--- Which stage the attempts run that results with another stage's name speak of.
+-- The stages of current attempts whose results name another stage.
 SELECT t.id, t.step, t.attempt, t.stage
 FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
   ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 
 -- name: late_attempts
--- Attempts that expired before their result came, of stages that nobody has finished since.
+-- Attempts that expired before their result came, and whose stage is not finished since.
 SELECT t.id, t.step, t.stage, a.attempt, t.attempt AS now_at
 FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[]) AS i (id, step, stage, attempt)
 JOIN task t ON t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt > i.attempt
@@ -26,8 +27,8 @@ WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
   AND t.state IN ('scheduled', 'ready', 'paused', 'queued', 'running') AND y.late_results = 'accept';
 
 -- name: advance
--- Moves every task that is still in the very attempt its verdict speaks of, writes the attempt's history,
--- and wakes task-sync. A verdict whose attempt is over changes nothing and returns no row.
+-- Moves every task that is still in the attempt that ended, writes the attempt's history and wakes
+-- task-sync. An ending whose attempt is over changes nothing and returns no row.
 WITH input AS (
     SELECT *
     FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
@@ -40,7 +41,7 @@ WITH input AS (
                outcome, worker, started_ms, finished_ms)
 ), moved AS (
     UPDATE task t
-    -- Where it would go on by itself, and was to be paused or is so since: it waits for somebody to resume it.
+    -- A task that is paused, or is to be paused, waits to be resumed instead of going on by itself.
     SET state = CASE WHEN i.to_state IN ('ready', 'scheduled') AND (t.pausing OR t.state = 'paused') THEN 'paused'
                      ELSE i.to_state END,
         pausing = false,
@@ -64,10 +65,11 @@ WITH input AS (
         updated_at = now(),
         finished_at = CASE WHEN i.to_state IN ('succeeded', 'failed', 'quarantined') THEN now() END
     FROM input i
-    -- By key first: the statistics of a queue are always stale, and a plan that trusts them is quadratic.
+    -- By primary key first: the statistics of a queue are always stale, and a plan that trusts them
+    -- is quadratic.
     WHERE t.id = ANY ($1::bigint[])
       AND t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt = i.attempt
-      -- A late result may find the next attempt not begun.
+      -- A late result may end an attempt that has not begun.
       AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready', 'paused')))
       -- A lease that moved to another worker is not this worker's to lose.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
@@ -82,7 +84,7 @@ WITH input AS (
 ), woken AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
     FROM (SELECT DISTINCT type, state FROM moved WHERE state IN ('ready', 'scheduled')
-          -- Where the type has limits, what ended makes room.
+          -- In a type with limits, a task that ended makes room for another.
           UNION SELECT type, 'ready' FROM moved WHERE tracked) AS types
 )
 SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at, traceparent,

@@ -1,4 +1,4 @@
--- Keys of the API. Whoever changes one tells all gateways.
+-- API keys. Each change notifies all gateways.
 
 -- name: create
 WITH created AS (
@@ -12,7 +12,7 @@ SELECT c.*, pg_notify('penstock_api_keys', '') FROM created c;
 SELECT * FROM api_key ORDER BY created_at, id;
 
 -- name: valid
--- What gateways keep a copy of.
+-- The valid keys, which gateways cache.
 SELECT id, digest, role, namespaces, rate, expires_at FROM api_key
 WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now());
 
@@ -20,7 +20,7 @@ WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now());
 SELECT * FROM api_key WHERE id = $1 FOR UPDATE;
 
 -- name: replace
--- It holds for $3 seconds more, or less, if it expires before.
+-- The old key expires after $3 seconds at the latest.
 UPDATE api_key SET replaced_by = $2, expires_at = least(expires_at, now() + make_interval(secs => $3)) WHERE id = $1
 RETURNING *;
 

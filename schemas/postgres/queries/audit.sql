@@ -1,11 +1,11 @@
--- The audit of requests.
+-- Audit of requests.
 
 -- name: write
 INSERT INTO audit_request (at, actor, route, path, status, remote)
 SELECT * FROM unnest($1::timestamptz[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::text[]);
 
 -- name: prune
--- A bounded number of those older than $1 days, the oldest first; returns how many.
+-- Deletes at most $2 rows older than $1 days, the oldest first, and returns their number.
 WITH gone AS (
     DELETE FROM audit_request
     WHERE seq = ANY (ARRAY(SELECT seq FROM audit_request WHERE at < now() - make_interval(days => $1) ORDER BY at LIMIT $2
@@ -15,7 +15,7 @@ WITH gone AS (
 SELECT count(*) FROM gone;
 
 -- name: list
--- Latest first; `before` is the last seq of the page before.
+-- The latest first; $1 is the last seq of the page before.
 SELECT seq, at, actor, route, path, status, remote FROM audit_request
 WHERE ($1::bigint IS NULL OR seq < $1) AND ($2::text IS NULL OR actor = $2)
 ORDER BY seq DESC LIMIT $3;

@@ -1,31 +1,32 @@
--- How many tasks wait: counters that the triggers of migration 0017 keep.
+-- Backlog counters: the triggers of migration 0017 record each change, and task-sync folds the
+-- changes.
 
 -- name: fold
--- Takes the changes of some types into their counters; how many there were, and whether something is in flight. Nobody waits for rows
--- that are not committed yet: they are left for the next time.
-WITH gone AS (
+-- Adds the recorded changes of types to their counters; returns how many there were, and whether
+-- any task is in flight. Changes that are not committed yet are left for the next time.
+WITH deleted AS (
     DELETE FROM backlog_change WHERE type = ANY ($1::text[]) RETURNING type, stage, priority, state, tasks
 ), folded AS (
     INSERT INTO backlog AS b (type, stage, priority, state, tasks)
-    SELECT type, stage, priority, state, sum(tasks) FROM gone
+    SELECT type, stage, priority, state, sum(tasks) FROM deleted
     GROUP BY type, stage, priority, state HAVING sum(tasks) <> 0
-    -- In one order, should two processes be at it.
+    -- In one order, so that two processes cannot deadlock.
     ORDER BY type, stage, priority, state
     ON CONFLICT (type, priority, stage, state) DO UPDATE SET tasks = b.tasks + excluded.tasks
 )
-SELECT (SELECT count(*) FROM gone) AS changes,
+SELECT (SELECT count(*) FROM deleted) AS changes,
        (SELECT coalesce(sum(tasks), 0) FROM (
             SELECT tasks FROM backlog WHERE type = ANY ($1::text[]) AND state = 'in_flight'
             UNION ALL
-            SELECT tasks FROM gone WHERE state = 'in_flight') AS f) > 0 AS in_flight;
+            SELECT tasks FROM deleted WHERE state = 'in_flight') AS f) > 0 AS in_flight;
 
--- name: sweep
--- Stages that nothing waits in any more need no counter.
+-- name: delete_empty
 DELETE FROM backlog WHERE type = ANY ($1::text[]) AND tasks = 0;
 
--- name: lines
--- Of each type, priority and stage how many tasks there are in which state, and since when the oldest is ready. The first
--- `limit` ($5) of one type ($1; null is all) or of some ($6) behind a line ($2, $3, $4; null is from the first).
+-- name: entries
+-- The number of tasks by type, priority, stage and state, and the age of the oldest ready task. The
+-- first `limit` ($5) of one type ($1; null is all) or of several ($6), behind a position ($2, $3,
+-- $4; null is the first).
 WITH counted AS MATERIALIZED (
     SELECT type, priority, stage, state, sum(tasks)::bigint AS tasks
     FROM (SELECT type, priority, stage, state, tasks FROM backlog
@@ -34,7 +35,7 @@ WITH counted AS MATERIALIZED (
     WHERE ($1::text IS NULL OR type = $1) AND ($6::text[] IS NULL OR type = ANY ($6))
       AND ($2::text IS NULL OR (type, priority, stage) > ($2, $3::smallint, $4::text))
     GROUP BY type, priority, stage, state HAVING sum(tasks) <> 0
-), line AS MATERIALIZED (
+), entry AS MATERIALIZED (
     SELECT type, priority, stage,
            coalesce(max(tasks) FILTER (WHERE state = 'ready'), 0) AS ready,
            coalesce(max(tasks) FILTER (WHERE state = 'scheduled'), 0) AS scheduled,
@@ -44,20 +45,21 @@ WITH counted AS MATERIALIZED (
     FROM counted GROUP BY type, priority, stage ORDER BY type, priority, stage LIMIT $5
 )
 SELECT l.*, o.oldest_s
-FROM line l
+FROM entry l
 LEFT JOIN LATERAL (
     SELECT extract(epoch FROM greatest(interval '0', now() - t.updated_at))::double precision AS oldest_s FROM task t
-    WHERE t.type = l.type AND t.stage = l.stage AND t.priority = l.priority AND backlog_state(t.state) = 'ready' AND l.ready > 0
+    WHERE t.type = l.type AND t.stage = l.stage AND t.priority = l.priority
+      AND backlog_state(t.state) = 'ready' AND l.ready > 0
     ORDER BY t.type, t.stage, t.priority, t.updated_at LIMIT 1
 ) o ON true
 ORDER BY l.type, l.priority, l.stage;
 
--- name: recount_alone
+-- name: lock_recount
 SELECT pg_advisory_xact_lock(hashtextextended('penstock.backlog', 0));
 
 -- name: recount
--- Makes the counters what the tasks are, however many write meanwhile: what is missing in a snapshot is missing for good, so it is
--- added as one more change. One at a time (`recount_alone`).
+-- Corrects the counters while other transactions write: a difference within one snapshot stays, so
+-- it is recorded as one more change. One process at a time (`lock_recount`).
 WITH truth AS (
     SELECT type, stage, priority, backlog_state(state) AS state, count(*) AS tasks FROM task
     WHERE backlog_state(state) IS NOT NULL GROUP BY type, stage, priority, backlog_state(state)
@@ -67,7 +69,7 @@ WITH truth AS (
           UNION ALL SELECT type, stage, priority, state, -tasks FROM backlog
           UNION ALL SELECT type, stage, priority, state, -tasks FROM backlog_change) AS c
     GROUP BY type, stage, priority, state HAVING sum(tasks) <> 0
-), put_right AS (
+), corrected AS (
     INSERT INTO backlog_change (type, stage, priority, state, tasks)
     SELECT type, stage, priority, state, tasks FROM wrong
 )

@@ -1,10 +1,11 @@
--- Deliveries. Every attempt is recorded before it is made.
--- What is found by id asks for `finished_at IS NULL`, which says the same as `state = 'pending'`: by the latter
--- the planner would read the whole index of what is due.
+-- Callbacks. Every attempt is claimed before it is made. Statements by id ask for `finished_at IS
+-- NULL` in place of `state = 'pending'`: with the latter the planner would read the whole index of
+-- due callbacks.
 
--- name: begin
--- Takes the right to make attempts: returns the ids whose attempt number was still the record's, and how many attempts
--- their schedule does not count: those from before a replay, and those that were made while the service suspected itself.
+-- name: claim
+-- Claims attempts. Returns the callbacks whose attempt number was still the record's. `spent` is
+-- the number of attempts that the retry schedule does not count: those before a replay, and those
+-- made in self-check mode.
 UPDATE callback c
 SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
     published = 0, waits_since = NULL
@@ -12,9 +13,10 @@ FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
 RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
 
--- name: begin_in_order
--- The same, but one whose task owes its target something earlier waits for that, in the state of that; it comes again by
--- itself, should nobody call it when the earlier one has ended. Returns those, too, with their state.
+-- name: claim_in_order
+-- As `claim`, but a callback waits while an earlier one of its task and target is not finished. It
+-- gets the state of the earlier one, and is due after it in case `requeue_next` misses it.
+-- Returns the waiting callbacks, too, with their state.
 WITH input AS (
     SELECT id, attempt FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 ), behind AS (
@@ -48,9 +50,10 @@ SELECT id, attempt, spent, NULL AS waits FROM begun
 UNION ALL
 SELECT id, attempt, 0, state FROM waiting;
 
--- name: overtaken
--- A second look at those that were put behind an earlier one: it may have ended between the look at it and the update, and
--- what `follow` did then is written over. Whatever ends after that is followed by those, so either way they are called.
+-- name: requeue_unblocked
+-- Makes callbacks due that `claim_in_order` made wait for an earlier one, if that one has ended.
+-- It may end between the check and the update, which then overwrites the result of `requeue_next`.
+-- An earlier callback that ends later requeues them itself.
 UPDATE callback c SET due_at = now()
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
@@ -58,9 +61,10 @@ WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.st
                   WHERE p.task_id = c.task_id AND p.target = c.target AND p.seq < c.seq AND p.finished_at IS NULL)
 RETURNING c.id;
 
--- name: follow
--- Calls those that waited for callbacks that have ended just now: in one transaction with that, so that none of them can
--- have begun by itself, which would be called a second time.
+-- name: requeue_next
+-- Makes the callbacks due that waited for callbacks that have just ended. It runs in one
+-- transaction with their end: otherwise a callback could be claimed in between, and would be called
+-- a second time.
 WITH next AS (
     SELECT n.id
     FROM callback c
@@ -75,16 +79,17 @@ UPDATE callback c SET due_at = now()
 WHERE c.id = ANY (ARRAY(SELECT id FROM next)) AND c.state = 'pending' AND c.ordered;
 
 -- name: hold
--- Takes them off the topics until their target may have them. `spent` is how many attempts do not count when one of them
--- was begun and is not made, else NULL; not one more than before, so that writing it again is harmless.
+-- Holds callbacks until their target is drained. `spent` is the new number of uncounted attempts
+-- after a claim without a call, else NULL. It is absolute, so that the statement can be repeated.
 UPDATE callback c
 SET state = 'held', diverted = true, published = 0, waits_since = NULL,
     spent = coalesce(i.spent, c.spent)
 FROM unnest($1::text[], $2::integer[], $3::integer[]) AS i (id, attempt, spent)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
 
--- name: grant
--- Lets the first few that are held for each target go; returns of which targets, and how many.
+-- name: drain_held
+-- Makes the oldest held callbacks of each target due; returns the targets with the number of
+-- callbacks.
 WITH wanted AS (
     SELECT namespace, target, most FROM unnest($1::text[], $2::text[], $3::integer[]) AS i (namespace, target, most)
 ), granted AS (
@@ -98,10 +103,10 @@ WITH wanted AS (
 )
 SELECT namespace, target, count(*)::integer AS count FROM granted GROUP BY namespace, target;
 
--- name: settle
--- Writes down what became of attempts: delivered, dead, or pending until `due_in` seconds from now. Written again after
--- the callback was replayed, the fate of an attempt from before changes nothing. `spent` is how many attempts do not
--- count by now, and not one more than before, so that writing it again is harmless.
+-- name: record_outcomes
+-- Records the outcomes of attempts: delivered, dead, or pending for `due_in` seconds. After a
+-- replay the outcome of an earlier attempt changes nothing. `spent` is the absolute number of
+-- uncounted attempts, so that the statement can be repeated.
 UPDATE callback c
 SET state = i.state,
     error = i.error,
@@ -115,20 +120,21 @@ WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.fi
 RETURNING c.id;
 
 -- name: postpone
--- Puts back what was not begun: its record is written again in `due_in` seconds. Or what was begun and not made, as in `hold`.
+-- Postpones callbacks: their records are published again in `due_in` seconds. `spent` as in `hold`.
 UPDATE callback c
 SET due_at = now() + make_interval(secs => i.due_in), published = 0,
     spent = coalesce(i.spent, c.spent)
 FROM unnest($1::text[], $2::integer[], $3::double precision[], $4::integer[]) AS i (id, attempt, due_in, spent)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;
 
--- name: announce
--- Tells the process that releases callbacks in how many seconds one is due.
+-- name: notify_due
+-- Notifies the requeuer that a callback is due in $1 seconds.
 SELECT pg_notify('penstock_callback_due', $1);
 
--- name: due
--- Pending callbacks whose time has come: their records are written (again), and not before `horizon` after that. How often
--- in vain is counted anew when nobody released anything for a while: that explains why they were not begun.
+-- name: take_due
+-- Takes callbacks that are due and makes them due again after `horizon` seconds. `published` counts
+-- publications without a claim, for `penstock check`. It starts anew after five minutes without a
+-- requeuer, which explains the missing claims.
 UPDATE callback c
 SET due_at = now() + make_interval(secs => $2),
     published = CASE WHEN c.due_at < now() - interval '5 minutes' THEN 1 ELSE c.published + 1 END,

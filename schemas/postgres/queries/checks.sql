@@ -1,5 +1,5 @@
--- The invariant, as far as PostgreSQL knows it. Every answer is bounded, however many offenders there are: the first
--- `show` rows, each with how many there are in all (`found`).
+-- The invariant, as far as PostgreSQL knows it. Every answer is bounded: the first `show`
+-- offenders, each with the number of all of them (`found`).
 
 -- name: states
 SELECT state, count(*) AS tasks FROM task GROUP BY state ORDER BY state;
@@ -15,7 +15,7 @@ SELECT now() AS now;
 SELECT DISTINCT type FROM task WHERE state = 'queued' AND updated_at < $1 ORDER BY type;
 
 -- name: noted
--- Tasks on their way to a ready topic, at most `limit`.
+-- Tasks whose release Kafka has not confirmed yet, at most `limit`.
 SELECT unnest(task_ids) AS id FROM release LIMIT $1;
 
 -- name: queued
@@ -23,8 +23,10 @@ SELECT unnest(task_ids) AS id FROM release LIMIT $1;
 SELECT id, type, step, attempt FROM task WHERE state = 'queued' AND updated_at < $1;
 
 -- name: ready
--- Types with tasks that have been ready for longer than `grace` seconds, the first of each, and whether a task-sync
--- holds the lock of the type (see `release.own`); whether they may wait since the type is paused or full, or for its keys or rate.
+-- Types with tasks that have been ready for longer than `grace` seconds, and the first task of
+-- each. `owned`: whether a task-sync holds the lock of the type (see `release.own`). `limited`:
+-- whether the type is paused or full, or has limits for its concurrency keys or its rate, any of
+-- which may explain the wait.
 SELECT r.*,
        (SELECT y.paused OR y.keyed OR y.starts_per_s IS NOT NULL
                OR coalesce(y.max_in_flight <= (SELECT count(*) FROM task t
@@ -43,9 +45,10 @@ FROM (SELECT type, min(id) AS id, count(*) AS tasks,
 ORDER BY r.type;
 
 -- name: running
--- How many run by which partition of heartbeats, and the first of each.
+-- The running tasks of each heartbeats partition: their number and the first one.
 SELECT lease_partition, min(id) AS id, count(*) AS tasks
-FROM task WHERE state = 'running' AND lease_partition >= 0 AND lease_partition < $1 GROUP BY lease_partition ORDER BY lease_partition;
+FROM task WHERE state = 'running' AND lease_partition >= 0 AND lease_partition < $1
+GROUP BY lease_partition ORDER BY lease_partition;
 
 -- name: overdue
 -- Due for longer than `grace` seconds and still not ready.
@@ -53,7 +56,7 @@ SELECT id, extract(epoch FROM now() - due_at)::double precision AS late_s, count
 FROM task WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
 
 -- name: unwatched
--- Running, but heard over no partition that exists.
+-- Running attempts without a heartbeats partition that exists.
 SELECT id, step, attempt, stage, worker, lease_partition, count(*) OVER () AS found
 FROM task
 WHERE state = 'running'
@@ -61,7 +64,7 @@ WHERE state = 'running'
 ORDER BY id LIMIT $1;
 
 -- name: waiting
--- Waiting, although nothing is written down that could wake a task.
+-- Waiting tasks without anything that could wake them.
 SELECT id, count(*) OVER () AS found FROM task WHERE state = 'waiting' ORDER BY id LIMIT $1;
 
 -- name: unsent
@@ -77,7 +80,8 @@ SELECT id, namespace, target, extract(epoch FROM now() - due_at)::double precisi
 FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
 
 -- name: held
--- Targets that have been normal for longer than `grace` seconds and for which something is held, the first of each.
+-- Targets that have been normal for longer than `grace` seconds and have held callbacks, with the
+-- first callback of each.
 WITH RECURSIVE held AS (
     (SELECT namespace, target FROM callback WHERE state = 'held' ORDER BY namespace, target LIMIT 1)
     UNION ALL
@@ -101,15 +105,16 @@ WHERE coalesce(t.state = 'normal' AND t.changed_at < now() - make_interval(secs 
 ORDER BY h.target, h.namespace;
 
 -- name: unanswered
--- Callbacks whose records were written `least` times on end, and of which nothing has come.
+-- Pending callbacks whose records were written at least `least` times in a row without a call.
 SELECT id, namespace, target, attempt, published, diverted OR attempt > 0 AS diverted,
        extract(epoch FROM published_at)::double precision AS published_at_s
 FROM callback WHERE state = 'pending' AND published >= $2 ORDER BY seq LIMIT $1;
 
 -- name: uncalled
--- Targets for which callbacks have been published again for longer than `long` seconds, and which nobody has called for as
--- long; one that may be called more rarely has thrice the time between two calls. The first of each, and how many, without
--- those `known` already; what is due for so long that it will be counted anew is none of them.
+-- Targets that have had published callbacks, and no call, for longer than `long` seconds, with the
+-- number of callbacks and the first one. A target with a lower rate gets three times the interval
+-- between two calls. Callbacks that are found already (`known`) don't count, nor do those that have
+-- been due for so long that they are counted anew.
 SELECT c.namespace, c.target, (array_agg(c.id ORDER BY c.seq))[1] AS id, count(*) AS callbacks, min(s.age_s) AS age_s
 FROM callback c
 LEFT JOIN callback_target t ON t.url = c.target AND t.namespace = c.namespace
@@ -122,7 +127,7 @@ WHERE c.state = 'pending' AND c.waits_since < now() - make_interval(secs => $2)
 GROUP BY c.target, c.namespace ORDER BY c.target, c.namespace LIMIT $1;
 
 -- name: divert
--- Makes due, on the diverted way, those that still wait in the very attempt, and of which nothing has come since.
+-- Makes due on the diverted path those that are still pending in the same attempt.
 WITH due AS (
     UPDATE callback c
     SET due_at = now(), diverted = true, published = 0, waits_since = NULL
@@ -130,13 +135,13 @@ WITH due AS (
     WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.published >= i.published
       AND c.finished_at IS NULL AND c.state || '' = 'pending'
     RETURNING c.id
-), told AS (
+), notified AS (
     SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
 )
-SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+SELECT id FROM due, (SELECT count(*) FROM notified) AS n;
 
 -- name: divert_uncalled
--- The same for the first `limit` of what waits for targets that nobody calls.
+-- The same for the first `limit` callbacks of targets that are not called.
 WITH due AS (
     UPDATE callback c
     SET due_at = now(), diverted = true, published = 0, waits_since = NULL
@@ -146,13 +151,14 @@ WITH due AS (
         WHERE w.state = 'pending' AND w.target = ANY ($3::text[]) AND w.waits_since < now() - make_interval(secs => $4)
         LIMIT $1 FOR UPDATE OF w SKIP LOCKED))
     RETURNING c.id
-), told AS (
+), notified AS (
     SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
 )
-SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+SELECT id FROM due, (SELECT count(*) FROM notified) AS n;
 
--- name: let_go
--- Makes due the first `limit` that are held for targets that are normal, whatever their rate.
+-- name: requeue_held
+-- Makes due the first `limit` callbacks that are held for targets that are normal, without regard
+-- to their rate.
 WITH due AS (
     UPDATE callback c SET state = 'pending', due_at = now()
     WHERE c.id = ANY (ARRAY(
@@ -162,40 +168,43 @@ WITH due AS (
         WHERE h.state = 'held' AND h.target = ANY ($3::text[]) AND coalesce(t.state, 'normal') = 'normal'
         LIMIT $1 FOR UPDATE OF h SKIP LOCKED))
     RETURNING c.id
-), told AS (
+), notified AS (
     SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
 )
-SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+SELECT id FROM due, (SELECT count(*) FROM notified) AS n;
 
 -- name: promote
--- Makes ready the first `limit` of what is overdue, as task-sync does; tells the types' owners.
+-- Makes ready the first `limit` overdue tasks, as task-sync does, and notifies the owners of their
+-- types.
 WITH due AS (
     UPDATE task SET state = 'ready', updated_at = now()
     WHERE id = ANY (ARRAY(SELECT id FROM task
                           WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $2)
                           ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING id, type
-), told AS (
+), notified AS (
     SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM due) AS types
 )
-SELECT id FROM due, (SELECT count(*) FROM told) AS t;
+SELECT id FROM due, (SELECT count(*) FROM notified) AS n;
 
 -- name: release_again
--- Makes ready again those that are still queued in the very attempt, since before a moment; tells their types' owners.
+-- Makes ready again the tasks that have been queued in the same attempt since before a moment, and
+-- notifies the owners of their types.
 WITH again AS (
     UPDATE task t SET state = 'ready', updated_at = now()
     FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
     WHERE t.id = ANY ($1::bigint[]) AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
       AND t.state || '' = 'queued' AND t.updated_at < $4
     RETURNING t.id, t.type
-), told AS (
+), notified AS (
     SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM again) AS types
 )
-SELECT id FROM again, (SELECT count(*) FROM told) AS t;
+SELECT id FROM again, (SELECT count(*) FROM notified) AS n;
 
--- name: unnote
--- Takes back releases of a type that Kafka has not confirmed for `grace` seconds: what they queued, and nobody has
--- touched since, is ready again. Only whoever holds the type's lock may do that.
+-- name: undo_releases
+-- Deletes releases of a type that Kafka has not confirmed for `grace` seconds. Their tasks are
+-- ready again if they are unchanged since. Only the session that holds the type's lock may run
+-- this.
 WITH gone AS (
     DELETE FROM release WHERE type = $1 AND created_at < now() - make_interval(secs => $2)
     RETURNING task_ids, created_at
@@ -205,21 +214,22 @@ WITH gone AS (
     WHERE t.id = ANY (ARRAY(SELECT unnest(task_ids) FROM gone)) AND t.id = g.id
       AND t.state || '' = 'queued' AND t.updated_at <= g.created_at
     RETURNING t.id
-), told AS (
+), notified AS (
     SELECT pg_notify('penstock_ready', $1) WHERE EXISTS (SELECT FROM again)
 )
-SELECT count(*) AS notes, (SELECT count(*) FROM told) AS told FROM gone;
+SELECT count(*) AS notes, (SELECT count(*) FROM notified) AS notified FROM gone;
 
 -- name: wake
--- Tells the owners of types that there is something to release.
+-- Notifies the owners of types of ready tasks.
 SELECT pg_notify('penstock_ready', type) FROM unnest($1::text[]) AS i (type);
 
 -- name: ingested
 SELECT partition, next_offset FROM ingested WHERE topic = $1;
 
 -- name: miscounted
--- Counters of the backlog that are not what the tasks are, in one snapshot.
-SELECT type || '/' || stage AS id, priority, state, sum(counted)::bigint AS counted, sum(tasks)::bigint AS tasks, count(*) OVER () AS found
+-- Counters of the backlog that differ from the number of tasks, in one snapshot.
+SELECT type || '/' || stage AS id, priority, state, sum(counted)::bigint AS counted, sum(tasks)::bigint AS tasks,
+       count(*) OVER () AS found
 FROM (
     SELECT type, stage, priority, backlog_state(state) AS state, 0 AS counted, count(*) AS tasks
     FROM task WHERE backlog_state(state) IS NOT NULL GROUP BY type, stage, priority, backlog_state(state)

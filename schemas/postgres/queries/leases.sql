@@ -1,8 +1,8 @@
 -- The heartbeat processor.
 
 -- name: claimed
--- Claims that have lived for a moment become `running`; the last worker to claim an attempt holds it.
--- Who has only beaten it holds it where nobody else does.
+-- Claims that have settled become `running`; the last worker to claim an attempt holds it. A beat
+-- takes only attempts that no other worker holds.
 UPDATE task t
 SET state = 'running', worker = i.worker, lease_partition = i.partition, lease_ms = i.lease_ms, max_attempts = i.max_attempts,
     updated_at = now()
@@ -15,14 +15,15 @@ WHERE t.id = ANY ($1::bigint[])
 RETURNING t.id, t.step, t.attempt;
 
 -- name: held
--- Leases to restore for the partitions a processor was given, each as long as it was claimed for: its worker beats by that.
+-- Leases to restore for the partitions that a processor was assigned. Each has the length of its
+-- claim, by which its worker beats.
 SELECT t.id, t.step, t.attempt, t.worker, t.lease_partition, coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
        t.max_attempts
 FROM task t JOIN task_type y ON y.name = t.type
 WHERE t.state = 'running' AND t.lease_partition = ANY ($1::integer[]);
 
 -- name: holders
--- Who holds the attempts that workers beat, where these are still their tasks' latest.
+-- The holders of attempts that are current.
 SELECT t.id, t.step, t.attempt, t.state, t.worker
 FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
   ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt

@@ -1,13 +1,15 @@
--- Task-sync: which tasks of a type with limits, keys or an order of its own are released. Asked by the type's owner only,
--- in the session that holds its lock: nobody else can raise what is counted here.
+-- Task-sync: the release of types with limits, concurrency keys or an order of their own. Only the
+-- type's owner runs these, in the session that holds its lock: no other session can increase what
+-- they count.
 
--- name: keyed
--- Types that are released key by key.
+-- name: keyed_types
+-- Types that are released by concurrency key.
 SELECT name FROM task_type WHERE keyed ORDER BY name;
 
 -- name: track
--- What was released before the type had limits, and is still in flight, counts like what comes; with `begun` ($2) so does what
--- has begun and is delayed or paused. The first `limit` ($3) of these: how many were found, and how many nobody else held.
+-- Tracks tasks in flight that were released before the type had limits; with `begun` ($2) also
+-- delayed and paused tasks of later stages. At most `limit` ($3): how many were found, and how many
+-- of these were tracked now, because no other transaction locks them.
 WITH found AS (
     SELECT f.id FROM (
         SELECT id FROM task WHERE type = $1 AND state = 'queued' AND NOT tracked
@@ -25,49 +27,52 @@ WITH found AS (
 SELECT (SELECT count(*) FROM found) AS found, (SELECT count(*) FROM done) AS done;
 
 -- name: track_ready
--- The same for what has begun and is ready, among the next `limit` ($4) behind a place in the line; and where that ends, null when
--- the line ends there.
-WITH looked AS MATERIALIZED (
+-- Tracks ready tasks of later stages, among the next `limit` ($4) ready tasks behind a position.
+-- Returns the last position, which is null at the end.
+WITH examined AS MATERIALIZED (
     SELECT t.id, t.priority, t.step, t.tracked FROM task t
     WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) > ($2::smallint, $3::bigint)
     ORDER BY t.type, t.priority, t.id LIMIT $4
 ), free AS (
     SELECT id FROM task
-    WHERE id = ANY (ARRAY(SELECT id FROM looked WHERE step > 0 AND NOT tracked)) AND NOT tracked
+    WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE step > 0 AND NOT tracked)) AND NOT tracked
     ORDER BY id FOR UPDATE SKIP LOCKED
 ), done AS (
     UPDATE task SET tracked = true WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
 )
-SELECT (SELECT count(*) FROM looked WHERE step > 0 AND NOT tracked) AS found, (SELECT count(*) FROM done) AS done, e.priority, e.id
+SELECT (SELECT count(*) FROM examined WHERE step > 0 AND NOT tracked) AS found,
+       (SELECT count(*) FROM done) AS done, e.priority, e.id
 FROM (SELECT) AS one
-LEFT JOIN LATERAL (SELECT priority, id FROM looked ORDER BY priority, id OFFSET $4 - 1) e ON true;
+LEFT JOIN LATERAL (SELECT priority, id FROM examined ORDER BY priority, id OFFSET $4 - 1) e ON true;
 
 -- name: in_flight
 SELECT count(*) AS tasks FROM task WHERE type = $1 AND state IN ('queued', 'running') AND tracked;
 
--- name: adopt
--- Tasks without a key that were submitted before their type was released key by key: '' is the key of those. Among the next
--- `limit` ($4) behind a place in the line, and where that ends; no row when the line ends there.
-WITH looked AS MATERIALIZED (
+-- name: set_empty_keys
+-- Sets the empty key on tasks without a key, which were submitted before their type was released by
+-- key. Among the next `limit` ($4) ready tasks behind a position. Returns the last position; no row
+-- at the end.
+WITH examined AS MATERIALIZED (
     SELECT t.id, t.priority, t.key FROM task t
     WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) > ($2::smallint, $3::bigint)
     ORDER BY t.type, t.priority, t.id LIMIT $4
-), adopted AS (
-    UPDATE task SET key = '' WHERE id = ANY (ARRAY(SELECT id FROM looked WHERE key IS NULL)) AND key IS NULL
+), updated AS (
+    UPDATE task SET key = '' WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE key IS NULL)) AND key IS NULL
 )
-SELECT priority, id FROM looked ORDER BY priority, id OFFSET $4 - 1;
+SELECT priority, id FROM examined ORDER BY priority, id OFFSET $4 - 1;
 
--- name: lines
--- The next `page` ($5) keys, from `first` ($3) on and before `end` ($4; null is none), that have ready tasks at a level, each with
--- what it weighs, how many of it may start (null: any number) and its first tasks: about twice `limit` ($7) in all, by weight. One probe
--- of the index for each key, however many tasks wait behind it.
-WITH RECURSIVE walk AS (
+-- name: key_queues
+-- The next `keys` ($5) concurrency keys with ready tasks at a level ($2), from `first` ($3) to
+-- before `end` ($4; null is no bound). Each has its weight, how many of its tasks may start (null
+-- is any number) and its first tasks, together about twice `tasks` ($7), divided by weight. A loose
+-- index scan: one probe for each key, however many tasks wait under it.
+WITH RECURSIVE scan AS (
     (SELECT t.key, 1 AS n FROM task t
      WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key >= $3
      ORDER BY t.type, t.priority, t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
-    FROM walk w
+    FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
         WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key > w.key
@@ -75,7 +80,7 @@ WITH RECURSIVE walk AS (
     ) f
     WHERE w.n < $5::integer
 ), waiting AS (
-    SELECT key FROM walk WHERE $4::text IS NULL OR key < $4
+    SELECT key FROM scan WHERE $4::text IS NULL OR key < $4
 ), counted AS (
     SELECT w.key, coalesce(k.weight, 1) AS weight,
            CASE WHEN k.paused THEN 0
@@ -106,7 +111,8 @@ CROSS JOIN LATERAL (
 ORDER BY o.key;
 
 -- name: heads
--- The first `limit` ($2) tasks of each level; with `finish_first` ($3) also of those that have begun.
+-- The first `limit` ($2) tasks of each level; with `finish_first` ($3) also of each level's tasks
+-- that have begun.
 SELECT false AS begun, l.level, h.id, extract(epoch FROM now() - h.created_at)::double precision AS waited_s
 FROM generate_series(0, 4) AS l (level)
 CROSS JOIN LATERAL (
@@ -124,18 +130,18 @@ CROSS JOIN LATERAL (
 ) h
 WHERE $3::boolean;
 
--- name: open
--- As `release.release`, for tasks that were chosen; those that are no longer ready are left out.
-WITH forgotten AS (
+-- name: release_selected
+-- As `release.release`, for selected tasks; tasks that are no longer ready are left out.
+WITH deleted AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
-), opened AS (
+), released AS (
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
     WHERE t.id = ANY ($2::bigint[]) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
               t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
-    SELECT $1, array_agg(id) FROM opened HAVING count(*) > 0
+    SELECT $1, array_agg(id) FROM released HAVING count(*) > 0
     RETURNING id
 )
-SELECT o.*, (SELECT id FROM noted) AS release_id FROM opened o;
+SELECT r.*, (SELECT id FROM noted) AS release_id FROM released r;

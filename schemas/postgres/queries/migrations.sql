@@ -1,10 +1,10 @@
--- Bookkeeping of migrations.
+-- The state of migrations.
 
 -- name: lock
 SELECT pg_advisory_lock(hashtextextended('penstock.migrate', 0));
 
--- name: hurry
--- Of locks on tables; the one above may be waited for.
+-- name: limit_lock_wait
+-- For table locks. The advisory lock above may take as long as another migration.
 SELECT set_config('lock_timeout', '2s', false);
 
 -- name: prepare

@@ -1,7 +1,8 @@
--- Operations on many tasks, a batch a transaction. `behind`, `changed` and the tasks are written together.
+-- Bulk operations on tasks. Each batch is a transaction, which writes the tasks, `behind` and
+-- `changed`.
 
--- name: begin
--- Under an id that is there already nothing is written.
+-- name: create
+-- No row when the id exists.
 INSERT INTO audit (id, verb, asked_by, filter, priority, rate, upto, actor, namespaces)
 VALUES ($1, $2, $3, $4::jsonb, $5, $6, coalesce((SELECT max(id) FROM task), 0), $7, $8)
 ON CONFLICT (id) DO NOTHING
@@ -11,14 +12,15 @@ RETURNING *;
 SELECT * FROM audit WHERE id = $1;
 
 -- name: list
--- Latest first; `before` is the last seq of the page before. $5 are the namespaces that whoever asks may see; NULL is all.
+-- The latest first; $3 is the last seq of the page before. $5 are the visible namespaces; NULL is
+-- all.
 SELECT * FROM audit
 WHERE ($1::text IS NULL OR verb = $1) AND ($2::text IS NULL OR state = $2) AND ($3::bigint IS NULL OR seq < $3)
   AND ($5::text[] IS NULL OR namespaces <@ $5)
 ORDER BY seq DESC LIMIT $4;
 
 -- name: running
--- What is to be gone on with, but for what is known ($2).
+-- Running operations, without those that the caller runs ($2).
 SELECT id FROM audit WHERE state = 'running' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1;
 
 -- name: stop
@@ -27,14 +29,15 @@ UPDATE audit SET state = 'stopped', stopped_by = $2, finished_at = now() WHERE i
 -- name: fail
 UPDATE audit SET state = 'failed', error = $2, finished_at = now() WHERE id = $1 AND state = 'running';
 
--- name: take
--- The right to go on with it until the end of the transaction; no row when it has ended or somebody else is at it.
+-- name: claim
+-- Locks a running operation until the end of the transaction. No row when it has ended, or when
+-- another process holds it.
 SELECT *, extract(epoch FROM next_at - now())::double precision AS wait_s
 FROM audit WHERE id = $1 AND state = 'running' FOR UPDATE SKIP LOCKED;
 
--- name: go_on
--- A rate that was not reached for a moment is made good for; that of more than a second is not, so that whoever goes on
--- after a crash does not burst.
+-- name: record_batch
+-- An operation with a rate catches up on at most one second, so that it does not burst after a
+-- crash.
 UPDATE audit
 SET behind = $2, changed = changed + $3, found_in = $4::jsonb,
     next_at = CASE WHEN rate IS NULL THEN now()
@@ -44,11 +47,11 @@ SET behind = $2, changed = changed + $3, found_in = $4::jsonb,
 WHERE id = $1
 RETURNING extract(epoch FROM next_at - clock_timestamp())::double precision AS wait_s;
 
--- name: look
--- Of the first `looked` ($3) tasks behind $1 and up to $2 the first `limit` ($4) that match, in the order of their ids,
--- behind a row that tells how far it has looked and at how many. Which tasks are walked over is $5: those named by `ids`,
--- the `failed` of a type (by index), or `all`.
-WITH looked AS (
+-- name: find_matching
+-- Examines the first $3 tasks after id $1 and up to id $2, and returns the first $4 that match, in
+-- the order of ids. The first row has the last id examined and the number of tasks examined. $5
+-- selects the tasks: `ids` (those in $6), `failed` (of a type, by an index) or `all`.
+WITH examined AS (
     (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
      WHERE $5::text = 'ids' AND id = ANY ($6::bigint[]) AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
     UNION ALL
@@ -59,7 +62,7 @@ WITH looked AS (
     (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
      WHERE $5::text = 'all' AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
 ), matching AS (
-    SELECT id, state FROM looked t
+    SELECT id, state FROM examined t
     WHERE t.state = ANY ($7::text[])
       AND CASE $8::text
           WHEN 'pause' THEN NOT (t.state = 'running' AND t.pausing)
@@ -75,27 +78,28 @@ WITH looked AS (
       AND ($14::timestamptz IS NULL OR t.created_at < $14)
       AND ($15::timestamptz IS NULL OR t.finished_at >= $15)
       AND ($16::timestamptz IS NULL OR t.finished_at < $16)
-      -- Not in the traceback. A NUL is no text of PostgreSQL's, but of JSON.
+      -- Without the traceback. JSON may have a NUL, which PostgreSQL's text cannot have.
       AND ($17::text IS NULL OR t.error IS NOT NULL AND strpos(
                lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'kind') || ': '
                || lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'message'), lower($17)) > 0)
     ORDER BY id LIMIT $4
 )
-SELECT NULL AS id, NULL AS state, max(id) AS reached, count(*) AS looked FROM looked
+SELECT NULL AS id, NULL AS state, max(id) AS reached, count(*) AS examined FROM examined
 UNION ALL
 SELECT id, state, NULL, NULL FROM matching
 ORDER BY id NULLS FIRST;
 
 -- name: lock
--- Those that nobody else holds: whoever waits for no row can be in no deadlock.
+-- Skips rows that other transactions hold: a statement that never waits cannot deadlock.
 SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED;
 
 -- name: lock_one
 SELECT id FROM task WHERE id = $1 FOR UPDATE;
 
 -- name: pause
--- What waits in PostgreSQL is paused at once. So is what is queued: its record is on Kafka, so the fence moves on and leaves
--- it an attempt that is over; where its type has limits, that makes room. What runs ends its stage first (see `advance.advance`).
+-- Pauses all tasks but running ones at once. The record of a queued task is on Kafka, so the task
+-- gets a new attempt, and the fence rejects the old one; that frees capacity of a type with limits.
+-- A running task pauses at the end of its stage (see `advance.advance`).
 WITH paused AS (
     UPDATE task
     SET state = CASE state WHEN 'running' THEN 'running' ELSE 'paused' END,
@@ -111,8 +115,9 @@ WITH paused AS (
 SELECT id, step, attempt FROM paused, (SELECT count(*) FROM woken) AS w;
 
 -- name: resume
--- Back to where it was: to its delay, if that is not over yet. What still runs goes on as if nothing had been said; so does what
--- has the mark elsewhere, left there by a process of a version that did not know of it.
+-- Restores the state before the pause: `scheduled` when the delay is not over, else `ready`. For
+-- other tasks only `pausing` is cleared, which a process of an earlier version may have left
+-- behind.
 WITH resumed AS (
     UPDATE task
     SET state = CASE WHEN state <> 'paused' THEN state WHEN due_at > now() THEN 'scheduled' ELSE 'ready' END,
@@ -133,8 +138,8 @@ WHERE id = ANY ($1::bigint[]) AND state NOT IN ('succeeded', 'failed', 'cancelle
 RETURNING id;
 
 -- name: recover
--- The stage it ended in is tried anew, with all its tries, as another attempt. What has begun counts as such (see
--- `limits.heads`), whatever its type was like when it ended.
+-- Starts the last stage again, as a new attempt with all its tries. A task with a completed stage
+-- is `tracked`, so that it counts as started (see `limits.heads`).
 WITH recovered AS (
     UPDATE task
     SET state = 'ready', attempt = attempt + 1, failures = 0, losses = 0, error = NULL, finished_at = NULL, due_at = NULL,

@@ -1,104 +1,111 @@
--- Task-sync: the gate.
+-- Task-sync: owners of types, and the release of ready tasks.
 
--- name: own
--- The right to release a type, held by this session for as long as it lives.
-SELECT pg_try_advisory_lock(hashtextextended('penstock.release.' || $1, 0)) AS owned;
+-- name: lock_type
+-- Makes this session the owner of a type, for as long as it lives.
+SELECT pg_try_advisory_lock(hashtextextended('penstock.release.' || $1, 0)) AS locked;
 
--- name: disown
-SELECT pg_advisory_unlock(hashtextextended('penstock.release.' || $1, 0)) AS released;
+-- name: unlock_type
+SELECT pg_advisory_unlock(hashtextextended('penstock.release.' || $1, 0)) AS unlocked;
 
 -- name: join
--- A replica of task-sync, known as one for as long as this session lives.
+-- Registers this session as a replica of task-sync, for as long as it lives.
 WITH joined AS MATERIALIZED (SELECT pg_advisory_lock_shared(hashtextextended('penstock.release', 0)))
 SELECT pg_notify('penstock_replicas', '') FROM joined;
 
 -- name: leave
-WITH gone AS MATERIALIZED (SELECT pg_advisory_unlock_all())
-SELECT pg_notify('penstock_replicas', '') FROM gone;
+WITH unlocked AS MATERIALIZED (SELECT pg_advisory_unlock_all())
+SELECT pg_notify('penstock_replicas', '') FROM unlocked;
 
--- name: tell_replicas
+-- name: notify_replicas
 SELECT pg_notify('penstock_replicas', '');
 
 -- name: owners
--- The sessions of all replicas, and for each of some types, in their order, the session that owns it.
+-- The sessions of all replicas, and the session that owns each of the given types, in the given
+-- order.
 WITH held AS (
-    -- A key of 64 bits is shown in two halves.
+    -- pg_locks shows a key of 64 bits in two halves.
     SELECT (l.classid::bigint << 32) | l.objid::bigint AS key, l.pid FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 )
 SELECT (SELECT array_agg(pid ORDER BY pid) FROM held WHERE key = hashtextextended('penstock.release', 0)) AS members,
-       (SELECT array_agg(h.pid ORDER BY t.place) FROM unnest($1::text[]) WITH ORDINALITY AS t (name, place)
+       (SELECT array_agg(h.pid ORDER BY t.position) FROM unnest($1::text[]) WITH ORDINALITY AS t (name, position)
         LEFT JOIN held h ON h.key = hashtextextended('penstock.release.' || t.name, 0)) AS owners;
 
 -- name: release
--- Opens the gate for the first `limit` ready tasks of a type and notes them as on their way to Kafka;
--- forgets the notes of earlier batches that have arrived. With `tracked` ($4) they count for the type's limits.
-WITH forgotten AS (
+-- Releases the first `limit` ($2) ready tasks of a type and writes their batch note; deletes the
+-- notes of batches whose records are on Kafka ($3). With `tracked` ($4) the tasks count for the
+-- type's limits.
+WITH deleted AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
 ), chosen AS (
     SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2
-), opened AS (
-    -- Found by key, whatever the statistics say. The state is asked again, since a task may be cancelled meanwhile;
-    -- as an expression, so that no index on it is taken for a better way to find a few keys.
-    -- `updated_at` says since when it has been queued: the proof that its record is lost goes by that.
+), released AS (
+    -- By primary key with any statistics: the state is compared as an expression, so that
+    -- the planner uses no index on it. It is compared again, because a task may be cancelled
+    -- meanwhile. `updated_at` is the moment of queueing, by which task-sync proves that a record is
+    -- lost.
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
               t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
-    SELECT $1, array_agg(id) FROM opened HAVING count(*) > 0
+    SELECT $1, array_agg(id) FROM released HAVING count(*) > 0
     RETURNING id
 )
-SELECT o.*, (SELECT id FROM noted) AS release_id FROM opened o ORDER BY o.priority, o.id;
+SELECT r.*, (SELECT id FROM noted) AS release_id FROM released r ORDER BY r.priority, r.id;
 
--- name: forget
+-- name: delete_notes
 -- Kafka has every record of these batches.
 DELETE FROM release WHERE id = ANY ($1::bigint[]);
 
 -- name: unconfirmed
--- Batches that an earlier owner may not have brought to Kafka, with what is still queued of them.
+-- Batches that an earlier owner may not have written to Kafka, with their tasks that are still
+-- queued.
 SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
        t.content_type, t.context, t.context_ref, t.traceparent
 FROM release r
--- By key: as an expression, so that no index on the state is taken instead.
+-- By primary key: the state is an expression, so that the planner uses no index on it.
 LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'
 WHERE r.type = $1
 ORDER BY r.id, t.priority, t.id;
 
--- name: waiting
--- Those of some types of which something is ready.
+-- name: with_ready_tasks
+-- The given types that have ready tasks.
 SELECT i.type FROM unnest($1::text[]) AS i (type)
 WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'ready');
 
--- name: under_way
--- Attempts of some tasks that are on their way to a worker or with one.
+-- name: in_flight
+-- Attempts of the given tasks that are queued or running.
 SELECT id, step, attempt FROM task WHERE id = ANY ($1::bigint[]) AND state || '' IN ('queued', 'running');
 
--- name: cuts
--- Those of some types that have queued tasks, and until when the records of all that was queued are known to have been
--- on Kafka: until the oldest batch that is still noted. Asked by the owner between two releases, so that none is under way.
-SELECT i.type, least(now(), (SELECT min(r.created_at) FROM release r WHERE r.type = i.type)) AS cut
+-- name: queued_cutoffs
+-- The given types that have queued tasks. Kafka has the records of all tasks that were queued
+-- before the cutoff, which is the time of the oldest batch note. Only the owner asks, between two
+-- releases, so that no release is in progress.
+SELECT i.type, least(now(), (SELECT min(r.created_at) FROM release r WHERE r.type = i.type)) AS cutoff
 FROM unnest($1::text[]) AS i (type)
 WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'queued');
 
--- name: lost
--- Makes ready again what has been queued since before `cut`, at most `limit`; their type's owner is told.
--- Every release renews `updated_at`, so what was released again meanwhile is another's to prove.
+-- name: make_lost_ready
+-- Makes tasks ready again that were queued before the cutoff ($2), at most `limit` ($3), and
+-- notifies the owner of their type. Every release renews `updated_at`: a task that was released
+-- again is not found.
 WITH found AS (
     UPDATE task SET state = 'ready', updated_at = now()
     WHERE id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued' AND updated_at < $2
                           ORDER BY updated_at LIMIT $3 FOR UPDATE))
     RETURNING id
-), told AS (
+), notified AS (
     SELECT pg_notify('penstock_ready', $1) WHERE EXISTS (SELECT FROM found)
 )
-SELECT id FROM found, (SELECT count(*) FROM told) AS t;
+SELECT id FROM found, (SELECT count(*) FROM notified) AS n;
 
 -- name: promote
--- The first `limit` tasks that have fallen due become ready; how many, by type. Every process may do it, so the owner of each
--- type is told by notification, and what another process has at hand is left to it.
+-- Makes the first `limit` ($1) due tasks ready; returns how many, by type. Any replica may promote
+-- tasks of any type, so each type's owner is notified. Tasks that another transaction locks are
+-- left to it.
 WITH due AS (
     UPDATE task SET state = 'ready', updated_at = now()
     WHERE id = ANY (ARRAY(SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
@@ -108,11 +115,11 @@ WITH due AS (
 SELECT type, count(*) AS tasks, pg_notify('penstock_ready', type) FROM due GROUP BY type;
 
 -- name: next_due
--- Seconds until something falls due; no value when nothing will.
+-- Seconds until the next scheduled task is due; null without scheduled tasks.
 SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM task WHERE state = 'scheduled';
 
--- name: ingested
+-- name: ingest_offsets
 SELECT partition, next_offset FROM ingested WHERE topic = $1 AND partition = ANY ($2::integer[]);
 
--- name: ingest_begin
+-- name: insert_ingest_offset
 INSERT INTO ingested (topic, partition, next_offset) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;

@@ -1,6 +1,6 @@
--- Looking at callbacks, and replaying them.
--- Each `find` walks one index; with $2 = seq of the last one of the page before. One row more than a page tells whether
--- there is another page.
+-- Finding callbacks, and replaying them. Each `find` walks one index, after the last row of the
+-- page before. The caller asks for one row more than a page, which shows whether there is another
+-- page.
 
 -- name: find_ids
 SELECT id, namespace, target, seq FROM callback
@@ -20,7 +20,7 @@ WHERE task_id = $1 AND seq > $2
 ORDER BY seq LIMIT $5;
 
 -- name: find_dead
--- Of all targets, behind this one of that target.
+-- For all targets, in the order of target and seq.
 SELECT id, namespace, target, seq FROM callback
 WHERE state = 'dead' AND (target, seq) > ($1, $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
@@ -28,7 +28,7 @@ WHERE state = 'dead' AND (target, seq) > ($1, $2)
 ORDER BY target, seq LIMIT $5;
 
 -- name: find_dead_within
--- The same in some namespaces: the first few of each, without a look at others'.
+-- The same in some namespaces: merges a page of each.
 SELECT f.*
 FROM unnest($6::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
@@ -60,7 +60,7 @@ CROSS JOIN LATERAL (
 ORDER BY f.seq LIMIT $5;
 
 -- name: find_held
--- Of all targets, behind this one of that target.
+-- For all targets, in the order of target and seq.
 SELECT id, namespace, target, seq FROM callback
 WHERE state = 'held' AND (target, seq) > ($1, $2)
   AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
@@ -68,7 +68,7 @@ WHERE state = 'held' AND (target, seq) > ($1, $2)
 ORDER BY target, seq LIMIT $5;
 
 -- name: find_held_within
--- The same in some namespaces: the first few of each, without a look at others'.
+-- The same in some namespaces: merges a page of each.
 SELECT f.*
 FROM unnest($6::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
@@ -100,7 +100,7 @@ CROSS JOIN LATERAL (
 ORDER BY f.seq LIMIT $5;
 
 -- name: find_pending
--- Among the first $6 that are due: no index has them by target.
+-- Among the first $6 that are due, because pending callbacks have no index by target.
 SELECT id, namespace, target, seq
 FROM (
     SELECT id, namespace, target, seq, created_at FROM callback
@@ -117,7 +117,8 @@ SELECT id, namespace, target, task_id, state, attempt, replayed_after, ordered, 
 FROM callback WHERE id = ANY ($1::text[]) ORDER BY target, seq;
 
 -- name: replay
--- Owed again: those that are still in the given state, due in `due_in` seconds; what a disabled target is owed is held.
+-- Makes finished callbacks pending again, due in `due_in` seconds, if they are still in the given
+-- state; held if their target is disabled.
 UPDATE callback c
 SET state = CASE WHEN d.disabled THEN 'held' ELSE 'pending' END,
     diverted = c.diverted OR d.disabled,

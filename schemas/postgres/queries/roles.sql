@@ -1,10 +1,11 @@
--- What the roles of this database have, to lay beside schemas/postgres/roles.sql.
+-- The current rights of roles in this database, for comparison with schemas/postgres/roles.sql.
 
--- name: there
+-- name: existing
 SELECT rolname::text AS role FROM pg_roles WHERE rolname = ANY ($1::text[]);
 
 -- name: granted
--- One row a right: on the schema, a table (not its partitions, which go by it), a column, a function; and memberships.
+-- One row per right on the schema, a table, a column or a function, and per membership.
+-- Partitions inherit their table's rights.
 WITH schema AS (
     SELECT oid, nspacl FROM pg_namespace WHERE nspname = 'penstock'
 ), found AS (
@@ -27,8 +28,8 @@ SELECT r.rolname::text AS role, f.privilege::text, f.object::text, f.part::text
 FROM found f JOIN pg_roles r ON r.oid = f.grantee
 WHERE r.rolname = ANY ($1::text[]);
 
--- name: open
--- Functions with their owner's rights that everybody may call, as they are after a restore without privileges.
+-- name: public_functions
+-- SECURITY DEFINER functions that PUBLIC may execute, as after a restore without privileges.
 SELECT 'FUNCTION penstock.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS object
 FROM pg_proc p
 WHERE p.pronamespace = 'penstock'::regnamespace AND p.prosecdef
@@ -38,7 +39,7 @@ WHERE p.pronamespace = 'penstock'::regnamespace AND p.prosecdef
 ORDER BY 1;
 
 -- name: settings
--- Of some roles in this database: each as name=value.
+-- Settings of roles in this database, each as name=value.
 SELECT r.rolname::text AS role, unnest(s.setconfig) AS setting
 FROM pg_db_role_setting s JOIN pg_roles r ON r.oid = s.setrole
 WHERE s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()) AND r.rolname = ANY ($1::text[]);

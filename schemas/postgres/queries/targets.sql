@@ -1,9 +1,10 @@
--- Targets of callbacks, each an address as one namespace calls it. Times come from the process that judges, in seconds since 1970.
--- What operators change takes the target from its owner, whose snapshot must not undo it: the owner reads it again.
--- Both columns are ordered by code point, whatever the collation of the database. Several targets are named by arrays of namespaces and of URLs.
+-- Targets of callbacks: one URL in one namespace. Times come from the owning process, in seconds
+-- since 1970. A change by an operator clears the owner, so that the owner's next save fails and it
+-- reads the target again. Namespace and URL are ordered by code point in every collation.
+-- Statements take several targets as arrays of namespaces and of URLs.
 
--- name: own
--- Takes targets over: from now on only this owner's snapshots are kept.
+-- name: take_over
+-- Takes over targets: from now on `save` accepts this owner only.
 INSERT INTO callback_target AS t (namespace, url, owner)
 SELECT namespace, url, $3 FROM unnest($1::text[], $2::text[]) AS i (namespace, url) ORDER BY namespace, url
 ON CONFLICT (namespace, url) DO UPDATE SET owner = excluded.owner
@@ -11,8 +12,8 @@ RETURNING namespace, url, state, count, failures, rate, attempts,
           extract(epoch FROM slow_at)::double precision AS slow_at_s,
           extract(epoch FROM called_at)::double precision AS called_at_s;
 
--- name: keep
--- Writes snapshots; returns the targets that were still the owner's.
+-- name: save
+-- Saves targets; returns those that still belonged to the owner.
 UPDATE callback_target t
 SET state = CASE WHEN t.state = 'disabled' THEN t.state WHEN i.abnormal THEN 'abnormal' ELSE 'normal' END,
     count = i.count,
@@ -26,9 +27,9 @@ FROM unnest($2::text[], $3::text[], $4::boolean[], $5::integer[], $6::double pre
 WHERE t.url = ANY ($3::text[]) AND t.url = i.url AND t.namespace = i.namespace AND t.owner = $1
 RETURNING t.namespace, t.url;
 
--- name: troubled
--- Targets that are not normal, which have an index of their own, or for which something is held; each held one is found by
--- one look at the index.
+-- name: find_troubled
+-- Targets that are not normal, by their partial index, or have held callbacks, by a loose index
+-- scan.
 WITH RECURSIVE held AS (
     (SELECT namespace, target FROM callback WHERE state = 'held' ORDER BY namespace, target LIMIT 1)
     UNION ALL
@@ -45,7 +46,8 @@ UNION
 SELECT namespace, target FROM held;
 
 -- name: disable
--- Also one that nobody has called yet; what is owed to it is held from now on. $4: whether this was its answer to a call, just now.
+-- Disables a target, also one that was never called. $4 says whether its answer to a call, just
+-- now, is the reason.
 WITH changed AS (
     INSERT INTO callback_target AS t (namespace, url, state, why, called_at)
     VALUES ($1, $2, 'disabled', $3, CASE WHEN $4 THEN now() END)
@@ -57,7 +59,7 @@ WITH changed AS (
 SELECT url, pg_notify('penstock_targets', namespace || ' ' || url) FROM changed;
 
 -- name: enable
--- Its health begins anew; what was held is drained.
+-- Enables a target with new health; its held callbacks are drained.
 WITH changed AS (
     UPDATE callback_target
     SET state = 'normal', why = NULL, count = 0, slow_at = NULL, failures = 0, owner = NULL, changed_at = now()
@@ -67,7 +69,7 @@ WITH changed AS (
 SELECT url, pg_notify('penstock_targets', namespace || ' ' || url) FROM changed;
 
 -- name: limit
--- The most calls a second that a target gets; NULL is the setting of the callbacks service.
+-- Sets the most calls per second of a target; NULL for the setting of the callbacks service.
 WITH changed AS (
     INSERT INTO callback_target AS t (namespace, url, rate) VALUES ($1, $2, $3)
     ON CONFLICT (namespace, url) DO UPDATE SET rate = excluded.rate, owner = NULL
@@ -76,23 +78,23 @@ WITH changed AS (
 SELECT url, pg_notify('penstock_targets', namespace || ' ' || url) FROM changed;
 
 -- name: get
--- Of one address, in those of some namespaces that have it; NULL is all of them.
+-- The targets of one URL, in the given namespaces or (NULL) in all.
 SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
 FROM callback_target
 WHERE url = $1 AND ($2::text[] IS NULL OR namespace = ANY ($2))
 ORDER BY namespace;
 
 -- name: find
--- In the order of their URLs and then their namespaces: behind $2 in the namespace $1, from $3 on and before $4, which are the
--- bounds of a prefix. Nearly all are normal, so who asks for these finds them by walking.
+-- A page in the order of URL and namespace, after URL $2 of namespace $1. $3 and $4 bound a prefix.
+-- It filters by state in a walk over the index, because nearly all targets are normal.
 SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
 FROM callback_target
 WHERE (url, namespace) > ($2, $1) AND url >= $3 AND url < $4
   AND ($6::text IS NULL OR state = $6)
 ORDER BY url, namespace LIMIT $5;
 
--- name: find_troubled
--- The same of those in a state that is not normal.
+-- name: find_in_state
+-- As `find`, for a state other than normal, which has a partial index.
 SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
 FROM callback_target
 WHERE (url, namespace) > ($2, $1) AND url >= $3 AND url < $4
@@ -100,7 +102,7 @@ WHERE (url, namespace) > ($2, $1) AND url >= $3 AND url < $4
 ORDER BY url, namespace LIMIT $5;
 
 -- name: find_within
--- As `find`, in some namespaces: the first few of each, without a look at others'.
+-- As `find`, in some namespaces: merges a page of each.
 SELECT f.*
 FROM unnest($7::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
@@ -112,7 +114,8 @@ CROSS JOIN LATERAL (
 ) f
 ORDER BY f.url, f.namespace LIMIT $5;
 
--- name: find_troubled_within
+-- name: find_in_state_within
+-- As `find_in_state`, in some namespaces.
 SELECT f.*
 FROM unnest($7::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
@@ -124,10 +127,11 @@ CROSS JOIN LATERAL (
 ) f
 ORDER BY f.url, f.namespace LIMIT $5;
 
--- name: forget
--- Removes, among the first $3 behind $2 in the namespace $1, those of which nothing is to be said: normal, charged with nothing,
--- without a rate of their own, and not called or changed for $4 seconds. One that somebody writes just now is left to the next
--- time, so nobody waits; and one that was written meanwhile is asked again. Returns the last one looked at, if there may be more.
+-- name: delete_unused
+-- Among the $3 targets after URL $2 of namespace $1, deletes those that are normal, have count 0
+-- and no rate of their own, and were not called or changed for $4 seconds. It skips rows that
+-- another transaction has locked, and checks each row again before the deletion. Returns the last
+-- target of the page, unless it was the last page.
 WITH looked AS (
     SELECT namespace, url, state = 'normal' AND count = 0 AND rate IS NULL
                            AND greatest(called_at, changed_at) < now() - make_interval(secs => $4) AS quiet
@@ -147,19 +151,19 @@ WITH looked AS (
 ), last AS (
     SELECT namespace, url FROM looked ORDER BY url DESC, namespace DESC LIMIT 1
 )
-SELECT (SELECT count(*) FROM gone)::integer AS forgotten, l.namespace, l.url
+SELECT (SELECT count(*) FROM gone)::integer AS deleted, l.namespace, l.url
 FROM (SELECT count(*) = $3 AS more FROM looked) m
 LEFT JOIN last l ON m.more;
 
 -- name: backlog
--- What is owed to some targets. Those held are counted in the index, up to $4 for each. No index has the pending by
--- target, because every callback would pay for it: with one, inserting, beginning and settling went at 0.73 of the rate
--- (median of four runs). They are counted among the first $3 that are due, which takes 50 ms for 20,000, and `complete`
--- says whether these are all there are.
+-- Counts the unfinished callbacks of some targets. Held ones are counted by their index, up to $4
+-- per target. Pending ones have no index by target, because it lowered the rate of inserts, claims
+-- and outcomes to 0.73 (median of four runs). They are counted among the first $3 that are due,
+-- which takes 50 ms for 20,000. `complete` says whether the counts are exact.
 WITH due AS MATERIALIZED (
-    SELECT namespace, target, diverted OR attempt > 0 AS aside FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $3
+    SELECT namespace, target, diverted OR attempt > 0 AS is_diverted FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $3
 ), pending AS (
-    SELECT namespace, target, count(*) FILTER (WHERE NOT aside) AS normal, count(*) FILTER (WHERE aside) AS diverted
+    SELECT namespace, target, count(*) FILTER (WHERE NOT is_diverted) AS normal, count(*) FILTER (WHERE is_diverted) AS diverted
     FROM due WHERE target = ANY ($2::text[]) GROUP BY namespace, target
 )
 SELECT i.namespace, i.url, coalesce(p.normal, 0) AS normal, coalesce(p.diverted, 0) AS diverted, h.held,
@@ -172,7 +176,7 @@ CROSS JOIN LATERAL (
 LEFT JOIN pending p ON p.target = i.url AND p.namespace = i.namespace;
 
 -- name: disabled
--- Which of some targets are.
+-- The disabled ones among some targets.
 SELECT t.namespace, t.url
 FROM callback_target t JOIN unnest($1::text[], $2::text[]) AS i (namespace, url) ON t.url = i.url AND t.namespace = i.namespace
 WHERE t.url = ANY ($2::text[]) AND t.state = 'disabled';

@@ -1,34 +1,34 @@
--- Submitting, reading and cancelling tasks.
+-- Statements that submit, read and cancel tasks.
 
 -- name: submit
--- Inserts a batch; a repeated idempotency key inserts nothing. Wakes task-sync for each type concerned.
--- A batch read from a topic ($12, partition $13) takes the reader's offset from $14 to $15 with it, or inserts nothing:
--- a reader whose partition was given away changes nothing.
--- Returns the inserted ones behind a row without id, which is not there when the offset was not where it should be.
+-- Inserts a batch. A task whose idempotency key exists already is not inserted. Notifies task-sync
+-- of each type.
+-- A batch that was read from topic $1, partition $2, moves the reader's offset from $3 to $4. When
+-- the offset is not $3, another process reads the partition now, and nothing is inserted.
+-- Returns one row without an id, then the inserted tasks; no row when the offset was not $3.
 WITH moved AS (
-    UPDATE ingested SET next_offset = $15
-    WHERE topic = $12 AND partition = $13 AND next_offset = $14
+    UPDATE ingested SET next_offset = $4
+    WHERE topic = $1 AND partition = $2 AND next_offset = $3
     RETURNING 1
 ), allowed AS (
-    SELECT 1 WHERE $12::text IS NULL UNION ALL SELECT 1 FROM moved
+    SELECT 1 WHERE $1::text IS NULL UNION ALL SELECT 1 FROM moved
 ), input AS (
     SELECT *
-    FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::bytea[], $6::text[], $7::text[],
-                $8::timestamptz[], $9::text[], $10::text[], $11::text[], $16::text[], $17::text[])
-         WITH ORDINALITY AS i (type, stage, priority, content_type, context, context_ref, idempotency_key,
-                               due_at, callbacks, events, labels, key, traceparent, ordinal)
+    FROM unnest({{submitted_parameters}})
+         WITH ORDINALITY AS i ({{submitted_columns}}, ordinal)
 ), inserted AS (
-    INSERT INTO task (type, state, stage, priority, content_type, context, context_ref, idempotency_key,
-                      due_at, callbacks, events, labels, key, traceparent)
-    SELECT i.type, CASE WHEN i.due_at > now() THEN 'scheduled' ELSE 'ready' END,
-           coalesce(i.stage, t.first_stage), i.priority, i.content_type, i.context, i.context_ref,
-           i.idempotency_key, i.due_at,
-           -- unnest flattens arrays of arrays, so the lists travel as JSON; of what they hold, strings become text as
-           -- they are and objects their JSON. NULL is "nothing said", which the type answers, here and for good.
+    INSERT INTO task (state, stage, callbacks, events, labels, key, {{verbatim_columns}})
+    SELECT CASE WHEN i.due_at > now() THEN 'scheduled' ELSE 'ready' END,
+           coalesce(i.stage, t.first_stage),
+           -- unnest flattens arrays of arrays, so each list of callbacks is a JSON text. In the
+           -- column a URL is plain text and an object is JSON text. A task without a list gets the
+           -- list of its type.
            CASE WHEN i.callbacks IS NULL THEN t.callbacks
                 ELSE ARRAY(SELECT jsonb_array_elements_text(i.callbacks::jsonb)) END,
-           coalesce(i.events, t.events), i.labels::jsonb,
-           CASE WHEN i.key IS NULL AND t.keyed THEN '' ELSE i.key END, i.traceparent
+           coalesce(i.events, t.events),
+           i.labels::jsonb,
+           CASE WHEN i.key IS NULL AND t.keyed THEN '' ELSE i.key END,
+           {{i.verbatim_columns}}
     FROM input i JOIN task_type t ON t.name = i.type
     WHERE EXISTS (SELECT FROM allowed)
     ORDER BY i.ordinal
@@ -50,7 +50,7 @@ FROM task t JOIN unnest($1::text[], $2::text[]) AS k (type, key) ON t.type = k.t
 -- name: get
 SELECT t.* FROM task t WHERE t.id = $1;
 
--- name: some
+-- name: by_ids
 SELECT t.* FROM task t WHERE t.id = ANY ($1::bigint[]) ORDER BY t.id;
 
 -- name: attempts
@@ -62,7 +62,7 @@ SELECT id, target, state, attempt, error, due_at, created_at, finished_at
 FROM callback WHERE task_id = $1 ORDER BY created_at, id;
 
 -- name: list
--- Newest first; `before` is the last id of the page before.
+-- Newest first; $6 is the last id of the page before.
 SELECT t.* FROM task t
 WHERE ($1::text IS NULL OR t.type = $1)
   AND ($2::text[] IS NULL OR t.state = ANY ($2))
@@ -76,20 +76,20 @@ ORDER BY t.id DESC
 LIMIT $7;
 
 -- name: states_of
--- How many of the tasks are in which state.
+-- The number of tasks by state.
 SELECT state, count(*) AS tasks FROM task WHERE id = ANY ($1::bigint[]) GROUP BY state;
 
--- name: known
--- Which of some ids are tasks'.
+-- name: existing
+-- The ids that belong to a task.
 SELECT id FROM task WHERE id = ANY ($1::bigint[]);
 
--- name: own
--- Which of some ids are of tasks of these types.
+-- name: of_types
+-- The ids that belong to a task of these types.
 SELECT id FROM task WHERE id = ANY ($1::bigint[]) AND type = ANY ($2::text[]);
 
 -- name: cancel
--- Returns the tasks that were cancelled by this call; those already final are not. Where their types have limits, that
--- makes room.
+-- Returns the tasks that this call cancelled, without those that were final already. Where their
+-- types have limits, the cancellation makes room, so task-sync is notified.
 WITH cancelled AS (
     UPDATE task
     SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,

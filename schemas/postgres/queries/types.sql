@@ -1,8 +1,9 @@
 -- Task types.
 
 -- name: register
--- Inserts the row, or changes all but the partitions of the one there is; wakes every service's copy. Whether it is
--- paused stays as it is when nothing is said of it: who registers it again, as deployments do, must not resume it.
+-- Inserts a type, or updates all columns of it but `partitions`, and notifies the caches of all
+-- services. A NULL in $14 keeps `paused`: a deployment that registers its types again must not
+-- resume them.
 WITH registered AS (
     INSERT INTO task_type AS t (name, first_stage, partitions, lease_ms, max_attempts,
                                 retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events,
@@ -29,7 +30,7 @@ SELECT r.*, pg_notify('penstock_types', r.name) FROM registered r;
 SELECT * FROM task_type ORDER BY name;
 
 -- name: owners
--- For every type which session releases it, as that session calls itself (see `release.own`).
+-- The session that releases each type, by its application name.
 SELECT t.name AS type, a.application_name AS session
 FROM task_type t
 LEFT JOIN pg_locks l
@@ -40,5 +41,6 @@ LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 ORDER BY t.name;
 
 -- name: lock
--- One type, for a change of it or of its keys in the same transaction. Submissions do not wait for it.
+-- Locks a type for a change of it or of its concurrency keys. Submissions do not wait for this
+-- lock.
 SELECT * FROM task_type WHERE name = $1 FOR NO KEY UPDATE;

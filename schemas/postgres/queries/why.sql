@@ -1,12 +1,13 @@
--- Why one task is waiting. What is counted is counted up to a limit, and from an index.
+-- The facts that explain why a task is waiting. Every count has a limit and uses an index.
 
 -- name: facts
--- A task, its type and key as they hold it, and who releases its type (see `types.owners`); what is in flight is counted only
--- where it is limited.
+-- A task, the settings of its type and key, and the owner of its type (see `types.owners`). Tasks
+-- in flight are counted only when they are limited.
 SELECT t.id, t.type, t.state, t.step, t.attempt, t.priority, coalesce(t.key, '') AS key, t.tracked, t.pausing,
        t.worker, t.due_at, t.created_at, t.updated_at, t.finished_at, now() AS now,
        coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
-       y.paused AS type_paused, y.keyed, y.fair, y.ageing_s, y.finish_first, y.max_in_flight, y.starts_per_s, y.partitions,
+       y.paused AS type_paused, y.keyed, y.fair, y.ageing_s, y.finish_first, y.max_in_flight, y.starts_per_s,
+       y.partitions,
        k.paused AS key_paused, coalesce(k.weight, 1) AS weight, l.key_limit,
        (SELECT count(*) FROM task f WHERE f.type = t.type AND f.state IN ('queued', 'running') AND f.tracked
            AND y.max_in_flight IS NOT NULL) AS in_flight,
@@ -26,7 +27,7 @@ CROSS JOIN LATERAL (
 WHERE t.id = $1;
 
 -- name: ahead
--- Those before a task in the line of its type, by priority and id.
+-- The ready tasks of a type before a task, by priority and id.
 SELECT count(*) AS tasks FROM (
     SELECT FROM task t
     WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) < ($2::smallint, $3::bigint)
@@ -34,10 +35,12 @@ SELECT count(*) AS tasks FROM (
 ) f;
 
 -- name: ahead_in_order
--- The same where tasks age (`ageing_s`, $5) or what has begun goes first ($6), of a task at `level` ($2) that has begun or not ($7):
--- see `penstock.core.order`. Ids grow with the moments of submission, so of each level the first `limit` are enough.
+-- The same for types with `ageing_s` ($5) or `finish_first` ($6), for a task at `level` ($2) that
+-- has begun or not ($7): see `penstock.core.release_order`. Ids grow with the time of submission,
+-- so the first `limit` ($4) tasks of each level are enough.
 WITH found AS (
-    SELECT h.begun, h.id, greatest(0, h.level - coalesce(floor(greatest(0, h.waited_s) / $5::double precision), 0)) AS level
+    SELECT h.begun, h.id,
+           greatest(0, h.level - coalesce(floor(greatest(0, h.waited_s) / $5::double precision), 0)) AS level
     FROM (
         SELECT true AS begun, l.level, t.id, t.waited_s
         FROM generate_series(0, 4) AS l (level)
@@ -51,12 +54,14 @@ WITH found AS (
         SELECT false, l.level, t.id, t.waited_s
         FROM generate_series(0, 4) AS l (level)
         CROSS JOIN LATERAL (
-            SELECT t.id, t.step > 0 AND t.tracked AS begun, extract(epoch FROM now() - t.created_at)::double precision AS waited_s
+            SELECT t.id, t.step > 0 AND t.tracked AS begun,
+                   extract(epoch FROM now() - t.created_at)::double precision AS waited_s
             FROM task t
             WHERE t.type = $1 AND t.state = 'ready' AND t.priority = l.level::smallint
             ORDER BY t.type, t.priority, t.id LIMIT $4
         ) t
-        WHERE NOT ($6::boolean AND (t.begun OR $7::boolean)) AND ($5::double precision IS NOT NULL OR l.level <= $2::integer)
+        WHERE NOT ($6::boolean AND (t.begun OR $7::boolean))
+          AND ($5::double precision IS NOT NULL OR l.level <= $2::integer)
     ) h
 )
 SELECT count(*) AS tasks FROM (
@@ -66,14 +71,15 @@ SELECT count(*) AS tasks FROM (
 ) f;
 
 -- name: ahead_by_key
--- The same of types that are released key by key, where keys take no turns: of other keys no more than these have room for. Among the
--- first `limit` before it; `looked` is how many these are, of how many `keys`.
-WITH looked AS MATERIALIZED (
+-- The same for types that are released by key in the order of ids: other keys count only up to
+-- their room. Among the first `limit` ($4) tasks before it; `examined` is their number, `keys` the
+-- number of their keys.
+WITH examined AS MATERIALIZED (
     SELECT coalesce(t.key, '') AS key FROM task t
     WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) < ($2::smallint, $3::bigint)
     ORDER BY t.type, t.priority, t.id LIMIT $4
-), line AS (
-    SELECT key, count(*) AS tasks FROM looked GROUP BY key
+), queue AS (
+    SELECT key, count(*) AS tasks FROM examined GROUP BY key
 ), room AS (
     SELECT i.key, i.tasks,
            CASE WHEN i.key = $5 THEN i.tasks
@@ -83,28 +89,32 @@ WITH looked AS MATERIALIZED (
                     SELECT count(*) FROM task t
                     WHERE t.type = $1 AND t.state IN ('queued', 'running') AND t.tracked AND t.key = i.key))
            END AS room
-    FROM line i
+    FROM queue i
     JOIN task_type y ON y.name = $1
     LEFT JOIN type_key k ON k.type = $1 AND k.key = i.key
 )
-SELECT coalesce(sum(least(tasks, room)), 0)::bigint AS tasks, (SELECT count(*) FROM looked) AS looked, count(*) AS keys FROM room;
+SELECT coalesce(sum(least(tasks, room)), 0)::bigint AS tasks,
+       (SELECT count(*) FROM examined) AS examined, count(*) AS keys
+FROM room;
 
--- name: ahead_in_turns
--- The same at its own level where keys take turns: what is before it under its own key ($5), which gives `weight` ($6) in its turn, and
--- what the others give in so many rounds, as far as they have room.
+-- name: ahead_by_round_robin
+-- The same at its own level when keys are released by round robin: the tasks before it under its
+-- own key ($5), whose weight is $6, and the tasks that other keys release in as many rounds, up to
+-- their room.
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT count(*) AS tasks FROM (
         SELECT FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = $5 AND t.id < $3
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = $5
+          AND t.id < $3
         ORDER BY t.type, t.priority, t.key, t.id LIMIT $4
     ) f
-), walk AS (
+), scan AS (
     (SELECT t.key, 1 AS n FROM task t
      WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint
      ORDER BY t.type, t.priority, t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
-    FROM walk w
+    FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
         WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key > w.key
@@ -112,7 +122,7 @@ WITH RECURSIVE own AS MATERIALIZED (
     ) f
     WHERE w.n < $4::integer
 ), others AS (
-    SELECT FROM walk w
+    SELECT FROM scan w
     CROSS JOIN LATERAL (
         SELECT max(s.weight) AS weight, coalesce(bool_or(s.paused), false) AS paused, max(s.max_in_flight) AS max_in_flight
         FROM type_key s WHERE s.type = $1 AND s.key = w.key
@@ -130,7 +140,7 @@ WITH RECURSIVE own AS MATERIALIZED (
         SELECT FROM task t
         WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = w.key
         ORDER BY t.type, t.priority, t.key, t.id
-        -- As if all of them came before it in the round in which its own turn comes.
+        -- An upper bound: every other key is assumed to come before its own key in the round.
         LIMIT least(r.room, $4, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $6::integer + 1))
     ) f
     WHERE w.key <> $5

@@ -1,13 +1,13 @@
-"""The way out: a connector that connects to addresses that may be called, and to no others.
+"""The egress policy: a connector that connects only to allowed addresses.
 
-An address is judged when the socket for it is made, and the socket is connected to that very address: aiohttp asks
-`socket_factory` for each address it is about to try, whether DNS gave it or it stood in the URL, and between the
-answer and `connect` nothing is looked up. So a name that changes its address between two lookups, or has a good and a
-bad one at once, gains nothing: only the good ones are connected to.
+The connector checks an address when aiohttp creates the socket for it, and the socket connects to
+that very address. aiohttp calls `socket_factory` for each address, whether it came from DNS or from
+the URL, and resolves nothing afterwards. This prevents DNS rebinding: a name that changes its
+address, or has an allowed and a forbidden one, reaches only allowed ones.
 
-Names are asked of DNS by c-ares, without threads. The operating system's way takes one for each lookup, of few that all share:
-two names whose servers do not answer would keep everybody from being connected to, numeric addresses too, since uvloop
-passes those through the same threads.
+c-ares resolves names without threads. The operating system's resolver needs a thread per lookup
+from a small shared pool. Two names whose servers do not answer would block all connections, even to
+numeric addresses, which uvloop passes through the same threads.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from penstock.core.addresses import Network, refusal
 
-# What the kernel keeps of an answer that nobody reads on, and most of what comes in at once. Left alone it grows to
-# megabytes for each connection, and a flood of interim answers holds the loop twice as long (0.35 s against 0.17).
+# Size of the receive buffer. The kernel's default grows to megabytes per connection, and with it a
+# flood of interim answers blocks the loop twice as long (0.35 s instead of 0.17 s).
 RECEIVE_BYTES = 16 * 1024
-# A server of names is given so long, in seconds, then twice as long each time. (Once c-ares knows how quick one is, it begins with
-# five times that instead, at least with this.) It takes no answer to an earlier try: so often, then, for a name whose own
-# server takes seconds, and whose answer ours has at hand by the next try; 8 s in all, within a call's usual timeout.
+# Timeout of the first DNS query in seconds; it doubles with each try. (Once c-ares has measured a
+# server, it starts with five times that duration, and at least with this one.) c-ares ignores
+# answers to earlier tries. A slow authoritative server therefore needs several tries, until the
+# resolver has its answer cached. All tries take 8 s, within the default timeout.
 LOOKUP_TRY_S = 0.25
 LOOKUP_TRIES = 5
 
 
-class ForbiddenAddress(OSError):  # noqa: N818 (it says what is there, as all of ours do)
-    """A socket was asked for an address that must not be connected to.
+class ForbiddenAddress(OSError):  # noqa: N818 (named by the condition, as all errors here)
+    """The egress policy forbids an address.
 
-    An OSError, since aiohttp goes on to a name's other addresses only after one; and all have the same text, since
-    only then does one of many come through as it is.
+    It is an OSError, because aiohttp tries the other addresses of a name only after one. All have
+    the same text, because aiohttp passes on one of several errors only if they are equal.
 
     Attributes:
         kind: the class of the address.
@@ -47,8 +48,8 @@ class ForbiddenAddress(OSError):  # noqa: N818 (it says what is there, as all of
         self.kind = kind
 
 
-class BadHostName(ValueError):  # noqa: N818 (as the one above)
-    """What stands for a host in a URL can be no name, whatever DNS knows: `a..b`, or a label of seventy letters."""
+class BadHostName(ValueError):  # noqa: N818 (as above)
+    """The host in a URL is not a valid name, for instance `a..b` or a label of seventy letters."""
 
 
 class _Resolver(aiohttp.AsyncResolver):
@@ -65,15 +66,15 @@ class _Resolver(aiohttp.AsyncResolver):
 
 
 class _Connector(aiohttp.TCPConnector):
-    # aiohttp's own set has tcp, ws and the empty scheme, and sends HTTP to them all.
+    # aiohttp's default also allows tcp, ws and the empty scheme, and sends HTTP to them.
     allowed_protocol_schema_set = frozenset({"http", "https"})
 
 
 def make_resolver(nameservers: Sequence[str] | None = None) -> AbstractResolver:
-    """Looks names up, any number at a time; to be closed.
+    """Makes a DNS resolver without a limit of concurrent lookups; the caller closes it.
 
     Args:
-        nameservers: each an address, or an address and a port; left out, those of /etc/resolv.conf.
+        nameservers: each an address, or an address and a port; None for those of /etc/resolv.conf.
     """
     return _Resolver(nameservers=nameservers, timeout=LOOKUP_TRY_S, tries=LOOKUP_TRIES)
 
@@ -81,12 +82,12 @@ def make_resolver(nameservers: Sequence[str] | None = None) -> AbstractResolver:
 def make_connector(
     allowed: Sequence[Network], limit: int, resolver: AbstractResolver
 ) -> aiohttp.TCPConnector:
-    """A connector to what is public or allowed.
+    """Makes a connector to public and allowed addresses.
 
     Args:
-        allowed: networks that may be called though they are not public.
+        allowed: networks that may be called although they are not public.
         limit: most connections at once.
-        resolver: of names; the caller's to close.
+        resolver: the caller closes it.
     """
 
     def make_socket(info: aiohttp.AddrInfoType) -> socket.socket:
@@ -101,7 +102,8 @@ def make_connector(
     return _Connector(
         resolver=resolver,
         socket_factory=make_socket,
-        # The lanes bound what is under way, for each target and in all: here nothing must queue unseen.
+        # The lanes bound the calls, per target and in total; a limit per host would add a hidden
+        # queue.
         limit=limit,
         limit_per_host=0,
         keepalive_timeout=15,

@@ -1,11 +1,12 @@
-"""Who is called next: one lane a target, a few slots each, all lanes in turn. No I/O; time is an argument.
+"""Decides which callback is called next: round robin over lanes, one per target. No I/O.
 
-What keeps a slow target from being felt by others, before and after it is known to be one (C5)
-- A lane has at most `target_slots` calls, and while few slots are free at most one.
-- Doubtful targets, whose latest call was slow, hold at most `doubtful_slots` together.
-- A call that has turned out slow gives its slot back and goes on in the `slow_pool`, which is bounded, too.
-- What would wait too long in its lane is crowded out, so that nobody's lane fills the hand of the process; what does wait too
-  long all the same, behind targets that hold every slot it could have, is overdue.
+Isolation of slow targets (C5)
+- A lane has at most `target_slots` calls, and at most one while few slots are free.
+- Suspect targets, whose latest call was slow, hold at most `suspect_slots` together.
+- A call that turns out slow frees its slot and moves to the `slow_pool`, which is bounded, too.
+- A callback that would wait too long at the pace of its target leaves its lane at once
+  (`take_excess`). One that does wait too long, behind targets that hold all slots, leaves it later
+  (`take_overdue`).
 """
 
 from __future__ import annotations
@@ -16,368 +17,383 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.callbacks.hand import Record, Waiting
-from penstock.core.rates import Rates
+from penstock.callbacks.in_flight import InFlight, Record
+from penstock.core.call_pacer import CallPacer
 from penstock.core.target import TargetId
 
-# Targets whose pace is remembered after their lane has emptied.
+# Targets whose pace is kept after their lane has emptied.
 _PACES = 10_000
-# Weight of the latest call in a target's pace: a quicker one shows what the target can do, a slower one may have waited for
-# this process, which is busiest when much has just come.
+# Weight of the latest call in the moving average of a target's duration. A quicker call shows what
+# the target can do; a slower one may have waited for this process, which is busiest during a burst.
 _QUICKER = 0.3
 _SLOWER = 0.1
-# A slower one counts for the time that it stands for: a target's calls that were all slower for this share of the patience weigh
-# about two thirds. What lasted for a moment, as when this process was busy with a burst, says nothing of the whole patience.
-_LATELY = 0.5
-# So many times the patience is too long for anybody. What was let in waits about that long by the pace of its target, and
-# the stall watchdog gives a record at least twice the patience (`CallbacksSettings`).
+# A slower call weighs by its duration: slow calls that fill this share of the longest wait weigh
+# about two thirds together. A short spike of this process therefore barely moves the average.
+_SPIKE_SHARE = 0.5
+# A callback that has waited this many times the longest wait is overdue. The stall detector allows
+# a record twice the longest wait (`CallbacksSettings`).
 _OVERDUE = 1.5
-# While no more than this share of the slots is free, nobody gets a second one.
+# While no more than this share of the slots is free, no target gets a second one.
 _RESERVE = 0.25
-# So many seconds of a quick target's calls are written down ahead, so that a call begins when one ends and not when the
-# database has answered; but at most so many times the calls it may have under way.
+# Attempts to quick targets are claimed this many seconds ahead of their calls, so that a call
+# begins when another ends and not when the database has answered. The second number bounds them, in
+# multiples of the target's slots.
 _AHEAD_S = 0.05
 _MOST_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """The bounds of some lanes.
+class LaneBounds:
+    """The bounds of the lanes of one path.
 
     Attributes:
         slots: most calls under way.
-        target_slots: most calls under way to one target; while it is quick it holds further ones, for attempts that are written down ahead.
-        doubtful_slots: most calls under way to all doubtful targets together.
-        waiting: most callbacks that wait in one lane.
-        waiting_in_all: when more wait in all lanes together, each keeps no more than its share of it.
-        patience_s: what would wait for its target longer than this is crowded out.
-        ahead: whether attempts to quick targets are written down ahead of their calls.
+        target_slots: most calls under way to one target. A quick target holds further slots for
+            attempts claimed ahead.
+        suspect_slots: most calls under way to all suspect targets together.
+        lane_size: most callbacks that wait in one lane.
+        total_size: when more callbacks wait in all lanes together, each lane keeps no more than its
+            share.
+        longest_wait_s: a callback that would wait longer leaves its lane.
     """
 
     slots: int
     target_slots: int
-    doubtful_slots: int
-    waiting: int
-    waiting_in_all: int
-    patience_s: float
-    ahead: bool = True
+    suspect_slots: int
+    lane_size: int
+    total_size: int
+    longest_wait_s: float
 
 
 @dataclass(slots=True)
 class _Lane:
-    waiting: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
-    # Slots held: for calls, and for what is to be called.
-    held: int = 0
-    calling: int = 0
-    # Of the slots, the ones that were taken while the target was doubtful.
-    doubted: int = 0
-    # It is lined up again while it holds fewer: half of what it may hold ahead, so that many go into one statement.
+    waiting: OrderedDict[str, InFlight] = field(default_factory=OrderedDict)
+    # Slots in use: for calls, for claimed attempts and for those being claimed.
+    slots: int = 0
+    calls: int = 0
+    # Slots among them that were taken while the target was suspect.
+    suspect_slots: int = 0
+    # It is scheduled again below this number of slots: half of what it may claim ahead, so that
+    # claims come in batches.
     refill: int = sys.maxsize
-    # Whose attempt is written down, and who waits for a call of the target's to end.
-    ready: deque[Waiting] = field(default_factory=deque)
-    in_turn: bool = False
+    # Claimed attempts that wait for a call of the target to end.
+    claimed: deque[InFlight] = field(default_factory=deque)
+    scheduled: bool = False
 
 
 class Lanes:
-    """The lanes of all targets.
+    """The lanes of all targets on one path.
 
     Args:
-        room: the bounds.
-        doubtful: whether a target's latest call was slow.
-        rates: when a target may be called next; shared by all lanes that call the same targets.
-        bound: the most calls a second that these lanes may make to a target, whatever its rate; None for any number.
+        bounds: of the path.
+        is_suspect: whether a target's latest call was slow.
+        pacer: when a target may be called next; shared by the paths.
+        max_rate: most calls per second that this path may make to a target; None for the target's
+            own rate.
     """
 
     def __init__(
         self,
-        room: Room,
+        bounds: LaneBounds,
         *,
-        doubtful: Callable[[TargetId], bool] = lambda _target: False,
-        rates: Rates | None = None,
-        bound: Callable[[TargetId], float | None] = lambda _target: None,
+        is_suspect: Callable[[TargetId], bool] = lambda _target_id: False,
+        pacer: CallPacer | None = None,
+        max_rate: Callable[[TargetId], float | None] = lambda _target_id: None,
     ) -> None:
-        self._room = room
-        self._free = room.slots
-        self._reserve = int(room.slots * _RESERVE)
-        self._doubtful = doubtful
-        self._rates = Rates() if rates is None else rates
-        self._bound = bound
-        self._doubted = 0
-        self._count = 0
+        self._bounds = bounds
+        self._free = bounds.slots
+        self._reserve = int(bounds.slots * _RESERVE)
+        self._is_suspect = is_suspect
+        self._pacer = CallPacer() if pacer is None else pacer
+        self._max_rate = max_rate
+        self._suspect_slots = 0
+        self._waiting = 0
         self._lanes: dict[TargetId, _Lane] = {}
-        self._turns: deque[TargetId] = deque()
-        # Those whose turn has come and who must let others go first: who has a slot while few are free, and
-        # the doubtful while others of them hold all they may.
-        self._pressed: OrderedDict[TargetId, None] = OrderedDict()
-        self._doubts: OrderedDict[TargetId, None] = OrderedDict()
-        # (when, target): whose rate does not allow another call yet.
-        self._later: list[tuple[float, TargetId]] = []
-        self._pace_s: OrderedDict[TargetId, float] = OrderedDict()
+        # Round robin of the lanes that can use a slot.
+        self._round_robin: deque[TargetId] = deque()
+        # Scheduled lanes that are set aside: those with a slot while few are free, and those of
+        # suspect targets while these hold all the slots they may.
+        self._short_of_slots: OrderedDict[TargetId, None] = OrderedDict()
+        self._suspects_aside: OrderedDict[TargetId, None] = OrderedDict()
+        # Heap of (when, target) of the scheduled lanes whose target has no free slot by its rate
+        # yet.
+        self._paced: list[tuple[float, TargetId]] = []
+        # Moving average of each target's call duration.
+        self._took_s: OrderedDict[TargetId, float] = OrderedDict()
 
     @property
     def idle(self) -> bool:
-        """Whether `admit` has nobody to look at."""
-        return not (self._turns or self._pressed or self._doubts or self._later)
+        """Whether no lane is scheduled, so that `admit` returns nothing."""
+        return not (self._round_robin or self._short_of_slots or self._suspects_aside or self._paced)
 
     @property
     def waiting(self) -> int:
-        """Callbacks whose attempt has not begun."""
-        return self._count
+        """Callbacks whose attempt is not being claimed yet."""
+        return self._waiting
 
     @property
-    def held(self) -> int:
-        """Slots taken."""
-        return self._room.slots - self._free
+    def slots_in_use(self) -> int:
+        """Slots in use by all targets."""
+        return self._bounds.slots - self._free
 
-    def waiting_for(self, target: TargetId) -> int:
-        """Callbacks in one lane."""
-        lane = self._lanes.get(target)
+    def waiting_for(self, target_id: TargetId) -> int:
+        """Callbacks that wait in one lane."""
+        lane = self._lanes.get(target_id)
         return len(lane.waiting) if lane else 0
 
-    def held_by(self, target: TargetId) -> int:
-        """Slots that one target holds."""
-        lane = self._lanes.get(target)
-        return lane.held if lane else 0
+    def slots_of(self, target_id: TargetId) -> int:
+        """Slots in use by one target."""
+        lane = self._lanes.get(target_id)
+        return lane.slots if lane else 0
 
-    def put(self, waiting: Waiting, now_s: float = 0.0) -> Record | None:
-        """Lines a callback up; returns the record that has become superfluous, when it is in line already.
+    def put(self, in_flight: InFlight, now_s: float = 0.0) -> Record | None:
+        """Queues a callback; returns the superseded record if the callback is queued already.
 
-        After a rebalance everything that waits comes a second time, and the old records are worth nothing.
+        After a rebalance Kafka delivers every waiting callback a second time, and the old records
+        cannot be acknowledged.
 
         Args:
-            waiting: the callback.
-            now_s: seconds on the clock that `overdue` is given.
+            in_flight: the callback.
+            now_s: seconds on the clock of `take_overdue`.
         """
-        callback = waiting.callback
+        callback = in_flight.callback
         lane = self._lanes.setdefault(callback.target, _Lane())
-        known = lane.waiting.get(callback.id)
-        if known is not None and known.callback.attempt > callback.attempt:
-            return waiting.record
-        self._count += known is None
-        # It keeps its place, so those who came first are first.
-        waiting.came_s = now_s if known is None else known.came_s
-        lane.waiting[callback.id] = waiting
-        self._line_up(callback.target, lane)
-        return known.record if known is not None else None
+        queued = lane.waiting.get(callback.id)
+        if queued is not None and queued.callback.attempt > callback.attempt:
+            return in_flight.record
+        self._waiting += queued is None
+        # It keeps its place in the lane.
+        in_flight.queued_at_s = now_s if queued is None else queued.queued_at_s
+        lane.waiting[callback.id] = in_flight
+        self._schedule(callback.target, lane)
+        return queued.record if queued is not None else None
 
-    def admit(self, now_s: float = 0.0) -> list[Waiting]:
-        """Those whose attempt is to be written down; each holds a slot until `finish` or `forgo`.
+    def admit(self, now_s: float = 0.0) -> list[InFlight]:
+        """Admits callbacks whose attempts are to be claimed.
+
+        Each uses a slot until `finish` or `free_slot`.
 
         Args:
-            now_s: seconds on any clock that does not step; only rates need it.
+            now_s: seconds on a monotonic clock, for the rates.
         """
-        while self._later and self._later[0][0] <= now_s:
-            _at_s, target = heapq.heappop(self._later)
-            if (lane := self._lanes.get(target)) is not None:
-                lane.in_turn = False
-                self._line_up(target, lane)
-        admitted: list[Waiting] = []
-        if self._pressed or self._doubts:
+        while self._paced and self._paced[0][0] <= now_s:
+            _at_s, target_id = heapq.heappop(self._paced)
+            if (lane := self._lanes.get(target_id)) is not None:
+                lane.scheduled = False
+                self._schedule(target_id, lane)
+        admitted: list[InFlight] = []
+        if self._short_of_slots or self._suspects_aside:
             self._recall()
-        while self._free and (self._turns or ((self._pressed or self._doubts) and self._recall())):
-            target = self._turns.popleft()
-            lane = self._lanes[target]
+        while self._free and (
+            self._round_robin or ((self._short_of_slots or self._suspects_aside) and self._recall())
+        ):
+            target_id = self._round_robin.popleft()
+            lane = self._lanes[target_id]
             if not lane.waiting:
-                lane.in_turn = False
-                self._drop_if_empty(target, lane)
-            elif lane.held >= (most := self._most(target)):
-                lane.in_turn = False
-                lane.refill = (most + self._room.target_slots) // 2
-            elif lane.held and self._free <= self._reserve:
-                self._pressed[target] = None
-            elif self._doubtful(target) and self._doubted >= self._room.doubtful_slots:
-                self._doubts[target] = None
-            elif (turn_s := self._rates.turn(target, self, now_s, self._bound(target))) is not None:
-                heapq.heappush(self._later, (turn_s, target))
+                lane.scheduled = False
+                self._drop_if_empty(target_id, lane)
+            elif lane.slots >= (most := self._most_slots(target_id)):
+                lane.scheduled = False
+                lane.refill = (most + self._bounds.target_slots) // 2
+            elif lane.slots and self._free <= self._reserve:
+                self._short_of_slots[target_id] = None
+            elif self._is_suspect(target_id) and self._suspect_slots >= self._bounds.suspect_slots:
+                self._suspects_aside[target_id] = None
+            elif (
+                turn_s := self._pacer.acquire(target_id, self, now_s, self._max_rate(target_id))
+            ) is not None:
+                heapq.heappush(self._paced, (turn_s, target_id))
             else:
-                admitted.append(self._take_from(target, lane))
+                admitted.append(self._take_first(target_id, lane))
         return admitted
 
     def _recall(self) -> bool:
-        """Lets those have their turn who let others go first, as many as there is room for; whether there are any.
+        """Schedules lanes that were set aside; returns whether any lane is scheduled.
 
-        Not all of them: under load there is room for one after each call, and all the others would only line up again.
+        Not all of them: under load each call frees one slot, and the other lanes would be set aside
+        again.
         """
         for aside, room in (
-            (self._pressed, self._free - self._reserve),
-            (self._doubts, self._room.doubtful_slots - self._doubted),
+            (self._short_of_slots, self._free - self._reserve),
+            (self._suspects_aside, self._bounds.suspect_slots - self._suspect_slots),
         ):
             for _ in range(min(len(aside), room)):
-                self._turns.append(aside.popitem(last=False)[0])
-        return bool(self._turns)
+                self._round_robin.append(aside.popitem(last=False)[0])
+        return bool(self._round_robin)
 
-    def next_turn_s(self) -> float | None:
-        """When `admit` may have somebody whose rate does not allow it now; None when there is nobody."""
-        return self._later[0][0] if self._later else None
+    def next_paced_s(self) -> float | None:
+        """When a rate allows the next call; None when no rate delays one."""
+        return self._paced[0][0] if self._paced else None
 
-    def renew(self, target: TargetId) -> None:
-        """Its rate has changed: `admit` asks again whether it may be called."""
-        others = [(at_s, other) for at_s, other in self._later if other != target]
-        if len(others) < len(self._later):
+    def rate_changed(self, target_id: TargetId) -> None:
+        """Lets the next `admit` ask the pacer again for a target whose rate has changed."""
+        others = [(at_s, other_id) for at_s, other_id in self._paced if other_id != target_id]
+        if len(others) < len(self._paced):
             heapq.heapify(others)
-            self._later = others
-            self._turns.append(target)
+            self._paced = others
+            self._round_robin.append(target_id)
 
-    def may_call(self, waiting: Waiting) -> bool:
-        """The attempt is written down: whether it is to be made now, or when `finish` returns it."""
-        lane = self._lanes[waiting.callback.target]
-        if lane.calling >= self._room.target_slots:
-            lane.ready.append(waiting)
+    def start(self, in_flight: InFlight) -> bool:
+        """Starts a claimed attempt; returns False when it must wait until `finish` returns it."""
+        lane = self._lanes[in_flight.callback.target]
+        if lane.calls >= self._bounds.target_slots:
+            lane.claimed.append(in_flight)
             return False
-        lane.calling += 1
+        lane.calls += 1
         return True
 
-    def finish(self, target: TargetId, took_s: float) -> Waiting | None:
-        """A call has ended, or has turned out slow, and its slot is free; returns who is to be called in its place.
+    def finish(self, target_id: TargetId, took_s: float) -> InFlight | None:
+        """Frees the slot of a call; returns the callback to call in its place.
 
         Args:
-            target: whose.
-            took_s: what the call took so far, in seconds.
+            target_id: the target of the call.
+            took_s: duration of the call so far, in seconds.
         """
-        lane = self._lanes[target]
-        before = self._pace_s.pop(target, took_s)
-        lately_s = _LATELY * self._room.patience_s * self._room.target_slots
-        weight = _QUICKER if took_s < before else min(_SLOWER, took_s / lately_s)
-        self._pace_s[target] = before + weight * (took_s - before)
-        if len(self._pace_s) > _PACES:
-            self._pace_s.popitem(last=False)
-        lane.calling -= 1
-        following = lane.ready.popleft() if lane.ready else None
-        lane.calling += following is not None
-        self._give_back(target, lane)
+        lane = self._lanes[target_id]
+        average_s = self._took_s.pop(target_id, took_s)
+        spike_s = _SPIKE_SHARE * self._bounds.longest_wait_s * self._bounds.target_slots
+        weight = _QUICKER if took_s < average_s else min(_SLOWER, took_s / spike_s)
+        self._took_s[target_id] = average_s + weight * (took_s - average_s)
+        if len(self._took_s) > _PACES:
+            self._took_s.popitem(last=False)
+        lane.calls -= 1
+        following = lane.claimed.popleft() if lane.claimed else None
+        lane.calls += following is not None
+        self._free_slot(target_id, lane)
         return following
 
-    def forgo(self, target: TargetId) -> None:
-        """A slot is free, whose attempt is not to be made."""
-        self._give_back(target, self._lanes[target])
+    def free_slot(self, target_id: TargetId) -> None:
+        """Frees the slot of an attempt that is not made."""
+        self._free_slot(target_id, self._lanes[target_id])
 
-    def next_ready(self, target: TargetId) -> Waiting | None:
-        """Whom `finish` would return."""
-        lane = self._lanes.get(target)
-        return lane.ready[0] if lane and lane.ready else None
+    def next_claimed(self, target_id: TargetId) -> InFlight | None:
+        """The callback that `finish` would return."""
+        lane = self._lanes.get(target_id)
+        return lane.claimed[0] if lane and lane.claimed else None
 
-    def take_ready(self, target: TargetId | None = None) -> list[Waiting]:
-        """Takes out those whose attempt is written down and that are not called yet, of one lane or of all."""
-        taken: list[Waiting] = []
-        for name in [target] if target is not None else list(self._lanes):
-            lane = self._lanes.get(name)
-            out = list(lane.ready) if lane else []
-            if lane is not None:
-                lane.ready.clear()
-                for _ in out:
-                    self._give_back(name, lane)
-            taken += out
+    def take_claimed(self, target_id: TargetId) -> list[InFlight]:
+        """Removes the callbacks of one lane whose attempts are claimed and not called yet."""
+        lane = self._lanes.get(target_id)
+        if lane is None:
+            return []
+        taken = list(lane.claimed)
+        lane.claimed.clear()
+        for _ in taken:
+            self._free_slot(target_id, lane)
         return taken
 
-    def _give_back(self, target: TargetId, lane: _Lane) -> None:
-        lane.held -= 1
+    def _free_slot(self, target_id: TargetId, lane: _Lane) -> None:
+        lane.slots -= 1
         self._free += 1
-        if lane.doubted:
-            lane.doubted -= 1
-            self._doubted -= 1
-        if target in self._pressed and not lane.held:
-            # It has no slot any more: nothing to press it for.
-            del self._pressed[target]
-            lane.in_turn = False
-        self._line_up(target, lane)
+        if lane.suspect_slots:
+            lane.suspect_slots -= 1
+            self._suspect_slots -= 1
+        if target_id in self._short_of_slots and not lane.slots:
+            # Only lanes with a slot are set aside for lack of slots.
+            del self._short_of_slots[target_id]
+            lane.scheduled = False
+        self._schedule(target_id, lane)
 
-    def crowded_out(self, target: TargetId) -> tuple[list[Waiting], float]:
-        """Takes out those who would wait too long at the target's pace, the last to come first.
+    def take_excess(self, target_id: TargetId) -> tuple[list[InFlight], float]:
+        """Removes the callbacks that would wait too long at the target's pace, the latest first.
 
         Returns:
-            They, and the seconds after which there should be room for them.
+            The callbacks, and the seconds after which there should be room for them.
         """
-        lane = self._lanes.get(target)
-        # However slow it is, what can begin at once is never sent away: its pace changes only by being called.
-        if lane is None or len(lane.waiting) <= self._room.target_slots:
+        lane = self._lanes.get(target_id)
+        # Callbacks that can begin at once always stay: only calls change the pace of a target.
+        if lane is None or len(lane.waiting) <= self._bounds.target_slots:
             return [], 0.0
-        pace_s = self._pace_s.get(target, 0.0) / self._room.target_slots
-        pace_s = max(pace_s, self._rates.pace_s(target, self, self._bound(target)))
-        room, waits = self._room.waiting, len(lane.waiting)
+        interval_s = self._took_s.get(target_id, 0.0) / self._bounds.target_slots
+        interval_s = max(interval_s, self._pacer.interval_s(target_id, self, self._max_rate(target_id)))
+        room, waiting = self._bounds.lane_size, len(lane.waiting)
         if (
-            waits <= room
-            and waits * pace_s <= self._room.patience_s
-            and self._count <= self._room.waiting_in_all
+            waiting <= room
+            and waiting * interval_s <= self._bounds.longest_wait_s
+            and self._waiting <= self._bounds.total_size
         ):
-            # As nearly always.
+            # The usual case.
             return [], 0.0
-        if pace_s:
-            room = min(room, int(self._room.patience_s / pace_s))
-        if self._count > self._room.waiting_in_all:
-            room = min(room, self._room.waiting_in_all // len(self._lanes))
-        room = max(room, self._room.target_slots)
-        out = [lane.waiting.popitem()[1] for _ in range(waits - room)]
-        self._count -= len(out)
-        return out, room * pace_s
+        if interval_s:
+            room = min(room, int(self._bounds.longest_wait_s / interval_s))
+        if self._waiting > self._bounds.total_size:
+            room = min(room, self._bounds.total_size // len(self._lanes))
+        room = max(room, self._bounds.target_slots)
+        excess = [lane.waiting.popitem()[1] for _ in range(waiting - room)]
+        self._waiting -= len(excess)
+        return excess, room * interval_s
 
-    def overdue(self, now_s: float) -> list[Waiting]:
-        """Takes out those who have waited longer than others can be made to wait behind them.
+    def take_overdue(self, now_s: float) -> list[InFlight]:
+        """Removes the callbacks that have waited much longer than the longest wait.
 
-        Beyond what crowds out: that goes by the pace of a target, and knows nothing of slots that are all taken by others.
+        `take_excess` estimates by the pace of the target alone; it does not see that other targets
+        hold all slots.
         """
-        before_s = now_s - _OVERDUE * self._room.patience_s
-        out: list[Waiting] = []
-        for target, lane in list(self._lanes.items()):
-            while lane.waiting and (first := next(iter(lane.waiting.values()))).came_s < before_s:
+        before_s = now_s - _OVERDUE * self._bounds.longest_wait_s
+        overdue: list[InFlight] = []
+        for target_id, lane in list(self._lanes.items()):
+            while lane.waiting and (first := next(iter(lane.waiting.values()))).queued_at_s < before_s:
                 del lane.waiting[first.callback.id]
-                out.append(first)
-            self._drop_if_empty(target, lane)
-        self._count -= len(out)
-        return out
+                overdue.append(first)
+            self._drop_if_empty(target_id, lane)
+        self._waiting -= len(overdue)
+        return overdue
 
-    def take_out(self, which: Callable[[Waiting], bool], target: TargetId | None = None) -> list[Waiting]:
-        """Takes out all for whom `which` is true, of one lane or of all."""
-        lanes = [(target, self._lanes[target])] if target in self._lanes else []
-        if target is None:
+    def take_waiting(
+        self, matches: Callable[[InFlight], bool], target_id: TargetId | None = None
+    ) -> list[InFlight]:
+        """Removes the waiting callbacks that match, of one lane or of all."""
+        lanes = [(target_id, self._lanes[target_id])] if target_id in self._lanes else []
+        if target_id is None:
             lanes = list(self._lanes.items())
-        out = []
-        for name, lane in lanes:
-            found = [waiting for waiting in lane.waiting.values() if which(waiting)]
-            for waiting in found:
-                del lane.waiting[waiting.callback.id]
-            out += found
-            self._drop_if_empty(name, lane)
-        self._count -= len(out)
-        return out
+        taken = []
+        for lane_id, lane in lanes:
+            matching = [in_flight for in_flight in lane.waiting.values() if matches(in_flight)]
+            for in_flight in matching:
+                del lane.waiting[in_flight.callback.id]
+            taken += matching
+            self._drop_if_empty(lane_id, lane)
+        self._waiting -= len(taken)
+        return taken
 
-    def _take_from(self, target: TargetId, lane: _Lane) -> Waiting:
-        _id, waiting = lane.waiting.popitem(last=False)
-        self._count -= 1
-        lane.held += 1
+    def _take_first(self, target_id: TargetId, lane: _Lane) -> InFlight:
+        _id, in_flight = lane.waiting.popitem(last=False)
+        self._waiting -= 1
+        lane.slots += 1
         self._free -= 1
-        if self._doubtful(target):
-            lane.doubted += 1
-            self._doubted += 1
+        if self._is_suspect(target_id):
+            lane.suspect_slots += 1
+            self._suspect_slots += 1
         if lane.waiting:
-            self._turns.append(target)
+            self._round_robin.append(target_id)
         else:
-            lane.in_turn = False
-        return waiting
+            lane.scheduled = False
+        return in_flight
 
-    def _most(self, target: TargetId) -> int:
-        """The slots that a target may hold."""
-        most = self._room.target_slots
-        pace_s = self._pace_s.get(target)
+    def _most_slots(self, target_id: TargetId) -> int:
+        """The slots that a target may use now."""
+        most = self._bounds.target_slots
+        took_s = self._took_s.get(target_id)
         if (
-            pace_s is None
+            took_s is None
             or self._free <= self._reserve
-            or self._doubtful(target)
-            or self._rates.pace_s(target, self, self._bound(target))
+            or self._is_suspect(target_id)
+            or self._pacer.interval_s(target_id, self, self._max_rate(target_id))
         ):
             return most
-        return most + min(int(most * _AHEAD_S / max(pace_s, 0.001)), most * _MOST_AHEAD)
+        return most + min(int(most * _AHEAD_S / max(took_s, 0.001)), most * _MOST_AHEAD)
 
-    def _line_up(self, target: TargetId, lane: _Lane) -> None:
-        """Gives a lane its turn when it can use one, and drops it when nothing is left of it."""
-        if lane.in_turn:
+    def _schedule(self, target_id: TargetId, lane: _Lane) -> None:
+        """Adds a lane to the round robin if it can use a slot; drops a lane that is empty."""
+        if lane.scheduled:
             return
         if not lane.waiting:
-            self._drop_if_empty(target, lane)
-        elif lane.held < lane.refill or lane.held < self._room.target_slots:
-            lane.in_turn = True
-            self._turns.append(target)
+            self._drop_if_empty(target_id, lane)
+        elif lane.slots < lane.refill or lane.slots < self._bounds.target_slots:
+            lane.scheduled = True
+            self._round_robin.append(target_id)
 
-    def _drop_if_empty(self, target: TargetId, lane: _Lane) -> None:
-        # One that is in turn is dropped when its turn comes.
-        if not lane.waiting and not lane.held and not lane.in_turn:
-            self._lanes.pop(target, None)
+    def _drop_if_empty(self, target_id: TargetId, lane: _Lane) -> None:
+        # A scheduled lane is dropped when it comes up in the round robin.
+        if not lane.waiting and not lane.slots and not lane.scheduled:
+            self._lanes.pop(target_id, None)

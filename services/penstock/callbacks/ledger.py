@@ -1,17 +1,19 @@
-"""What is written down of callbacks: begun, settled, returned, held; many in one statement, each in its time.
+"""Records claims, outcomes and withdrawals of callbacks in PostgreSQL and Kafka, in bulk.
 
-Guarantees: an attempt is numbered in PostgreSQL before it is made, and each number is given once. A record is
-acknowledged when PostgreSQL holds what became of it. What a callback came to is on `callbacks.results`, and the
-dead on `callbacks.dead`, before PostgreSQL says so. While a server is away everything here waits.
+Guarantees: an attempt is numbered in PostgreSQL before it is made, and each number is given once. A
+record is acknowledged when PostgreSQL holds the state of its callbacks. The outcome of a callback
+is published on `callbacks.results`, and a dead callback on `callbacks.dead`, before PostgreSQL
+records it. While a server is unavailable, every method waits for it.
 
-PostgreSQL holds an attempt from the moment it is begun (it comes due again after the horizon), so its record is acknowledged
-then: records are acknowledged in order, and a call that hangs would hold back all behind it until nothing more is read.
+A record is acknowledged when its attempt is claimed, because PostgreSQL makes the callback due
+again after the horizon. Records are acknowledged in order, so waiting for a call that hangs would
+block the reading of further records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,152 +21,185 @@ import asyncpg
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from penstock.callbacks.batching import Batches, persevere
-from penstock.callbacks.hand import Waiting
+from penstock.callbacks.in_flight import InFlight, Withdrawal
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import Callback
 from penstock.core.target import TargetId
 from penstock.kafka.connection import translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.postgres import callbacks
-from penstock.postgres.callbacks import Settled, Turn
-from penstock.process import together
+from penstock.postgres.callbacks import CallbackAttempt, OutcomeRow
 
-# The fate of an attempt waits so long for others, since no call waits for it; what is to be begun does so while there is
-# much of it.
-SETTLE_LINGER_S = 0.02
-# Under load longer: what a crash forgets, and is called again, is so much more, and a delivery costs a thirtieth less.
-SETTLE_MANY = 50
-SETTLE_MANY_LINGER_S = 0.05
-BEGIN_LINGER_S = 0.005
-MUCH = 4
+# Seconds that a batch of claims waits for more, if the batch before had at least
+# `CLAIM_LINGER_FROM`: under low load the wait would only delay the call.
+CLAIM_LINGER_S = 0.005
+CLAIM_LINGER_FROM = 4
+# Outcomes wait longer, because no call waits for them, and longest under load. A crash repeats the
+# calls whose outcomes wait, so the time is short.
+OUTCOME_LINGER_S = 0.02
+OUTCOME_BUSY_FROM = 50
+OUTCOME_BUSY_LINGER_S = 0.05
 
 
-# Not frozen: see `calling.Met`.
+# Not frozen: there is one per call, see `caller.CallResult`.
 @dataclass(slots=True)
-class Ended:
+class EndedAttempt:
     """An attempt that was made.
 
     Attributes:
-        callback: as its record said.
-        settled: what became of it.
-        took_s: what the call took, in seconds.
-        status: what the target answered.
-        error: what it met instead of success.
+        callback: as it was received.
+        row: its outcome for PostgreSQL.
+        took_s: duration of the call in seconds.
+        status: HTTP status of the answer; None without one.
+        error: why the call failed; None when it delivered.
     """
 
     callback: Callback
-    settled: Settled
+    row: OutcomeRow
     took_s: float
     status: int | None
     error: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Returned:
-    waiting: Waiting
-    due_in_s: float
-    begun: bool
+class Claimed:
+    """The result of claiming attempts.
+
+    Attributes:
+        granted: callbacks whose attempt is to be made.
+        refused: callbacks whose attempt was made before, is under way, waits for an earlier
+            callback, or is not pending any more; PostgreSQL holds their state.
+        held_targets: targets for which a callback was held behind an earlier held one.
+        requeued: whether a refused callback is due now, because the earlier one has ended.
+    """
+
+    granted: list[InFlight]
+    refused: list[InFlight]
+    held_targets: set[TargetId] = field(default_factory=set)
+    requeued: bool = False
 
 
 class Ledger:
-    """Writes for a `Deliverer`.
+    """Records batches of callbacks.
 
     Args:
         settings: of the service.
         pool: of the database.
-        producer: acks=all; for results and the dead.
-        scheduled: told the seconds until the earliest of some callbacks is due.
-        begun: told of those whose attempt is to be made now, and of the others of its batch.
-        held: told of targets for which something is held.
+        producer: with acks=all, for results and dead callbacks.
 
     Attributes:
-        held: how many callbacks have been held.
+        held: callbacks held since the start.
     """
 
     def __init__(
-        self,
-        settings: CallbacksSettings,
-        pool: asyncpg.Pool[asyncpg.Record],
-        producer: AIOKafkaProducer,
-        *,
-        scheduled: Callable[[float], Awaitable[None]],
-        begun: Callable[[Sequence[Waiting], Sequence[Waiting]], None],
-        held: Callable[[Iterable[TargetId]], None],
+        self, settings: CallbacksSettings, pool: asyncpg.Pool[asyncpg.Record], producer: AIOKafkaProducer
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._producer = producer
-        self._scheduled = scheduled
-        self._begun = begun
-        self._held = held
-        # Callbacks, since the start.
         self.held = 0
-        self._begin = Batches(self._begin_all, linger_s=BEGIN_LINGER_S, few=MUCH)
-        self._settle = Batches(
-            self._settle_all,
-            linger_s=SETTLE_LINGER_S,
-            many=SETTLE_MANY,
-            many_linger_s=SETTLE_MANY_LINGER_S,
+
+    async def claim(self, batch: Sequence[InFlight]) -> Claimed:
+        """Records the next attempt of each callback; the caller settles the records."""
+        attempts: dict[CallbackAttempt, InFlight] = {}
+        for in_flight in batch:
+            attempts.setdefault((in_flight.callback.id, in_flight.callback.attempt), in_flight)
+        claims = await self._claim(attempts)
+        held = {attempts[attempt].callback.target for attempt in claims.held}
+        self.held += len(claims.held)
+        requeued = bool(claims.behind) and await retry_until_available(
+            lambda: callbacks.requeue_unblocked(self._pool, claims.behind),
+            waiting_for=_waiting_for(batch, "claim"),
         )
-        self._return = Batches(self._return_all)
-        self._hold = Batches(self._hold_all)
-        self._unwritten = 0
+        granted = [in_flight for attempt, in_flight in attempts.items() if attempt in claims.granted]
+        for attempt, uncounted in claims.granted.items():
+            attempts[attempt].uncounted = uncounted
+        granted_ids = set(map(id, granted))
+        refused = [in_flight for in_flight in batch if id(in_flight) not in granted_ids]
+        return Claimed(granted, refused, held, requeued)
 
-    @property
-    def unwritten(self) -> int:
-        """Attempts that have ended and whose fate is not written down yet."""
-        return self._unwritten
+    async def _claim(self, attempts: Mapping[CallbackAttempt, InFlight]) -> callbacks.Claims:
+        wanted, horizon_s = list(attempts), self._settings.callback_horizon_s
+        waiting_for = _waiting_for(wanted, "claim")
+        if any(in_flight.callback.ordered for in_flight in attempts.values()):
+            return await retry_until_available(
+                lambda: callbacks.claim_in_order(self._pool, wanted, horizon_s=horizon_s),
+                waiting_for=waiting_for,
+            )
+        granted = await retry_until_available(
+            lambda: callbacks.claim(self._pool, wanted, horizon_s=horizon_s), waiting_for=waiting_for
+        )
+        return callbacks.Claims(granted=granted)
 
-    async def run(self) -> None:
-        """Writes until cancelled.
-
-        Raises:
-            Exception: what no absent server explains.
-        """
-        await together(self._begin.run(), self._settle.run(), self._return.run(), self._hold.run())
-
-    def begin(self, waiting: Waiting) -> None:
-        """Asks for the right to make an attempt."""
-        self._begin.add(waiting)
-
-    def settle(self, ended: Ended) -> None:
-        """An attempt has ended."""
-        self._unwritten += 1
-        self._settle.add(ended)
-
-    def give_back(self, waiting: Waiting, due_in_s: float, *, begun: bool = False) -> None:
-        """Not now: its record is written again in so many seconds.
+    async def record_outcomes(self, batch: Sequence[EndedAttempt]) -> float | None:
+        """Publishes the results of ended callbacks, then records the outcomes of attempts.
 
         Args:
-            waiting: the callback.
-            due_in_s: see there.
-            begun: as in `hold`.
+            batch: no two attempts of one callback; claims ensure that.
+
+        Returns:
+            Seconds until the first of their next attempts is due; None without one.
         """
-        self._return.add(_Returned(waiting, due_in_s, begun))
+        rows = [ended.row for ended in batch]
+        now = datetime.now(UTC)
+        results = [_result(ended, now) for ended in batch if ended.row.state != "pending"]
+        topic = self._settings.prefix + CALLBACKS_RESULTS.name
+        await retry_until_available(
+            lambda: send_all(self._producer, topic, results), waiting_for=_waiting_for(results, "result")
+        )
+        ordered = {
+            ended.callback.id for ended in batch if ended.callback.ordered and ended.row.state != "pending"
+        }
+        await retry_until_available(
+            lambda: callbacks.record_outcomes(self._pool, rows, ordered),
+            waiting_for=_waiting_for(batch, "outcome"),
+        )
+        due_s = [row.due_in_s for row in rows if row.state == "pending"]
+        if ordered:
+            # The next callback of their task is due now.
+            due_s.append(0.0)
+        return min(due_s, default=None)
 
-    def hold(self, waiting: Waiting, *, begun: bool = False) -> None:
-        """Its target may not have it: it waits in PostgreSQL until it may.
+    async def postpone(self, batch: Sequence[Withdrawal]) -> float:
+        """Returns callbacks to PostgreSQL; returns the seconds until the first one is due."""
+        due_s = [withdrawal.due_in_s or 0.0 for withdrawal in batch]
+        attempts = [withdrawal.attempt for withdrawal in batch]
+        uncounted = [withdrawal.uncounted for withdrawal in batch]
+        await retry_until_available(
+            lambda: callbacks.postpone(self._pool, attempts, due_s, uncounted),
+            waiting_for=_waiting_for(batch, "postponement"),
+        )
+        for withdrawal in batch:
+            withdrawal.in_flight.record.settle()
+        return min(due_s)
 
-        Args:
-            waiting: the callback.
-            begun: an attempt was begun for it, and is not made: its number is used up, its place in the schedule is not.
-        """
-        self._hold.add((waiting, begun))
+    async def hold(self, batch: Sequence[Withdrawal]) -> set[TargetId]:
+        """Holds callbacks in PostgreSQL until their targets may be called; returns the targets."""
+        attempts = [withdrawal.attempt for withdrawal in batch]
+        uncounted = [withdrawal.uncounted for withdrawal in batch]
+        await retry_until_available(
+            lambda: callbacks.hold(self._pool, attempts, uncounted), waiting_for=_waiting_for(batch, "hold")
+        )
+        for withdrawal in batch:
+            withdrawal.in_flight.record.settle()
+        self.held += len(batch)
+        return {withdrawal.in_flight.callback.target for withdrawal in batch}
 
-    async def bury(self, callback: Callback, attempt: int, error: dict[str, Any]) -> None:
-        """Writes a dead callback's record, before its row says so."""
+    async def publish_dead(self, ended: EndedAttempt) -> None:
+        """Publishes a dead callback, before its outcome is recorded."""
+        callback = ended.callback
         value = orjson.dumps(
             {
                 "id": callback.id,
                 "target": callback.target.url,
                 "task_id": callback.task_id,
-                "attempt": attempt,
+                "attempt": ended.row.attempt,
                 "body": callback.body.decode(),
-                "error": error,
+                "error": ended.error,
                 "dead_at": datetime.now(UTC),
-                **callback.shown_options(),
+                **callback.masked_options(),
             }
         )
 
@@ -174,101 +209,32 @@ class Ledger:
                     self._settings.prefix + CALLBACKS_DEAD.name, value, key=callback.target.url.encode()
                 )
 
-        await persevere(send, f"{callback.id}, dead,")
-
-    async def _begin_all(self, batch: Sequence[Waiting]) -> None:
-        turns: dict[Turn, Waiting] = {}
-        for waiting in batch:
-            turns.setdefault((waiting.callback.id, waiting.callback.attempt), waiting)
-        begun = await self._take(turns)
-        mine = [waiting for turn, waiting in turns.items() if turn in begun]
-        for turn, spent in begun.items():
-            turns[turn].spent = spent
-        told = set(map(id, mine))
-        # The others were made before, are under way, wait for an earlier one or are owed by nobody: their fate is or
-        # will be in PostgreSQL.
-        others = [waiting for waiting in batch if id(waiting) not in told]
-        self._begun(mine, others)
-        for waiting in batch:
-            waiting.record.settle()
-
-    async def _take(self, turns: Mapping[Turn, Waiting]) -> dict[Turn, int]:
-        """The turns that nobody had taken before; those that have to wait for an earlier one are seen to."""
-        wanted, horizon_s = list(turns), self._settings.callback_horizon_s
-        what = f"{len(wanted)} callbacks"
-        if not any(waiting.callback.ordered for waiting in turns.values()):
-            return await persevere(lambda: callbacks.begin(self._pool, wanted, horizon_s=horizon_s), what)
-        begun = await persevere(
-            lambda: callbacks.begin_in_order(self._pool, wanted, horizon_s=horizon_s), what
-        )
-        if begun.held:
-            self.held += len(begun.held)
-            self._held({turns[turn].callback.target for turn in begun.held})
-        if begun.behind:
-            overtaken = await persevere(lambda: callbacks.overtaken(self._pool, begun.behind), what)
-            if overtaken:
-                await self._scheduled(0.0)
-        return begun.turns
-
-    async def _settle_all(self, batch: Sequence[Ended]) -> None:
-        # Never two of one callback: `begin` gives each attempt once, and the next one begins after a `due`.
-        settled = [ended.settled for ended in batch]
-        now = datetime.now(UTC)
-        results = [_result(ended, now) for ended in batch if ended.settled.state != "pending"]
-        topic = self._settings.prefix + CALLBACKS_RESULTS.name
-        await persevere(
-            lambda: send_all(self._producer, topic, results), f"the results of {len(results)} callbacks"
-        )
-        what = f"the fate of {len(batch)} callbacks"
-        ordered = {
-            ended.callback.id
-            for ended in batch
-            if ended.callback.ordered and ended.settled.state != "pending"
-        }
-        await persevere(lambda: callbacks.settle(self._pool, settled, ordered), what)
-        self._unwritten -= len(batch)
-        due_s = [s.due_in_s for s in settled if s.state == "pending"]
-        if ordered:
-            due_s.append(0.0)
-        if due_s:
-            await self._scheduled(min(due_s))
-
-    async def _return_all(self, batch: Sequence[_Returned]) -> None:
-        turns = [(r.waiting.callback.id, r.waiting.callback.attempt + r.begun) for r in batch]
-        dues_s = [r.due_in_s for r in batch]
-        spent = [_spent(r.waiting, begun=r.begun) for r in batch]
-        await persevere(
-            lambda: callbacks.postpone(self._pool, turns, dues_s, spent),
-            f"the return of {len(batch)} callbacks",
-        )
-        for returned in batch:
-            returned.waiting.record.settle()
-        await self._scheduled(min(dues_s))
-
-    async def _hold_all(self, batch: Sequence[tuple[Waiting, bool]]) -> None:
-        turns = [(waiting.callback.id, waiting.callback.attempt + begun) for waiting, begun in batch]
-        spent = [_spent(waiting, begun=begun) for waiting, begun in batch]
-        await persevere(lambda: callbacks.hold(self._pool, turns, spent), f"{len(batch)} callbacks to hold")
-        for waiting, _begun in batch:
-            waiting.record.settle()
-        self.held += len(batch)
-        self._held({waiting.callback.target for waiting, _begun in batch})
+        await retry_until_available(send, waiting_for=f"publishing the dead callback {callback.id}")
 
 
-def _spent(waiting: Waiting, *, begun: bool) -> int | None:
-    """How many attempts the schedule does not count by now, when one was begun that is not made."""
-    return waiting.spent + 1 if begun else None
+def claim_linger_s(previous: int) -> float:
+    """Seconds that a batch of claims waits for more, by the size of the batch before."""
+    return CLAIM_LINGER_S if previous >= CLAIM_LINGER_FROM else 0.0
 
 
-def _result(ended: Ended, now: datetime) -> tuple[bytes, bytes]:
+def outcome_linger_s(previous: int) -> float:
+    """Seconds that a batch of outcomes waits for more, by the size of the batch before."""
+    return OUTCOME_BUSY_LINGER_S if previous >= OUTCOME_BUSY_FROM else OUTCOME_LINGER_S
+
+
+def _waiting_for(batch: Sequence[object], noun: str) -> str:
+    return f"the {noun} of {len(batch)} callbacks"
+
+
+def _result(ended: EndedAttempt, now: datetime) -> tuple[bytes, bytes]:
     callback = ended.callback
     value = orjson.dumps(
         {
             "id": callback.id,
             "target": callback.target.url,
             "task_id": callback.task_id,
-            "outcome": ended.settled.state,
-            "attempts": ended.settled.attempt,
+            "outcome": ended.row.state,
+            "attempts": ended.row.attempt,
             "status": ended.status,
             "took_ms": round(ended.took_s * 1000),
             "error": ended.error,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.callbacks.lanes import Room
+from penstock.callbacks.lanes import LaneBounds
 from penstock.callbacks.signing import secret_problem
 from penstock.core.addresses import Network, parse_networks
 from penstock.core.delivery import DeliveryPolicy
@@ -14,7 +14,7 @@ from penstock.core.health import HealthPolicy
 from penstock.kafka.processor import ProcessorSettings
 from penstock.settings import Metered, Platform, option
 
-_DEFAULT = DeliveryPolicy()
+_DELIVERY = DeliveryPolicy()
 _HEALTH = HealthPolicy()
 _DRAIN = DrainPolicy()
 _COUNTS = (
@@ -30,119 +30,127 @@ _DURATIONS = (
     "callback_postpone_s",
     "callback_republish_s",
 )
-SHORTEST_MEMORY_S = 60.0
-_HOW_TO_MAKE_ONE = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
+LEAST_FORGET_S = 60.0
+_GENERATOR = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
 _NO_SECRET = (
     "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
-    f"this makes one: {_HOW_TO_MAKE_ONE}"
+    f"create one with: {_GENERATOR}"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallbacksSettings(ProcessorSettings, Platform, Metered):
-    """See `Platform`, `ProcessorSettings` and `Metered` for what it shares with others."""
+    """The settings of callbacks only; the base classes have the shared ones."""
 
-    # Never in a repr: settings end up in logs and tracebacks.
+    # Without repr, since logs and tracebacks contain settings.
     callback_secrets: tuple[str, ...] = field(
         default=(),
         repr=False,
         metadata={
-            "doc": "Secrets that sign callbacks, comma-separated, each whsec_ and base64; with several, while they "
-            "are rotated, each signs."
+            "doc": "Secrets that sign callbacks, comma-separated, each whsec_ followed by base64. During a rotation every "
+            "secret signs."
         },
     )
     callback_allow: tuple[str, ...] = option(
         (),
-        "Networks that may be called although they are not public, comma-separated, as 10.1.0.0/16 or fd12::/48.",
+        "Non-public networks that may be called, comma-separated, such as 10.1.0.0/16 or fd12::/48.",
     )
     callback_schedule_s: tuple[str, ...] = option(
-        tuple(f"{delay:g}" for delay in _DEFAULT.schedule_s),
-        "Seconds between attempts, comma-separated; there is one attempt more than delays.",
+        tuple(f"{delay:g}" for delay in _DELIVERY.schedule_s),
+        "Delays between the attempts of a callback in seconds, comma-separated; attempts are one more than delays.",
     )
     callback_jitter: float = option(
-        _DEFAULT.jitter, "Share of a delay between attempts that is random, 0 to 1."
+        _DELIVERY.jitter, "Random share of each delay between attempts, from 0 to 1."
     )
     callback_retry_after_max_s: float = option(
-        _DEFAULT.retry_after_max_s, "Most seconds for which a target's Retry-After is honoured."
+        _DELIVERY.retry_after_max_s, "Maximum seconds of a target's Retry-After that are honoured."
     )
     callback_timeout_s: float = option(
-        10.0, "Seconds a call may take, from connecting to the end of the answer."
+        10.0, "Seconds that a call may take, from connecting until the end of the response."
     )
-    callback_slots: int = option(500, "Most calls under way at once.")
-    callback_target_slots: int = option(8, "Most calls under way at once to one target.")
+    callback_slots: int = option(500, "Maximum number of concurrent calls on the normal path.")
+    callback_target_slots: int = option(
+        8, "Maximum number of concurrent calls to one target on the normal path."
+    )
     callback_slow_slots: int = option(
-        200, "Most calls under way that have turned out slow; they hold none of the slots above."
+        200, "Maximum number of concurrent slow calls, which occupy no slot of the normal path."
     )
-    callback_slow_target_slots: int = option(8, "Most of these to one target.")
+    callback_slow_target_slots: int = option(8, "Maximum number of concurrent slow calls to one target.")
     callback_diverted_slots: int = option(
-        5, "Most calls under way at once on the diverted path: retries, and targets that are abnormal."
+        5, "Maximum number of concurrent calls on the diverted path, which has retries and abnormal targets."
     )
-    callback_diverted_target_slots: int = option(1, "Most of these to one target.")
-    callback_waiting: int = option(5_000, "Most callbacks that are kept waiting for one target's turn.")
+    callback_diverted_target_slots: int = option(
+        1, "Maximum number of concurrent calls to one target on the diverted path."
+    )
+    callback_waiting: int = option(5_000, "Maximum number of callbacks that wait in memory for one target.")
     callback_in_hand: int = option(
         20_000,
-        "Most callbacks that wait on one path, for all targets; nothing more is taken beyond. From half of it on "
-        "(diverted: a quarter) each target keeps no more than its share.",
+        "Maximum number of callbacks that wait in memory on one path; at this number consumption pauses. From half of it "
+        "(diverted path: a quarter) each target is limited to its share.",
     )
     callback_patience_s: float = option(
         10.0,
-        "Seconds for which a callback is kept waiting for its target's turn before it goes back to PostgreSQL.",
+        "Seconds that a callback waits in memory for its target before it is postponed to PostgreSQL.",
     )
     callback_postpone_s: float = option(
-        30.0, "Most seconds after which a callback that went back comes again."
+        30.0, "Maximum seconds until a postponed callback is published again."
     )
     callback_horizon_s: float = option(
         30.0,
-        "Seconds after which an attempt whose fate is unknown, as after a crash, is followed by another.",
+        "Seconds after which an attempt without a recorded outcome (after a crash) is repeated.",
     )
     callback_republish_s: float = option(
-        60.0, "Seconds after which a record that was written and not begun is written again."
+        60.0, "Seconds after which a published callback that no process has started is published again."
     )
     callback_rate: float = option(
-        0.0, "Most calls a second to one target, unless it has a rate of its own; 0 for any number."
+        0.0, "Maximum calls per second to one target without its own rate; 0 is unlimited."
     )
     callback_forget_s: float = option(
         604_800.0,
-        "Seconds after its last call for which a target is kept that is normal, charged with nothing and has no "
-        "rate of its own.",
+        "Seconds after its last call until a target is deleted that is normal, has a count of 0 and no rate of its "
+        "own.",
     )
-    callback_slow_s: float = option(_HEALTH.slow_s, "Seconds after which a call is slow.")
+    callback_slow_s: float = option(_HEALTH.slow_s, "Seconds after which a call counts as slow.")
     callback_abnormal_count: int = option(
-        _HEALTH.threshold, "Slow calls that make a target abnormal: its callbacks are diverted."
+        _HEALTH.threshold,
+        "Count of slow calls at which a target becomes abnormal, so that its callbacks are diverted.",
     )
-    callback_abnormal_ceiling: int = option(_HEALTH.ceiling, "Most slow calls a target is charged with.")
+    callback_abnormal_ceiling: int = option(_HEALTH.ceiling, "Maximum count of slow calls of a target.")
     callback_calm_s: float = option(
-        _HEALTH.calm_s, "Seconds after a slow call for which quick ones take nothing off the count."
+        _HEALTH.calm_s, "Seconds after a slow call in which quick calls do not decrement the count."
     )
     callback_count_early: bool = option(
         _HEALTH.by_timer,
-        "Whether a call is counted as slow while it is under way, or only when it has ended.",
+        "Whether a slow call counts as soon as it is slow (true), or at its end (false).",
     )
     callback_abnormal_share: float = option(
         _HEALTH.share,
-        "Least share of a target's recent calls that must be slow to make it abnormal; 0 for any.",
+        "Minimum share of slow calls among a target's recent calls to make it abnormal; 0 turns this off.",
     )
     callback_decay_s: float = option(
         _HEALTH.decay_s,
-        "Seconds in which an abnormal target that nobody calls loses one of its count; 0 for never.",
+        "Seconds after which the count of an abnormal target without calls drops by one; 0 turns this off.",
     )
     callback_suspicion_share: float = option(
-        _HEALTH.suspicion_share,
-        "When more than this share of all addresses (and at least ten) becomes abnormal within 30 s, nothing is "
-        "charged to any; 0 turns this off.",
+        _HEALTH.self_check_share,
+        "Share of all target addresses (and at least ten) that must become abnormal within 30 s to start self-check mode, in "
+        "which no slow call counts; 0 turns this off.",
     )
     callback_drain_rate: float = option(
         _DRAIN.rate,
-        "Callbacks a second that are let go to one target of what was held for it, and calls a second on the diverted path meanwhile.",
+        "Held callbacks per second that are requeued for one recovering target, and its calls per second on the diverted path.",
     )
     callback_probe_s: float = option(
-        _DRAIN.probe_s, "Seconds between the first calls that probe a target which hangs; the wait doubles."
+        _DRAIN.probe_s,
+        "Seconds between the first probes of an abnormal target; the delay doubles with each failed probe.",
     )
-    callback_probe_most_s: float = option(_DRAIN.probe_most_s, "Most seconds between such calls.")
+    callback_probe_most_s: float = option(
+        _DRAIN.probe_most_s, "Maximum seconds between two probes of an abnormal target."
+    )
 
     @cached_property
     def health(self) -> HealthPolicy:
-        """When a target is abnormal."""
+        """The policy that decides when a target is abnormal."""
         return HealthPolicy(
             slow_s=self.callback_slow_s,
             threshold=self.callback_abnormal_count,
@@ -151,12 +159,12 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             by_timer=self.callback_count_early,
             share=self.callback_abnormal_share,
             decay_s=self.callback_decay_s,
-            suspicion_share=self.callback_suspicion_share,
+            self_check_share=self.callback_suspicion_share,
         )
 
     @cached_property
     def drain(self) -> DrainPolicy:
-        """How fast what was held for a target is let go."""
+        """The policy that decides how fast held callbacks are drained."""
         return DrainPolicy(
             rate=self.callback_drain_rate,
             probe_s=self.callback_probe_s,
@@ -164,36 +172,34 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         )
 
     @cached_property
-    def room(self) -> Room:
+    def lane_bounds(self) -> LaneBounds:
         """The bounds of the normal path."""
-        return Room(
+        return LaneBounds(
             slots=self.callback_slots,
             target_slots=self.callback_target_slots,
-            doubtful_slots=max(1, self.callback_slots // 2),
-            waiting=self.callback_waiting,
-            waiting_in_all=self.callback_in_hand // 2,
-            patience_s=self.callback_patience_s,
+            suspect_slots=max(1, self.callback_slots // 2),
+            lane_size=self.callback_waiting,
+            total_size=self.callback_in_hand // 2,
+            longest_wait_s=self.callback_patience_s,
         )
 
     @cached_property
-    def diverted_room(self) -> Room:
+    def diverted_lane_bounds(self) -> LaneBounds:
         """The bounds of the diverted path."""
         slots = self.callback_diverted_slots
-        return Room(
+        return LaneBounds(
             slots=slots,
             target_slots=min(self.callback_diverted_target_slots, slots),
-            # Those who answer, a recovering target among them, always find one.
-            doubtful_slots=max(1, slots - 2),
-            waiting=self.callback_waiting,
-            waiting_in_all=self.callback_in_hand // 4,
-            patience_s=self.callback_patience_s,
-            # One call at a time to each, and slots for all who answer.
-            ahead=False,
+            # Two slots stay free for targets that respond, such as a recovering one.
+            suspect_slots=max(1, slots - 2),
+            lane_size=self.callback_waiting,
+            total_size=self.callback_in_hand // 4,
+            longest_wait_s=self.callback_patience_s,
         )
 
     @cached_property
     def policy(self) -> DeliveryPolicy:
-        """How often and how patiently a target is called.
+        """The schedule of attempts.
 
         Raises:
             ValueError: a delay is not a number.
@@ -206,17 +212,17 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
-        """What may be called although it is not public.
+        """The non-public networks that may be called.
 
         Raises:
-            ValueError: one is no network.
+            ValueError: an entry is not a network.
         """
         return parse_networks(self.callback_allow)
 
     def validate(self) -> list[str]:
-        """Unsigned callbacks are not sent; an attempt under way must not be taken for a lost one."""
+        """Secrets are required; a running attempt must not look like a lost one."""
         problems = super().validate()
-        problems += self._problems_of_secrets()
+        problems += self._secret_problems()
         problems += self._network_problems()
         try:
             problems += [f"callback_{problem}" for problem in self.policy.problems()]
@@ -231,22 +237,21 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         ]
         problems += [
             f"{name}={getattr(self, name)} must be above 0"
-            # Written so that NaN is refused too.
+            # `not … >` rather than `<=`, so that NaN is a problem too.
             for name in _DURATIONS
             if not getattr(self, name) > 0
         ]
-        # Sooner, what was called a moment ago and not written down yet would be forgotten.
-        if not SHORTEST_MEMORY_S <= self.callback_forget_s < float("inf"):
-            problems.append(
-                f"callback_forget_s={self.callback_forget_s} must be at least {SHORTEST_MEMORY_S:g}"
-            )
+        # A shorter time could delete a target whose last call is not recorded yet.
+        if not LEAST_FORGET_S <= self.callback_forget_s < float("inf"):
+            problems.append(f"callback_forget_s={self.callback_forget_s} must be at least {LEAST_FORGET_S:g}")
         if not 0 <= self.callback_rate < float("inf"):
             problems.append(f"callback_rate={self.callback_rate} must not be negative")
         problems += [
             f"{larger}={getattr(self, larger)} must be at least {times or ''}{smaller}={getattr(self, smaller)}"
             for larger, times, smaller in (
                 ("callback_horizon_s", "twice ", "callback_timeout_s"),
-                # Records are acknowledged in order: one that waits for its target's turn holds back those behind it.
+                # Records are acknowledged in order, so a waiting one delays all later ones of its
+                # partition.
                 ("stall_timeout_s", "twice ", "callback_patience_s"),
                 ("callback_slots", "", "callback_target_slots"),
                 ("callback_diverted_slots", "", "callback_diverted_target_slots"),
@@ -256,7 +261,7 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         ]
         return problems
 
-    def _problems_of_secrets(self) -> list[str]:
+    def _secret_problems(self) -> list[str]:
         if not self.callback_secrets:
             return [_NO_SECRET]
         return [

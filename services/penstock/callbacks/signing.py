@@ -9,26 +9,26 @@ from datetime import datetime
 
 from standardwebhooks import Webhook
 
-SECRET_PREFIX = "whsec_"  # noqa: S105 (the mark before a secret, not a secret)
-# The convention's bounds for a symmetric key.
-_KEY_BYTES = range(24, 65)
+SECRET_PREFIX = "whsec_"  # noqa: S105 (a prefix, not a secret)
+# The bounds of the convention for a symmetric secret.
+_SECRET_BYTES = range(24, 65)
 
 
 def secret_problem(secret: str) -> str | None:
-    """What is wrong with a secret, without telling it; None when nothing is."""
+    """The problem of an invalid secret, without showing it; None for a valid one."""
     if not secret.startswith(SECRET_PREFIX):
         return f"does not begin with {SECRET_PREFIX}"
     try:
-        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+        decoded = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
     except (binascii.Error, ValueError):
         return f"is not base64 after {SECRET_PREFIX}"
-    if len(key) not in _KEY_BYTES:
-        return f"has {len(key)} bytes, and must have {_KEY_BYTES[0]} to {_KEY_BYTES[-1]}"
+    if len(decoded) not in _SECRET_BYTES:
+        return f"has {len(decoded)} bytes, and must have {_SECRET_BYTES[0]} to {_SECRET_BYTES[-1]}"
     return None
 
 
 class Signer:
-    """Signs with every active secret, so that a target may know the old or the new one while they are rotated.
+    """Signs with every active secret, so that targets can verify during a rotation.
 
     Args:
         secrets: each `whsec_` and base64.
@@ -38,12 +38,12 @@ class Signer:
         self._webhooks = [Webhook(secret) for secret in secrets]
 
     def headers(self, message_id: str, body: bytes, now: datetime) -> dict[str, str]:
-        """The three headers that let a target verify a message.
+        """The three headers by which a target verifies a message.
 
         Args:
             message_id: the same for all attempts.
-            body: what is sent, to the byte; UTF-8.
-            now: when it is sent, in UTC.
+            body: of the request, exactly; UTF-8.
+            now: time of sending, in UTC.
         """
         text = body.decode()
         return {

@@ -1,15 +1,18 @@
-"""`penstock check`: proves on a live system that no task is in limbo (O2b), and puts back what is.
+"""`penstock check`: proves on a live system that no task is in limbo (O2b); repairs tasks.
 
-Every task that is not final must have a lease over a partition that a heartbeat processor reads, a record on a ready
-topic, an unread claim or result, a timer, or something it waits for; every event and callback owed must be published,
-scheduled, delivered or dead.
+Every task that is not final must have a lease over a partition that a heartbeat processor reads, a
+record on a ready topic, an unread claim or result, a timer, or something it waits for. Every event
+must be published or about to be. Every callback must be scheduled, published, held, delivered or
+dead.
 
-Leases are in the memory of the heartbeat processors. Whether one watches the very attempt that is `running` is theirs to
-say, not PostgreSQL's: their recount (PENSTOCK_RECOUNT_S) gives a lease to what runs and is watched by nobody.
+The check cannot see leases: they are in the memory of the heartbeat processors. A running attempt
+without a lease gets one from the heartbeat processor's own search (PENSTOCK_RECOUNT_S).
 
-Guarantees: without `repair` it only reads, and joins no consumer group. In doubt it looks again: what is between two
-places while it looks is an offender only if it is still there, in the same attempt, when the system had time to move
-it. Whatever the number of offenders, it counts them all, keeps the first few and takes bounded memory. With `repair`
-offenders go back by the normal way (`repair`), each by a comparison with the very attempt that was found, so that
-what moves meanwhile is left alone.
+Guarantees
+- Without `repair` it only reads, and joins no consumer group.
+- When in doubt, it searches again: a record or row in transit is an offender only if it has not
+  moved, in the same attempt, although the system had time to move it.
+- It counts all offenders, keeps the first few and takes bounded memory.
+- A repair uses the normal mechanism (`repair`) and compares the attempt with the one that was
+  found, so it does not touch a task that has moved meanwhile.
 """

@@ -1,8 +1,7 @@
-"""What a check asks Kafka: how far readers are, what they have not read, and which partitions somebody reads."""
+"""The queries of a check to Kafka: committed offsets, unread records, assigned partitions."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -13,23 +12,25 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
+from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import translated
 from penstock.settings import Kafka
 
-COORDINATOR_S = 10.0
+# Seconds to wait for a group's coordinator: a broker that has just started appoints it late.
+COORDINATOR_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A stretch of a partition that its readers have not committed: from `begin` up to (not with) `end`."""
+    """Offsets of a partition that its reader has not committed: from `begin` up to (not with) `end`."""
 
     begin: int
     end: int
 
 
 class Topics:
-    """Looks at topics, and joins no group.
+    """Reads topics without joining a group.
 
     Args:
         settings: for the prefix.
@@ -43,22 +44,22 @@ class Topics:
         self._consumer = consumer
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """What a group has committed.
+        """The offsets that a group has committed.
 
         Raises:
             KafkaUnavailable: no broker answered.
         """
-        answer = await _insist(lambda: self._admin.list_consumer_group_offsets(group))
+        answer = await _ask_coordinator(lambda: self._admin.list_consumer_group_offsets(group))
         return {tp: meta.offset for tp, meta in answer.items() if meta.offset >= 0}
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """Where the partitions of a topic (bare name) end; empty when there is no such topic.
+        """The ends of the partitions of a topic (its name without the prefix); empty without such a topic.
 
         Raises:
             KafkaUnavailable: no broker answered.
         """
         with translated():
-            # Asked about a topic that does not exist, the consumer would wait for it to be made.
+            # The consumer would wait for a topic that does not exist.
             if self._prefix + topic not in await self._admin.list_topics():
                 return {}
             [described] = await self._admin.describe_topics([self._prefix + topic])
@@ -69,7 +70,7 @@ class Topics:
         return ends
 
     async def unread(self, topic: str, committed: dict[TopicPartition, int]) -> dict[TopicPartition, Unread]:
-        """The partitions of a topic (bare name) with records behind what is committed.
+        """The partitions of a topic (its name without the prefix) with records that are not committed.
 
         Raises:
             KafkaUnavailable: no broker answered.
@@ -79,11 +80,11 @@ class Topics:
             return {}
         with translated():
             begins = await self._consumer.beginning_offsets(list(ends))
-        stretches = {tp: Unread(max(begins[tp], committed.get(tp, 0)), end) for tp, end in ends.items()}
-        return {tp: stretch for tp, stretch in stretches.items() if stretch.begin < stretch.end}
+        ranges = {tp: Unread(max(begins[tp], committed.get(tp, 0)), end) for tp, end in ends.items()}
+        return {tp: unread for tp, unread in ranges.items() if unread.begin < unread.end}
 
-    async def stale(self, unread: dict[TopicPartition, Unread], age_s: float) -> set[TopicPartition]:
-        """Those partitions whose oldest unread record is older than `age_s` seconds.
+    async def older(self, unread: dict[TopicPartition, Unread], age_s: float) -> set[TopicPartition]:
+        """The partitions whose oldest unread record is older than `age_s` seconds.
 
         Raises:
             KafkaUnavailable: no broker answered.
@@ -94,15 +95,13 @@ class Topics:
         with translated():
             later = await self._consumer.offsets_for_times(dict.fromkeys(unread, since_ms))
         return {
-            tp for tp, stretch in unread.items() if later.get(tp) is None or later[tp].offset > stretch.begin
+            tp for tp, offsets in unread.items() if later.get(tp) is None or later[tp].offset > offsets.begin
         }
 
     async def oldest_s(
         self, unread: dict[TopicPartition, Unread], within_s: float
     ) -> dict[TopicPartition, float]:
-        """When the oldest unread record of each partition was written, in seconds since the epoch.
-
-        Of a partition that does not answer in time it is the beginning of time.
+        """When the oldest unread record was written, in seconds since 1970; 0 if not read in time.
 
         Raises:
             KafkaUnavailable: no broker answered.
@@ -112,8 +111,8 @@ class Topics:
         deadline_s = time.monotonic() + within_s
         with translated():
             self._consumer.assign(list(unread))
-            for tp, stretch in unread.items():
-                self._consumer.seek(tp, stretch.begin)
+            for tp, offsets in unread.items():
+                self._consumer.seek(tp, offsets.begin)
             while remaining and time.monotonic() < deadline_s:
                 for tp, records in (await self._consumer.getmany(*remaining, timeout_ms=500)).items():
                     found[tp] = records[0].timestamp / 1000
@@ -125,7 +124,7 @@ class Topics:
         """The values of unread records, a few at a time.
 
         Raises:
-            TimeoutError: there were more than could be read in time.
+            TimeoutError: not all records could be read in time.
             KafkaUnavailable: no broker answered.
         """
         if not unread:
@@ -134,8 +133,8 @@ class Topics:
         remaining = set(unread)
         with translated():
             self._consumer.assign(list(unread))
-            for tp, stretch in unread.items():
-                self._consumer.seek(tp, stretch.begin)
+            for tp, offsets in unread.items():
+                self._consumer.seek(tp, offsets.begin)
             while remaining:
                 for tp, records in (await self._consumer.getmany(*remaining, timeout_ms=500)).items():
                     for record in records:
@@ -148,13 +147,13 @@ class Topics:
                 if remaining and time.monotonic() > deadline_s:
                     raise TimeoutError
 
-    async def read_by_somebody(self, group: str) -> set[TopicPartition] | None:
-        """The partitions that a group's members have; None while they are being given out.
+    async def assigned(self, group: str) -> set[TopicPartition] | None:
+        """The partitions that are assigned to a group's members; None during a rebalance.
 
         Raises:
             KafkaUnavailable: no broker answered.
         """
-        [response] = await _insist(lambda: self._admin.describe_consumer_groups([group]))
+        [response] = await _ask_coordinator(lambda: self._admin.describe_consumer_groups([group]))
         described = response.to_object()["groups"][0]
         if described["state"] not in ("Stable", "Empty", "Dead"):
             return None
@@ -166,19 +165,30 @@ class Topics:
         }
 
 
-async def _insist(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """Asks a group's coordinator, which a broker that has only just started has yet to appoint.
+async def _ask_coordinator(request: Callable[[], Awaitable[Any]]) -> Any:
+    """Sends a request to a group's coordinator, and waits until the broker has appointed one.
 
     Raises:
-        KafkaUnavailable: there is none after `COORDINATOR_S` seconds.
+        KafkaUnavailable: there is none after `COORDINATOR_WITHIN_S` seconds, or no broker answered.
     """
-    deadline_s = time.monotonic() + COORDINATOR_S
-    while True:
+
+    async def ask() -> Any:
         try:
             with translated():
-                return await ask()
+                return await request()
         except KafkaUnavailable as error:
-            passing = isinstance(error.__cause__, GroupCoordinatorNotAvailableError)
-            if not passing or time.monotonic() > deadline_s:
-                raise
-            await asyncio.sleep(0.2)
+            if isinstance(error.__cause__, GroupCoordinatorNotAvailableError):
+                raise _NoCoordinator(str(error)) from error
+            raise
+
+    return await retry_until_available(
+        ask,
+        waiting_for="group coordinator",
+        backoff=STARTUP_BACKOFF,
+        retry_on=(_NoCoordinator,),
+        within_s=COORDINATOR_WITHIN_S,
+    )
+
+
+class _NoCoordinator(KafkaUnavailable):
+    """The broker has not appointed the group's coordinator yet."""

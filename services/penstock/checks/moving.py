@@ -1,7 +1,7 @@
-"""What only PostgreSQL and Kafka together can tell, by looking until it has had time to move.
+"""The rules that need both PostgreSQL and Kafka: suspects get time to move.
 
-Each look names what is suspect by a key that changes when the thing moves: what has the same key at every look for
-`SETTLE_S` seconds is an offender.
+Each search names suspects by a mark that changes when they move. A suspect with the same mark in
+every search for `SETTLE_S` seconds is an offender.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.checks.queued import Queued
 from penstock.checks.report import Found, Offender, Rule
 from penstock.checks.rows import GRACE_S
 from penstock.core.target import TargetId
-from penstock.kafka.declared import partitions_of
+from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import (
     CALLBACKS,
     CALLBACKS_DIVERTED,
@@ -28,13 +28,12 @@ from penstock.kafka.topics import (
     service_group,
     workers_group,
 )
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres import checks
 from penstock.settings import Platform
 
-# How long what is between two places is given to arrive, and how often it is looked for meanwhile, in seconds.
+# Seconds that a suspect has to move, and between two searches.
 SETTLE_S = 10.0
-LOOK_EVERY_S = 1.0
+SEARCH_EVERY_S = 1.0
 
 _READ_BY = (
     (HEARTBEATS, "heartbeats"),
@@ -47,13 +46,13 @@ Suspects = dict[Hashable, Found]
 
 
 class Moving:
-    """All that moves.
+    """Finds offenders among what moves between PostgreSQL and Kafka.
 
     Args:
         settings: for the names of groups.
         pool: of the database.
         topics: of Kafka.
-        queued: the tasks that should have a record.
+        queued: finds the queued tasks without a record.
     """
 
     def __init__(
@@ -64,41 +63,39 @@ class Moving:
         self._topics = topics
         self._queued = queued
 
-    async def settle(self) -> list[Found]:
-        """What is suspect at every look until it has had time to move.
+    async def find(self) -> list[Found]:
+        """The suspects that have not moved in any search for `SETTLE_S` seconds.
 
         Raises:
-            PostgresUnavailable, KafkaUnavailable: it cannot be told.
+            PostgresUnavailable, KafkaUnavailable: it is unknown.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + SETTLE_S
-        suspects = await self._look()
+        suspects = await self._search()
         while suspects and loop.time() < deadline_s:
-            await asyncio.sleep(LOOK_EVERY_S)
-            again = await self._look()
-            suspects = {key: again[key] for key in suspects if key in again}
+            await asyncio.sleep(SEARCH_EVERY_S)
+            again = await self._search()
+            suspects = {mark: again[mark] for mark in suspects if mark in again}
         return list(suspects.values())
 
-    async def _look(self) -> Suspects:
+    async def _search(self) -> Suspects:
         return {
             **await self._unreleased(),
             **await self._unheard(),
             **await self._unread(),
             **await self._held(),
-            **await self._queued.look(),
+            **await self._queued.find(),
         }
 
     async def _unreleased(self) -> Suspects:
-        """Tasks that are ready for long although nobody opens their gate, or all that was let through is read."""
-        with translated():
-            rows = await self._pool.fetch(query("checks.ready"), GRACE_S)
+        """Tasks that stay ready although no task-sync owns their type, or all its records are read."""
         found: Suspects = {}
-        for row in rows:
+        for row in await checks.ready_types(self._pool, GRACE_S):
             topic = ready(row["type"], 1).name
             committed = await self._topics.committed(workers_group(self._settings.prefix, row["type"]))
             unread = await self._topics.unread(topic, committed)
             if row["owned"] and (unread or row["limited"]):
-                continue  # they wait for workers, since the window is full, or for what the type's limits say
+                continue  # they wait for workers, since the window is full, or for the type's limits
             why = f"{topic} has no record left to read" if row["owned"] else "no task-sync releases that type"
             more = f"and {row['tasks'] - 1:,} more of" if row["tasks"] > 1 else "of"
             lacks = f"{more} {row['type']} have been ready for up to {row['age_s']:.0f} s, and {why}"
@@ -108,33 +105,30 @@ class Moving:
         return found
 
     async def _unheard(self) -> Suspects:
-        """Tasks whose lease nobody can end: no heartbeat processor has the partition they are heard over."""
-        with translated():
-            rows = await self._pool.fetch(query("checks.running"), partitions_of(self._settings, HEARTBEATS))
+        """Tasks whose lease cannot expire, because no heartbeat processor has their partition."""
+        rows = await checks.running_by_partition(self._pool, partitions_of(self._settings, HEARTBEATS))
         if not rows:
             return {}
-        watched = await self._topics.read_by_somebody(service_group(self._settings.prefix, "heartbeats"))
-        if watched is None:
+        assigned = await self._topics.assigned(service_group(self._settings.prefix, "heartbeats"))
+        if assigned is None:
             return {}
         name = self._settings.prefix + HEARTBEATS.name
         found: Suspects = {}
         for row in rows:
             partition = row["lease_partition"]
-            if (name, partition) in watched:
+            if (name, partition) in assigned:
                 continue
-            more = f"and {row['tasks'] - 1:,} more are" if row["tasks"] > 1 else "is"
-            lacks = f"{more} heard over {name}/{partition}, which nobody reads: is heartbeats running?"
+            more = f"and {row['tasks'] - 1:,} more have" if row["tasks"] > 1 else "has"
+            lacks = f"{more} a lease over {name}/{partition}, which no process reads: is heartbeats running?"
             found["unheard", partition] = Found(
                 [Offender(Rule.UNHEARD, "task", row["id"], lacks)], row["tasks"]
             )
         return found
 
     async def _held(self) -> Suspects:
-        """Callbacks that are held although their target is normal, and of which nobody lets any go."""
-        with translated():
-            rows = await self._pool.fetch(query("checks.held"), GRACE_S)
+        """Callbacks that stay held although their target is normal."""
         found: Suspects = {}
-        for row in rows:
+        for row in await checks.held_targets(self._pool, GRACE_S):
             more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
             lacks = f"{more} held for {TargetId(row['namespace'], row['target'])}, which is normal: is callbacks running?"
             found["held", row["namespace"], row["target"], row["seq"]] = Found(
@@ -143,23 +137,24 @@ class Moving:
         return found
 
     async def _unread(self) -> Suspects:
-        """Records that carry something on and lie unread for long, in partitions whose readers stand still."""
+        """Records that have been unread for long, in partitions whose readers make no progress."""
         submitted = self._settings.prefix + SUBMITTED.name
-        with translated():
-            rows = await self._pool.fetch(query("checks.ingested"), submitted)
         found: Suspects = {}
-        ingested = {TopicPartition(submitted, row["partition"]): row["next_offset"] for row in rows}
+        ingested = {
+            TopicPartition(submitted, partition): offset
+            for partition, offset in (await checks.ingested(self._pool, submitted)).items()
+        }
         positions = [(SUBMITTED, "task-sync", ingested)]
         for topic, service in _READ_BY:
             group = service_group(self._settings.prefix, service)
             positions.append((topic, service, await self._topics.committed(group)))
         for topic, service, committed in positions:
             unread = await self._topics.unread(topic.name, committed)
-            for tp in await self._topics.stale(unread, GRACE_S):
+            for tp in await self._topics.older(unread, GRACE_S):
                 stretch = unread[tp]
                 lacks = (
                     f"has {stretch.end - stretch.begin:,} records, some for over {GRACE_S:.0f} s, "
-                    f"and nobody reads on: is {service} running?"
+                    f"and its reader makes no progress: is {service} running?"
                 )
                 offender = Offender(Rule.UNREAD, "topic", f"{tp.topic}/{tp.partition}", lacks)
                 found["unread", tp, stretch.begin] = Found([offender], 1)

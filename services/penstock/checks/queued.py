@@ -1,8 +1,9 @@
-"""Queued tasks with neither a record that somebody will still read nor anybody who has read it.
+"""Finds queued tasks without a record that will still be read, and without a worker.
 
-The topics are read in the order in which an attempt passes them (ready, heartbeats, stage-results) and PostgreSQL is
-asked last: what moves meanwhile is met further on. What has left them all is `running` or ended in PostgreSQL.
-Memory is bounded by `MOST_KEYS`, time by `READ_S` a topic; beyond that the answer is that it cannot be told.
+The topics are read in the order in which an attempt passes them (ready, heartbeats, stage-results),
+and PostgreSQL is queried last: an attempt that moves meanwhile is found further on, or is `running`
+or ended in PostgreSQL. Memory is bounded by `MAX_ATTEMPTS`, time by `READ_S` a topic. Beyond these
+bounds the check is undecided (`Rule.UNPROVEN`).
 """
 
 from __future__ import annotations
@@ -17,19 +18,16 @@ from penstock.checks.kafka import Topics
 from penstock.checks.report import Found, Offender, Rule
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
-from penstock.core.leases import Key
+from penstock.core.attempt import AttemptId
 from penstock.errors import Invalid
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres import checks
 from penstock.settings import Platform
 
-# Attempts named in unread records that are kept in mind: about 200 MB.
-MOST_KEYS = 1_000_000
+# Attempts of unread records that are kept in memory: about 200 MB.
+MAX_ATTEMPTS = 1_000_000
 # Seconds in which the unread records of a topic must be read.
 READ_S = 60.0
-# Rows fetched at a time.
-PAGE = 10_000
 
 
 class Queued:
@@ -49,107 +47,95 @@ class Queued:
         self._pool = pool
         self._topics = topics
         self._show = show
+        # The database's time at the first search.
         self._since: datetime | None = None
-        self._carried: set[Key] = set()
-        self._noted: set[int] = set()
+        # Attempts with an unread record, and tasks of releases that Kafka has not confirmed, at the
+        # last search.
+        self._with_record: set[AttemptId] = set()
+        self._in_releases: set[int] = set()
 
-    async def look(self) -> dict[Hashable, Found]:
-        """Those that have been queued since before the first look, and are without a record at this one.
+    async def find(self) -> dict[Hashable, Found]:
+        """The tasks that have been queued since before the first search and have no record now.
 
         Raises:
-            PostgresUnavailable, KafkaUnavailable: it cannot be told.
+            PostgresUnavailable, KafkaUnavailable: it is unknown.
         """
-        with translated():
-            self._since = self._since or await self._pool.fetchval(query("checks.now"))
-            types = [row["type"] for row in await self._pool.fetch(query("checks.queued_types"), self._since)]
-            if not types:
-                return {}
-            noted = await self._pool.fetch(query("checks.noted"), MOST_KEYS)
-        self._noted = {row["id"] for row in noted}
-        self._carried.clear()
+        self._since = self._since or await checks.now(self._pool)
+        types = await checks.queued_types(self._pool, self._since)
+        if not types:
+            return {}
+        self._in_releases = await checks.tasks_in_releases(self._pool, MAX_ATTEMPTS)
+        self._with_record.clear()
         try:
             await self._read(types)
         except TimeoutError:
             lacks = (
                 f"more is unread, for one of {', '.join(types)}, on heartbeats or on stage-results, than can be read: "
-                "it cannot be told which queued tasks have a record"
+                "which queued tasks have a record is unknown"
             )
             return {"unproven": Found([Offender(Rule.UNPROVEN, "topic", types[0], lacks)], 1)}
         first: list[Offender] = []
         count = 0
-        async for names, keys in self.without_record():
-            count += len(keys)
-            for name, key in zip(names, keys, strict=True):
-                if len(first) == self._show:
-                    break
-                lacks = f"is queued, but ready.{name} has no record of it left to read"
-                first.append(Offender(Rule.RECORDLESS, "task", key[0], lacks))
+        async for page in self.without_record():
+            count += len(page)
+            for type_name, attempt_id in page[: self._show - len(first)]:
+                lacks = f"is queued, but ready.{type_name} has no record of it left to read"
+                first.append(Offender(Rule.RECORDLESS, "task", attempt_id.task_id, lacks))
         return {"recordless": Found(first, count)} if count else {}
 
-    async def without_record(self) -> AsyncIterator[tuple[list[str], list[Key]]]:
-        """Types and attempts of what the last look found without a record, a page at a time.
+    async def without_record(self) -> AsyncIterator[list[tuple[str, AttemptId]]]:
+        """Types and attempts that the last search found without a record, a page at a time.
 
         Raises:
             PostgresUnavailable: no server.
         """
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                cursor = await connection.cursor(query("checks.queued"), self._since)
-                while rows := await cursor.fetch(PAGE):
-                    names, keys = [], []
-                    for row in rows:
-                        key = (row["id"], row["step"], row["attempt"])
-                        if key not in self._carried and row["id"] not in self._noted:
-                            names.append(row["type"])
-                            keys.append(key)
-                    if keys:
-                        yield names, keys
+        if self._since is None:
+            return
+        async for page in checks.queued(self._pool, self._since):
+            if found := [
+                (type_name, attempt_id)
+                for type_name, attempt_id in page
+                if attempt_id not in self._with_record and attempt_id.task_id not in self._in_releases
+            ]:
+                yield found
 
-    async def release_again(self, keys: Sequence[Key]) -> int:
-        """Makes ready those that are still queued as they were at the first look; returns how many.
+    async def release_again(self, attempt_ids: Sequence[AttemptId]) -> int:
+        """Makes ready those that are still queued since the first search; returns how many.
 
         Raises:
-            PostgresUnavailable: perhaps none was.
+            PostgresUnavailable: perhaps no task is.
         """
-        with translated():
-            rows = await self._pool.fetch(
-                query("checks.release_again"),
-                [key[0] for key in keys],
-                [key[1] for key in keys],
-                [key[2] for key in keys],
-                self._since,
-            )
-        return len(rows)
+        assert self._since is not None, "nothing was searched for"
+        return await checks.release_again(self._pool, attempt_ids, self._since)
 
     async def _read(self, types: Iterable[str]) -> None:
-        """Takes in the attempts named in records that somebody will still read: ready, claimed, or reported.
+        """Collects the attempts of records that will still be read: ready, claimed or reported.
 
         Raises:
             TimeoutError: there are too many.
         """
         prefix = self._settings.prefix
-        sources: list[tuple[str, str, Callable[[bytes], Iterable[Key]]]] = [
+        sources: list[tuple[str, str, Callable[[bytes], Iterable[AttemptId]]]] = [
             (ready(name, 1).name, workers_group(prefix, name), _released) for name in types
         ]
         sources += [
             (HEARTBEATS.name, service_group(prefix, "heartbeats"), lambda v: decode_heartbeat(v).tasks),
             (STAGE_RESULTS.name, service_group(prefix, "stages"), _reported),
         ]
-        for topic, group, keys_of in sources:
+        for topic, group, attempts_of in sources:
             unread = await self._topics.unread(topic, await self._topics.committed(group))
             async for value in self._topics.values(unread, READ_S):
-                # A record that breaks its contract carries nothing: whoever reads it will park it.
+                # A record that breaks its contract names no attempt; its reader will reject it.
                 with suppress(Invalid):
-                    self._carried.update(keys_of(value))
-                if len(self._carried) > MOST_KEYS:
+                    self._with_record.update(attempts_of(value))
+                if len(self._with_record) > MAX_ATTEMPTS:
                     raise TimeoutError
 
 
-def _released(value: bytes) -> Iterable[Key]:
-    fence = ReadyTask.decode(value).fence
-    return [(fence.id, fence.step, fence.attempt)]
+def _released(value: bytes) -> Iterable[AttemptId]:
+    return [ReadyTask.decode(value).fence.attempt_id]
 
 
-def _reported(value: bytes) -> Iterable[Key]:
+def _reported(value: bytes) -> Iterable[AttemptId]:
     _worker, results, _faults = decode_results(value)
-    return [(result.fence.id, result.fence.step, result.fence.attempt) for result in results]
+    return [result.fence.attempt_id for result in results]

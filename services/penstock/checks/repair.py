@@ -1,17 +1,19 @@
-"""Putting back what is in limbo, by what would normally do it: never past the fence, never by hand.
+"""Repairs offenders by the mechanism that would normally do it, and never past the fence.
 
-| offender | what is done |
+| offender | repair |
 | --- | --- |
-| overdue, recordless | ready again, if still in the very attempt; the type's owner is told and releases it |
-| unreleased | the type's owner is told once more |
-| unwatched | expires, as its lease would have: the same decision, the same fenced statement, the same events |
-| unsent | under its type's lock: the note goes, and what it queued is ready again |
+| overdue, recordless | ready again if it is still in the same attempt; the type's owner is notified and releases it |
+| unreleased | the type's owner is notified once more |
+| unwatched | its lease expires: by the same decision and the same fenced statement, with the same events |
+| unsent | under its type's lock the release is deleted, and its tasks are ready again |
 | unpublished | published, as the sweeper does; the events' ids make a repetition harmless |
-| undelivered | its record is written again, as the releaser does |
-| miscounted | counted anew: what is missing is added, while all goes on |
-| unbegun | due at once, on the diverted way: another topic, another pool, past what kept it |
+| undelivered | its record is published again, as the requeuer does |
+| held | due again |
+| miscounted | counted anew, without a pause of the platform |
+| unbegun | due at once on the diverted path: another topic and another pool, past what kept it |
 
-A service that does not run cannot be made up for: what is unheard, unread or unproven is left, and so is what waits.
+A service that does not run cannot be replaced: offenders that are unheard, unread, unproven or
+waiting stay.
 """
 
 from __future__ import annotations
@@ -28,31 +30,26 @@ from aiokafka import AIOKafkaProducer
 from penstock.checks.queued import Queued
 from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
-from penstock.checks.unbegun import Unbegun
-from penstock.contracts.result import Failure
-from penstock.core.completion import Fence, Outcome, conclude
+from penstock.checks.stuck_callbacks import StuckCallbacks
+from penstock.core.attempt import AttemptId
 from penstock.core.target import TargetId
-from penstock.kafka.declared import partitions_of
 from penstock.kafka.outbox import Publisher, publish, redeliver
+from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS
-from penstock.postgres import backlog, callbacks, outbox, release
-from penstock.postgres.advance import CALLBACK_HORIZON_S, Ending, advance, tallies
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres import backlog, callbacks, checks, outbox, release
+from penstock.postgres.checks import BATCH
+from penstock.postgres.expiry import ExpiredLease, expire
 from penstock.postgres.session import Session
-from penstock.postgres.targets import columns
 from penstock.settings import Platform
 
 log = logging.getLogger(__name__)
 
-# Rows that one statement changes.
-AT_A_TIME = 1_000
-# Rows of the outbox: each may hold a thousand events.
-BATCHES_AT_A_TIME = 20
+# Rows of the outbox that are published at a time: each may hold a thousand events.
+OUTBOX_BATCH = 20
 
 
 class Repair:
-    """Puts back offenders.
+    """Repairs offenders.
 
     Args:
         settings: for the names of topics.
@@ -60,7 +57,7 @@ class Repair:
         session: for locks.
         producer: acks=all.
         queued: knows the queued tasks without a record.
-        unbegun: knows the callbacks that are published in vain.
+        stuck: knows the stuck callbacks.
     """
 
     def __init__(
@@ -70,153 +67,114 @@ class Repair:
         session: Session,
         producer: AIOKafkaProducer,
         queued: Queued,
-        unbegun: Unbegun,
+        stuck: StuckCallbacks,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._session = session
         self._producer = producer
         self._queued = queued
-        self._ways: dict[Rule, Callable[[], Awaitable[int]]] = {
-            Rule.OVERDUE: self._promote,
+        self._repairs: dict[Rule, Callable[[], Awaitable[int]]] = {
+            Rule.OVERDUE: partial(checks.promote, pool, GRACE_S),
             Rule.RECORDLESS: self._release_again,
             Rule.UNRELEASED: self._wake,
             Rule.UNWATCHED: self._expire,
-            Rule.UNSENT: self._unnote,
+            Rule.UNSENT: self._undo_releases,
             Rule.UNPUBLISHED: self._publish,
             Rule.UNDELIVERED: self._redeliver,
-            Rule.UNBEGUN: unbegun.divert,
-            Rule.HELD: self._let_go,
-            Rule.MISCOUNTED: self._recount,
+            Rule.UNBEGUN: stuck.divert,
+            Rule.HELD: self._requeue_held,
+            Rule.MISCOUNTED: partial(backlog.recount, pool),
         }
 
-    async def put_back(self, rules: Counter[Rule]) -> Counter[Rule]:
-        """Puts back all that breaks some rules; returns how many were, by rule.
+    async def repair(self, rules: Counter[Rule]) -> Counter[Rule]:
+        """Repairs all offenders against some rules; returns how many, by rule.
 
         Raises:
-            PostgresUnavailable, KafkaUnavailable, SessionLost: what was put back by then stays so.
+            PostgresUnavailable, KafkaUnavailable, SessionLost: repairs that are done by then stay.
         """
-        done: Counter[Rule] = Counter()
+        repaired: Counter[Rule] = Counter()
         for rule in rules:
-            if rule in self._ways:
-                done[rule] = await self._ways[rule]()
-        return +done
+            if rule in self._repairs:
+                repaired[rule] = await self._repairs[rule]()
+        return +repaired
 
-    async def _recount(self) -> int:
-        return await backlog.recount(self._pool)
-
-    async def _promote(self) -> int:
-        return await self._repeat("checks.promote", AT_A_TIME, GRACE_S)
-
-    async def _repeat(self, name: str, *arguments: object) -> int:
-        done = 0
-        while True:
-            with translated():
-                rows = await self._pool.fetch(query(name), *arguments)
-            done += len(rows)
-            if len(rows) < AT_A_TIME:
-                return done
-
-    async def _let_go(self) -> int:
-        with translated():
-            rows = await self._pool.fetch(query("checks.held"), GRACE_S)
-        held = columns(TargetId(row["namespace"], row["target"]) for row in rows)
-        return await self._repeat("checks.let_go", AT_A_TIME, *held)
+    async def _requeue_held(self) -> int:
+        rows = await checks.held_targets(self._pool, GRACE_S)
+        targets = [TargetId(row["namespace"], row["target"]) for row in rows]
+        return await checks.requeue_held(self._pool, targets)
 
     async def _release_again(self) -> int:
-        done = 0
-        async for _names, keys in self._queued.without_record():
-            for begin in range(0, len(keys), AT_A_TIME):
-                done += await self._queued.release_again(keys[begin : begin + AT_A_TIME])
-        return done
+        released = 0
+        async for page in self._queued.without_record():
+            attempt_ids = [attempt_id for _type_name, attempt_id in page]
+            for begin in range(0, len(attempt_ids), BATCH):
+                released += await self._queued.release_again(attempt_ids[begin : begin + BATCH])
+        return released
 
     async def _wake(self) -> int:
-        with translated():
-            rows = await self._pool.fetch(query("checks.ready"), GRACE_S)
-            owned = [row for row in rows if row["owned"]]
-            await self._pool.fetch(query("checks.wake"), [row["type"] for row in owned])
+        owned = [row for row in await checks.ready_types(self._pool, GRACE_S) if row["owned"]]
+        await checks.wake(self._pool, [row["type"] for row in owned])
         return sum(row["tasks"] for row in owned)
 
     async def _expire(self) -> int:
-        """As the heartbeat processor would, whose watch they have escaped."""
-        publisher = Publisher(self._producer, self._settings, partial(outbox.paid, self._pool))
-        done = 0
+        """Ends unwatched attempts, as the heartbeat processor ends those of expired leases."""
+        publisher = Publisher(self._producer, self._settings, partial(outbox.delete_published, self._pool))
+        total = 0
         while True:
-            with translated():
-                rows = await self._pool.fetch(
-                    query("checks.unwatched"), AT_A_TIME, partitions_of(self._settings, HEARTBEATS)
-                )
-            trials = await tallies(self._pool, [row["id"] for row in rows])
-            endings = []
-            for row in rows:
-                trial = trials.get(row["id"])
-                if trial is None:
-                    continue  # ended or cancelled since
-                fence = Fence(row["id"], row["step"], row["stage"], row["attempt"])
-                verdict = conclude(
-                    fence,
-                    Outcome.EXPIRED,
-                    tally=trial.tally,
-                    policy=trial.policy,
-                    max_losses=trial.max_losses,
-                    chance=random.random(),  # noqa: S311 (jitter)
-                )
-                error = Failure(
-                    kind="LeaseExpired",
-                    message=f"nobody watched over worker {row['worker']}; put back by `penstock check --repair`",
-                )
-                endings.append(
-                    Ending(
-                        fence=fence,
-                        outcome=Outcome.EXPIRED,
-                        verdict=verdict,
-                        worker=row["worker"],
-                        error=error,
+            rows = await checks.unwatched(self._pool, partitions_of(self._settings, HEARTBEATS))
+            expiry = await expire(
+                self._pool,
+                [
+                    ExpiredLease(
+                        AttemptId(row["id"], row["step"], row["attempt"]),
+                        row["worker"],
+                        f"no lease of worker {row['worker']} could expire; ended by `penstock check --repair`",
                     )
-                )
-            applied = 0
-            if endings:
-                advanced = await advance(self._pool, endings, source=self._settings.event_source)
-                publisher.owe(advanced.owed)
-                applied = len(advanced.applied)
-            done += applied
-            if len(rows) < AT_A_TIME or not applied:
+                    for row in rows
+                ],
+                chance=random.random,
+                source=self._settings.event_source,
+            )
+            publisher.enqueue(expiry.outbox)
+            total += len(expiry.ended)
+            if len(rows) < BATCH or not expiry.ended:
                 break
-        # What cannot be published now is left to the sweeper.
+        # The sweeper publishes what cannot be published now.
         await publisher.drain()
-        return done
+        return total
 
-    async def _unnote(self) -> int:
-        done = 0
-        with translated():
-            rows = await self._pool.fetch(query("checks.unsent"), AT_A_TIME, GRACE_S)
-        for name in sorted({row["type"] for row in rows}):
-            if not await release.own(self._session, name):
-                log.warning("%s: a task-sync owns the type and has not brought its release to Kafka", name)
+    async def _undo_releases(self) -> int:
+        undone = 0
+        for name in await checks.unsent_types(self._pool, GRACE_S):
+            if not await release.lock_type(self._session, name):
+                log.warning(
+                    "A task-sync owns this type and has not brought its release to Kafka",
+                    extra={"event": "release_unsent", "task_type": name},
+                )
                 continue
             try:
-                [row] = await self._session.fetch("checks.unnote", name, GRACE_S)
-                done += row["notes"]
+                undone += await checks.undo_releases(self._session, name, GRACE_S)
             finally:
-                await release.disown(self._session, name)
-        return done
+                await release.unlock_type(self._session, name)
+        return undone
 
     async def _publish(self) -> int:
-        done = 0
+        published = 0
         while True:
-            rows = await outbox.owed(self._pool, age_s=GRACE_S, limit=BATCHES_AT_A_TIME)
+            rows = await outbox.unpublished(self._pool, age_s=GRACE_S, limit=OUTBOX_BATCH)
             for row in rows:
                 await publish(self._producer, self._settings, row.keys, row.records)
-            await outbox.paid(self._pool, [row.id for row in rows])
-            done += len(rows)
-            if len(rows) < BATCHES_AT_A_TIME:
-                return done
+            await outbox.delete_published(self._pool, [row.id for row in rows])
+            published += len(rows)
+            if len(rows) < OUTBOX_BATCH:
+                return published
 
     async def _redeliver(self) -> int:
-        done = 0
+        redelivered = 0
         while True:
-            rows = await callbacks.due(self._session, AT_A_TIME, horizon_s=CALLBACK_HORIZON_S)
+            rows = await callbacks.take_due(self._session, BATCH, horizon_s=outbox.CALLBACK_HORIZON_S)
             await redeliver(self._producer, self._settings, rows)
-            done += len(rows)
-            if len(rows) < AT_A_TIME:
-                return done
+            redelivered += len(rows)
+            if len(rows) < BATCH:
+                return redelivered

@@ -1,4 +1,4 @@
-"""What a check found, and what was done about it."""
+"""The report of a check: offenders by rule, and repairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Rule(StrEnum):
-    """What can be amiss."""
+    """The rules of the invariant."""
 
     OVERDUE = "overdue"
     UNRELEASED = "unreleased"
@@ -30,10 +30,10 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offender:
-    """Something in limbo.
+    """A task, record or row that breaks a rule.
 
     Attributes:
-        rule: which it breaks.
+        rule: that it breaks.
         what: "task", "release", "event", "callback", "topic" or "counter".
         id: its id; of a topic, its name and partition; of a counter, type and stage.
         lacks: one sentence.
@@ -60,15 +60,15 @@ class Found:
 
 @dataclass(slots=True)
 class Report:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        tasks: how many are in which state.
-        callbacks: likewise.
+        tasks: number by state.
+        callbacks: number by state.
         offenders: the first against each rule; empty when the invariant holds.
         counts: how many there are against each rule.
-        repaired: how many were put back, by rule; None when nobody asked for it.
-        remaining: how many a second check found after that, by rule.
+        repaired: number of repaired offenders by rule; None without repair.
+        remaining: number of offenders that a second check found, by rule.
     """
 
     tasks: dict[str, int] = field(default_factory=dict)
@@ -79,25 +79,25 @@ class Report:
     remaining: Counter[Rule] = field(default_factory=Counter)
 
     def add(self, found: Iterable[Found], show: int) -> None:
-        """Takes offenders in, `show` against each rule."""
+        """Adds offenders, `show` of each rule."""
         shown = Counter(offender.rule for offender in self.offenders)
-        for some in found:
-            if not some.first:
+        for of_rule in found:
+            if not of_rule.first:
                 continue
-            rule = some.first[0].rule
-            self.counts[rule] += some.count
-            for offender in some.first[: show - shown[rule]]:
+            rule = of_rule.first[0].rule
+            self.counts[rule] += of_rule.count
+            for offender in of_rule.first[: show - shown[rule]]:
                 self.offenders.append(offender)
                 shown[rule] += 1
 
     @property
     def clean(self) -> bool:
-        """Whether the invariant was found to hold."""
+        """Whether the check found no offender."""
         return not self.counts
 
     @property
     def well(self) -> bool:
-        """Whether nothing is in limbo (any more)."""
+        """Whether no offender is left, after a repair if there was one."""
         return self.clean or (self.repaired is not None and not self.remaining)
 
     def to_wire(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What PostgreSQL alone can tell: timers, leases nobody hears, what is owed for too long, counters that are wrong."""
+"""The rules that PostgreSQL alone can check: timers, partitions of leases, outbox, counters."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ import asyncpg
 from penstock.checks.report import Found, Offender, Rule
 from penstock.core.target import TargetId
 from penstock.core.task import Priority
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres import checks
 
-# What is due may be this late, in seconds, before nobody can be said to watch it.
+# A timer may be late by this many seconds before it is an offender.
 GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Check:
     rule: Rule
     what: str
     lacks: Callable[[asyncpg.Record], str]
     argument: float | None = GRACE_S
 
 
-# Stands for how many partitions the topic of heartbeats has.
+# Stands for the number of partitions of the heartbeats topic.
 _HEARTBEATS = -1.0
 
-_QUESTIONS = (
-    _Asked(Rule.OVERDUE, "task", lambda r: f"was due {r['late_s']:.0f} s ago: is task-sync running?"),
-    _Asked(
+_CHECKS = (
+    _Check(Rule.OVERDUE, "task", lambda r: f"was due {r['late_s']:.0f} s ago: is task-sync running?"),
+    _Check(
         Rule.UNWATCHED,
         "task",
         lambda r: (
-            f"is running on {r['worker']}, heard over partition {r['lease_partition']}: nobody watches that"
+            f"is running on {r['worker']}, and its heartbeats partition {r['lease_partition']} does not exist: "
+            "no lease of it can expire"
         ),
         _HEARTBEATS,
     ),
-    _Asked(Rule.WAITING, "task", lambda _r: "waits, and nothing is written down that could wake it", None),
-    _Asked(
+    _Check(Rule.WAITING, "task", lambda _r: "waits, and nothing is recorded that could wake it", None),
+    _Check(
         Rule.UNSENT,
         "release",
         lambda r: f"{r['tasks']} tasks of {r['type']} not confirmed by Kafka: is task-sync running?",
     ),
-    _Asked(Rule.UNPUBLISHED, "event", lambda r: f"{r['events']} events not published: is stages running?"),
-    _Asked(
+    _Check(Rule.UNPUBLISHED, "event", lambda r: f"{r['events']} events not published: is stages running?"),
+    _Check(
         Rule.UNDELIVERED,
         "callback",
         lambda r: (
             f"to {TargetId(r['namespace'], r['target'])} was due {r['late_s']:.0f} s ago: is callbacks running?"
         ),
     ),
-    _Asked(
+    _Check(
         Rule.MISCOUNTED,
         "counter",
         lambda r: (
-            f"at {Priority(r['priority']).name}, {r['state']}: {r['counted']:,} are counted, and there are {r['tasks']:,}"
+            f"at {Priority(r['priority']).name}, {r['state']}: the counter says {r['counted']:,}, and there are "
+            f"{r['tasks']:,} tasks"
         ),
         None,
     ),
 )
 
 
-async def look(pool: asyncpg.Pool[asyncpg.Record], show: int, heartbeats: int) -> list[Found]:
-    """The offenders against each rule, the first `show` of them; `heartbeats` is how many partitions that topic has.
+async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Found]:
+    """The first `show` offenders against each rule; `heartbeats`: partitions of that topic.
 
     Raises:
         PostgresUnavailable: no server.
     """
     found = []
-    for asked in _QUESTIONS:
-        argument = heartbeats if asked.argument == _HEARTBEATS else asked.argument
+    for check in _CHECKS:
+        argument = heartbeats if check.argument == _HEARTBEATS else check.argument
         arguments = [show] if argument is None else [show, argument]
-        with translated():
-            rows = await pool.fetch(query(f"checks.{asked.rule.value}"), *arguments)
+        rows = await checks.offenders(pool, check.rule.value, *arguments)
         if rows:
-            first = [Offender(asked.rule, asked.what, row["id"], asked.lacks(row)) for row in rows]
+            first = [Offender(check.rule, check.what, row["id"], check.lacks(row)) for row in rows]
             found.append(Found(first, rows[0]["found"]))
     return found

@@ -1,4 +1,4 @@
-"""The verbs about callbacks."""
+"""The verbs about callbacks: list and replay."""
 
 from __future__ import annotations
 
@@ -8,44 +8,62 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client, gateway_option
-from penstock.cli.numbers import Pace, Whole
-from penstock.cli.output import as_json, console, moment, print_json, progress, state_text, table
+from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.output import (
+    DEFAULT_LIMIT,
+    console,
+    json_option,
+    moment,
+    print_document,
+    progress,
+    state_text,
+    table,
+)
+from penstock.cli.param_types import Rate, Whole
 from penstock.client import Replayed
 from penstock.errors import NotFound
-
-_LATEST = 20
 
 _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
 
 
 @click.group()
 def callbacks() -> None:
-    """Lists callbacks, and replays those that are dead."""
+    """Lists callbacks, and replays dead ones."""
 
 
 @callbacks.command("list")
-@click.option("--target", metavar="URL", help="To this URL.")
-@click.option("--namespace", metavar="NAME", help="Only of this namespace.")
-@click.option("--task", "task_id", type=Whole(1), help="Of this task: in any state.")
+@click.option("--target", metavar="URL", help="List only callbacks to this URL.")
+@click.option("--namespace", metavar="NAME", help="List only callbacks of this namespace.")
+@click.option("--task", "task_id", type=Whole(1), help="List only callbacks of this task, in any state.")
 @click.option(
     "--state",
     type=click.Choice(["pending", "held", "delivered", "dead"]),
-    help="Default: dead; delivered only with --task.",
+    help="List only callbacks in this state; `delivered` needs --task. Default: dead, or with --task any "
+    "state.",
 )
-@click.option("--since", type=_MOMENT, help="Ended then or later; created, if it has not ended.")
-@click.option("--until", type=_MOMENT, help="Ended, or created, before.")
-@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most callbacks.")
-@click.option("--all", "all_", is_flag=True, help="No limit.")
+@click.option(
+    "--since",
+    type=_MOMENT,
+    help="List only callbacks that ended then or later. Pending callbacks count by their creation.",
+)
+@click.option(
+    "--until",
+    type=_MOMENT,
+    help="List only callbacks that ended before. Pending callbacks count by their creation.",
+)
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most callbacks to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all callbacks, without a limit.")
 @gateway_option
-@as_json
+@json_option
 def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **filters: Any) -> None:
-    """Lists callbacks: the dead, those in another state, or all of a task."""
-    with client(gateway) as found:
-        known = found.callbacks(**filters, limit=None if all_ else limit)
+    """Lists dead callbacks, callbacks in another state, or all callbacks of a task."""
+    with open_client(gateway) as client:
+        found = client.callbacks(**filters, limit=None if all_ else limit)
         if json_:
-            for callback in known:
-                print_json(callback)
+            for callback in found:
+                print_document(callback)
             return
         rows = [
             (
@@ -57,88 +75,91 @@ def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **filters: A
                 moment(callback["finished_at"] or callback["created_at"]),
                 (callback["error"] or {}).get("message", "")[:80],
             )
-            for callback in known
+            for callback in found
         ]
     if rows:
-        table(("id", "target", "task", "state", "attempts", "ended or created", "met"), rows)
+        table(("id", "target", "task", "state", "attempts", "ended or created", "error"), rows)
     else:
-        console().print(_nothing(filters))
+        console().print(_no_callbacks_text(filters))
 
 
-def _nothing(filters: Mapping[str, Any]) -> str:
-    if filters["task_id"]:
-        return f"task {filters['task_id']} owes no such callbacks; `penstock get {filters['task_id']}` shows the task"
+def _no_callbacks_text(filters: Mapping[str, Any]) -> str:
+    if task_id := filters["task_id"]:
+        return f"task {task_id} has no such callbacks; `penstock get {task_id}` shows the task"
     state = filters["state"] or "dead"
     others = " or ".join(f"--state {other}" for other in ("pending", "held", "dead") if other != state)
     narrowed = any(filters[name] for name in ("target", "namespace", "since", "until"))
-    which = f"no {state} callbacks that match" if narrowed else f"no {state} callbacks"
-    return f"{which}; {others} lists others, --task ID those of a task in any state"
+    message = f"no {state} callbacks match" if narrowed else f"no {state} callbacks"
+    return f"{message}; {others} lists callbacks in other states, --task ID all callbacks of a task"
 
 
 @callbacks.command()
 @click.argument("ids", metavar="[ID...]", nargs=-1)
-@click.option("--target", metavar="URL", help="Of this target.")
+@click.option("--target", metavar="URL", help="Replay only callbacks to this URL.")
 @click.option(
     "--namespace",
     metavar="NAME",
-    help="Of this namespace. Default with --target: the only one that your key is confined to, else `default`.",
+    help="Replay only callbacks of this namespace. Default with --target: the only namespace of the API key, "
+    "or else `default`.",
 )
-@click.option("--task", "task_id", type=Whole(1), help="Of this task.")
-@click.option("--since", type=_MOMENT, help="Ended then or later.")
-@click.option("--until", type=_MOMENT, help="Ended before.")
+@click.option("--task", "task_id", type=Whole(1), help="Replay only callbacks of this task.")
+@click.option("--since", type=_MOMENT, help="Replay only callbacks that ended then or later.")
+@click.option("--until", type=_MOMENT, help="Replay only callbacks that ended before.")
 @click.option(
-    "--state", type=click.Choice(["dead", "delivered"]), help="Default: dead; delivered only with ids."
+    "--state",
+    type=click.Choice(["dead", "delivered"]),
+    help="Replay only callbacks in this state; `delivered` needs ids. Default: dead.",
 )
-@click.option("--rate", type=Pace(), help="Callbacks a second. Default: all at once.")
-@click.option("--dry-run", is_flag=True, help="Only count, and show some.")
+@click.option("--rate", type=Rate(), help="The most callbacks a second. Default: no limit.")
+@click.option("--dry-run", is_flag=True, help="Count the callbacks and show some, but replay none.")
 @gateway_option
-@as_json
-def replay(ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool, **given: Any) -> None:
-    """Owes dead callbacks anew: by id, or all that match; status 4 if there are none.
+@json_option
+def replay(ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool, **options: Any) -> None:
+    """Requeues dead callbacks, by id or by filter; the status is 4 if none matches.
 
-    Their attempts go on being numbered, their schedule begins anew. Doing it twice is safe: what was replayed is dead
-    no more. This is also the redrive of the topic callbacks.dead.
+    A replayed callback keeps counting its attempts, and its retry schedule starts again. Replaying
+    twice is safe, because a replayed callback is no longer dead. This is also the redrive of the
+    topic callbacks.dead.
     """
-    filters = [given[name] for name in ("target", "task_id", "since", "until") if given[name] is not None]
+    filters = [options[name] for name in ("target", "task_id", "since", "until") if options[name] is not None]
     if not ids and not filters:
         raise click.UsageError("give ids, --target, --task, --since or --until")
-    with client(gateway) as found, progress(quiet=json_ or dry_run) as bar:
+    with open_client(gateway) as client, progress(quiet=json_ or dry_run) as bar:
         task = bar.add_task("replaying", total=None)
-        told = found.replay(
-            ids or None, **given, dry_run=dry_run, progress=lambda count: bar.advance(task, count)
+        outcome = client.replay(
+            ids or None, **options, dry_run=dry_run, progress=lambda count: bar.advance(task, count)
         )
     if json_:
-        print_json({"dry_run": dry_run, **dataclasses.asdict(told)})
+        print_document({"dry_run": dry_run, **dataclasses.asdict(outcome)})
     else:
-        _tell(told, dry_run=dry_run)
-    if not told.count:
-        raise _nothing_to_replay(
-            given["state"] or "dead", elsewhere=given["target"] is not None and given["namespace"] is None
+        _print_outcome(outcome, dry_run=dry_run)
+    if not outcome.count:
+        raise _not_found(
+            options["state"] or "dead",
+            one_namespace=options["target"] is not None and options["namespace"] is None,
         )
 
 
-def _nothing_to_replay(state: str, *, elsewhere: bool) -> NotFound:
+def _not_found(state: str, *, one_namespace: bool) -> NotFound:
     error = NotFound(f"no {state} callback matches: nothing is replayed")
-    error.add_note("`penstock callbacks list` shows the dead, with --task ID those of a task in any state")
-    if elsewhere:
-        error.add_note(
-            "--target is meant in one namespace: name another than that of your key with --namespace"
-        )
+    error.add_note(
+        "`penstock callbacks list` shows dead callbacks, and with --task ID all callbacks of a task"
+    )
+    if one_namespace:
+        error.add_note("--target names a target of one namespace: name another namespace with --namespace")
     if state == "dead":
-        error.add_note(
-            "one that was delivered is replayed by its id with --state delivered; one that is pending or"
-        )
-        error.add_note("held will be called by itself")
+        error.add_note("replay a delivered callback by its id with --state delivered;")
+        error.add_note("pending and held callbacks need no replay, because they are still called")
     return error
 
 
-def _tell(told: Replayed, *, dry_run: bool) -> None:
-    count = f"{told.count:,}" if told.complete else f"more than {told.count:,}"
+def _print_outcome(outcome: Replayed, *, dry_run: bool) -> None:
+    count = f"{outcome.count:,}" if outcome.complete else f"more than {outcome.count:,}"
     click.echo(f"{count} callbacks {'would be' if dry_run else 'are'} replayed")
-    for callback in told.examples if dry_run else ():
+    for callback in outcome.examples if dry_run else ():
         click.echo(f"  {callback['id']} to {callback['target']}")
-    if told.held:
-        urls = ", ".join(told.disabled)
+    if outcome.held:
+        urls = ", ".join(outcome.disabled)
         click.echo(
-            f"{told.held:,} of them {'would be' if dry_run else 'are'} held, because their targets are disabled: {urls}"
+            f"{outcome.held:,} of them {'would be' if dry_run else 'are'} held, because their targets are disabled: {urls}"
         )

@@ -1,4 +1,4 @@
-"""The verbs about the database itself: its tables, and who may do what with them."""
+"""The verbs about the database: its tables, and the roles of the services."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import Found, data_dir_option
-from penstock.cli.output import as_json, print_json
+from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.output import json_option, print_document
 from penstock.cli.serving import extra, postgres_option
-from penstock.core.migrating import Step
+from penstock.core.migration_steps import Step
 from penstock.settings import Platform
 
-# A plan found something to do.
-EXIT_LACKING = 7
+# The exit status when the roles lack rights.
+EXIT_RIGHTS_MISSING = 7
 
 role_prefix_option = click.option(
     "--role-prefix",
     default="penstock_",
     show_default=True,
-    help="Of the roles' names: roles belong to a server, and it may have several deployments.",
+    help="The beginning of the roles' names. Deployments that share a server need different ones.",
 )
 
 
@@ -28,43 +28,44 @@ role_prefix_option = click.option(
 @click.option(
     "--step",
     type=click.Choice([step.value for step in Step]),
-    help="Of a rolling upgrade: `pre` before services of the new version start, `post` once those of the old one are gone. "
-    "Default: both.",
+    help="The step of a rolling upgrade: `pre` before services of the new version start, `post` after services of the old "
+    "version have stopped. Default: both.",
 )
 @click.option(
     "--roles",
     is_flag=True,
-    help="Then give each service's role its rights: `penstock roles apply`, with --revoke in `post`.",
+    help="Then apply the rights of the roles, as `penstock roles apply` does; in step `post` with --revoke.",
 )
 @role_prefix_option
 @postgres_option
 @data_dir_option
-@as_json
-def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **given: Any) -> None:
-    """Brings the database's tables up to date; harmless when they are."""
+@json_option
+def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **options: Any) -> None:
+    """Applies the migrations that the database lacks; running it again changes nothing."""
     with extra("services", "migrating"):
         from penstock.postgres.migrations import migrate as run_migrate  # noqa: PLC0415 (optional packages)
         from penstock.postgres.roles import apply as apply_roles  # noqa: PLC0415 (optional packages)
-    said: dict[str, Any] = {}
-    with Found(Platform, given).telling("postgres") as settings:
-        said["applied"] = asyncio.run(run_migrate(settings.sessions, Step(step) if step else None))
+    report: dict[str, Any] = {}
+    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+        report["applied"] = asyncio.run(run_migrate(settings.sessions, Step(step) if step else None))
         if roles:
             revoke = step == Step.POST.value
             plan = asyncio.run(apply_roles(settings.sessions, role_prefix, revoke=revoke))
-            said["roles"] = [*plan.add, *(plan.revoke if revoke else ())]
+            report["roles"] = [*plan.add, *(plan.revoke if revoke else ())]
     if json_:
-        print_json(said)
+        print_document(report)
         return
-    click.echo(f"applied {', '.join(said['applied'])}" if said["applied"] else "already up to date")
-    for statement in said.get("roles", ()):
+    click.echo(f"applied {', '.join(report['applied'])}" if report["applied"] else "already up to date")
+    for statement in report.get("roles", ()):
         click.echo(f"{statement};")
 
 
 @click.group()
 def roles() -> None:
-    """A role for each service, with the rights it needs and no others.
+    """Manages a PostgreSQL role for each service, with exactly the rights that it needs.
 
-    They cannot log in until they are let in, for instance by ALTER ROLE penstock_stages LOGIN PASSWORD '…'.
+    A role cannot log in until you allow it, for example with ALTER ROLE penstock_stages LOGIN
+    PASSWORD '…'.
     """
 
 
@@ -72,64 +73,68 @@ def roles() -> None:
 @role_prefix_option
 @postgres_option
 @data_dir_option
-@as_json
-def plan(role_prefix: str, *, json_: bool, **given: Any) -> None:
-    """Shows what the roles lack, and what they have beyond; status 7 if they lack something. Changes nothing."""
+@json_option
+def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
+    """Compares the roles' rights with their declaration; the status is 7 if a right is missing."""
     with extra("services", "roles"):
-        from penstock.postgres.roles import plan as look  # noqa: PLC0415 (optional packages)
-    with Found(Platform, given).telling("postgres") as settings:
-        found = asyncio.run(look(settings.sessions, role_prefix))
+        from penstock.postgres.roles import plan as compare  # noqa: PLC0415 (optional packages)
+    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+        difference = asyncio.run(compare(settings.sessions, role_prefix))
     if json_:
-        print_json({"add": found.add, "revoke": found.revoke})
+        print_document({"add": difference.add, "revoke": difference.revoke})
     else:
-        for statement in found.add:
+        for statement in difference.add:
             click.echo(f"{statement};")
-        for statement in found.revoke:
+        for statement in difference.revoke:
             click.echo(f"{statement};  -- with --revoke")
-        if not (found.add or found.revoke):
+        if not (difference.add or difference.revoke):
             click.echo("the roles are as declared")
-    click.get_current_context().exit(EXIT_LACKING if found.add else 0)
+    click.get_current_context().exit(EXIT_RIGHTS_MISSING if difference.add else 0)
 
 
 @roles.command("apply")
 @click.option(
-    "--revoke", is_flag=True, help="Also take away what is not declared: not while an older version runs."
+    "--revoke",
+    is_flag=True,
+    help="Revoke rights that are not declared. Do not use it while an older version runs.",
 )
 @role_prefix_option
 @postgres_option
 @data_dir_option
-@as_json
-def apply(role_prefix: str, *, revoke: bool, json_: bool, **given: Any) -> None:
-    """Makes the roles and gives them what they lack; harmless when they are as declared."""
+@json_option
+def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> None:
+    """Creates the roles and grants the rights that they lack; running it again changes nothing."""
     with extra("services", "roles"):
-        from penstock.postgres.roles import apply as carry_out  # noqa: PLC0415 (optional packages)
-    with Found(Platform, given).telling("postgres") as settings:
-        found = asyncio.run(carry_out(settings.sessions, role_prefix, revoke=revoke))
-    done = [*found.add, *(found.revoke if revoke else ())]
+        from penstock.postgres.roles import apply as apply_roles  # noqa: PLC0415 (optional packages)
+    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+        difference = asyncio.run(apply_roles(settings.sessions, role_prefix, revoke=revoke))
+    done = [*difference.add, *(difference.revoke if revoke else ())]
     if json_:
-        print_json({"done": done, "beyond": [] if revoke else found.revoke})
+        print_document({"done": done, "beyond": [] if revoke else difference.revoke})
         return
     for statement in done:
         click.echo(f"{statement};")
-    if found.revoke and not revoke:
-        click.echo("beyond what is declared, and left (--revoke takes it away):")
-        for statement in found.revoke:
+    if difference.revoke and not revoke:
+        click.echo("these rights are not declared and were kept (--revoke revokes them):")
+        for statement in difference.revoke:
             click.echo(f"  {statement};")
     if not done:
         click.echo("the roles are as declared")
 
 
 @roles.command("sql")
-@click.option("--database", required=True, help="Its name: settings of the roles are made for it alone.")
+@click.option(
+    "--database", required=True, help="The name of the database, to which the settings of the roles apply."
+)
 @role_prefix_option
-@as_json
+@json_option
 def sql(role_prefix: str, database: str, *, json_: bool) -> None:
-    """Prints the statements that make the roles, for whoever may not let this program do it."""
+    """Prints the statements that create the roles, so that an administrator can run them."""
     with extra("services", "roles"):
         from penstock.postgres.roles import script  # noqa: PLC0415 (optional packages)
     statements = script(role_prefix, '"' + database.replace('"', '""') + '"')
     if json_:
-        print_json({"add": statements})
+        print_document({"add": statements})
         return
     for statement in statements:
         click.echo(f"{statement};")

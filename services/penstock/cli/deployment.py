@@ -1,4 +1,4 @@
-"""Finding the deployment that a verb is about: by its options, the environment, or the data directory of a `penstock up`."""
+"""Finds the deployment of a verb by its options, the environment or a running `penstock up`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Kind = TypeVar("Kind", bound=Settings)
 
 
 def _remember(ctx: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
-    # In the context, so that the verbs need no argument for what only this module reads.
+    # Only this module reads the value, so the context of the command carries it instead of an
+    # argument of each verb.
     if value is not None:
         ctx.meta[_DATA_DIR] = value
 
@@ -31,59 +32,60 @@ data_dir_option = click.option(
     expose_value=False,
     callback=_remember,
     metavar="DIR",
-    help="Ask the deployment that `penstock up` runs with this --data-dir. "
-    f"Default: ${DATA_DIR_VARIABLE}, else .penstock",
+    help="The data directory of the deployment that `penstock up` runs. "
+    f"Default: ${DATA_DIR_VARIABLE}, or else .penstock",
 )
 
 
 def environment() -> dict[str, str]:
-    """The variables that lead to the deployment.
+    """The variables that name the deployment's servers.
 
-    A --data-dir on the command line wins over the environment, which wins over a deployment that is merely there.
+    The option --data-dir overrides the environment, and the environment overrides a deployment in
+    the default directory.
 
     Raises:
-        SettingsError: a data directory was named in which no deployment runs.
+        SettingsError: no deployment runs in the directory of --data-dir.
     """
     return {name: value for layer in reversed(_layers()) for name, value in layer[1].items()}
 
 
 def _layers() -> list[tuple[str, Mapping[str, str]]]:
-    """What leads to the deployment, in words and as variables; the first that has a variable wins."""
-    given: Path | None = click.get_current_context().meta.get(_DATA_DIR)
+    """Sources of variables with their descriptions; the first that has a variable decides."""
+    data_dir: Path | None = click.get_current_context().meta.get(_DATA_DIR)
     variables = {name: value for name, value in os.environ.items() if value}
-    if given is not None:
-        return [(f"the deployment in {given.absolute()}", local_environment(given)), ("", variables)]
+    if data_dir is not None:
+        return [(f"the deployment in {data_dir.absolute()}", local_environment(data_dir)), ("", variables)]
     return [("", variables), (f"the deployment in {data_dir_here()}", local_environment())]
 
 
-class Found(Generic[Kind]):
-    """Settings of a kind, and where they come from.
+class DeploymentSettings(Generic[Kind]):
+    """The settings of a deployment, and the source of each.
 
     Args:
-        kind: of settings.
-        given: options of the command line.
+        kind: class of the settings.
+        options: options of the command line, which override `environment`.
 
     Attributes:
-        settings: options first, then as `environment` says.
+        settings: the settings.
 
     Raises:
-        SettingsError: they make no sense.
+        SettingsError: a setting is wrong.
     """
 
-    def __init__(self, kind: type[Kind], given: Mapping[str, Any]) -> None:
-        self._given = given
+    def __init__(self, kind: type[Kind], options: Mapping[str, Any]) -> None:
+        self._options = options
         self._layers = _layers()
-        self.settings: Kind = kind.load(environment(), **given)
+        self.settings: Kind = kind.load(environment(), **options)
 
     @contextmanager
-    def telling(self, *names: str) -> Iterator[Kind]:
-        """Lets an error tell where each of some settings comes from, and how to name another deployment."""
+    def explaining_errors(self, *names: str) -> Iterator[Kind]:
+        """Yields the settings; adds the source of the named settings to an error, as a note."""
         try:
             yield self.settings
         except (Unavailable, Fatal) as error:
-            origins = {name: self._origin(name) for name in names}
-            error.add_note("; ".join(f"{name} is {origin}" for name, origin in origins.items()))
-            if "the default" in origins.values():
+            sources = {name: self._source(name) for name in names}
+            error.add_note("; ".join(f"{name} is {source}" for name, source in sources.items()))
+            if "the default" in sources.values():
                 options = " and ".join(f"--{name}" for name in names)
                 error.add_note(
                     f"no `penstock up` runs in {data_dir_here()}: name its directory with --data-dir or "
@@ -91,11 +93,11 @@ class Found(Generic[Kind]):
                 )
             raise
 
-    def _origin(self, name: str) -> str:
-        if self._given.get(name) is not None:
-            return f"as --{name} says"
+    def _source(self, name: str) -> str:
+        if self._options.get(name) is not None:
+            return f"the value of --{name}"
         variable = ENVIRONMENT_PREFIX + name.upper()
-        for words, layer in self._layers:
+        for description, layer in self._layers:
             if layer.get(variable):
-                return f"that of {words}" if words else f"as {variable} says"
+                return f"that of {description}" if description else f"the value of {variable}"
         return "the default"

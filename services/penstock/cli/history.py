@@ -1,4 +1,4 @@
-"""The verbs about history: tasks that ended a while ago, by day."""
+"""The verbs `penstock history`. History keeps ended tasks in one partition a day."""
 
 from __future__ import annotations
 
@@ -8,151 +8,159 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import Found, data_dir_option
-from penstock.cli.gateway import without_nothing
-from penstock.cli.numbers import Finite, Whole
-from penstock.cli.output import as_json, console, print_json, table
+from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.gateway import without_empty
+from penstock.cli.output import console, json_option, print_document, table
+from penstock.cli.param_types import Finite, Whole
 from penstock.cli.serving import extra, postgres_option
 from penstock.settings import Platform
 
-_LATEST = 100
+# The number of days that `list` prints without --limit.
+_DEFAULT_DAYS = 100
 
 
 @click.group()
 def history() -> None:
-    """Days of history: tasks that ended a while ago; task-sync moves them there, archives and drops them."""
+    """Lists the days of history, and does now what task-sync does with history every minute."""
 
 
 @history.command("list")
-@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most days.")
-@click.option("--all", "all_", is_flag=True, help="Also days that were dropped, with where their archive is.")
+@click.option(
+    "--limit", type=Whole(1), default=_DEFAULT_DAYS, show_default=True, help="The most days to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List dropped days too, with the place of their archive.")
 @postgres_option
 @data_dir_option
-@as_json
-def list_(limit: int, *, all_: bool, json_: bool, **given: Any) -> None:
-    """Lists days of history, the latest first: how many tasks each has, and whether it is archived or dropped."""
+@json_option
+def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
+    """Lists the days of history, latest first, with the number of their tasks and their state."""
     with extra("services", "history"):
-        from penstock.postgres import history as rows  # noqa: PLC0415 (optional packages)
+        from penstock.postgres import history as statements  # noqa: PLC0415 (optional packages)
         from penstock.postgres.connection import open_pool  # noqa: PLC0415 (optional packages)
 
-    async def look(settings: Platform) -> list[dict[str, Any]]:
+    async def fetch(settings: Platform) -> list[dict[str, Any]]:
         async with open_pool(
             settings.postgres, "history", pooled=settings.pooled, writing=False, size=1
         ) as pool:
-            return [_document(row) for row in await rows.parts(pool, dropped=all_, limit=limit)]
+            return [_document(row) for row in await statements.parts(pool, dropped=all_, limit=limit)]
 
-    with Found(Platform, given).telling("postgres") as settings:
-        found = asyncio.run(look(settings))
+    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+        days = asyncio.run(fetch(settings))
     if json_:
-        for document in found:
-            print_json(document)
-    elif found:
+        for document in days:
+            print_document(document)
+    elif days:
         table(
             ("day", "part", "tasks", "state", "bytes", "archive"),
             (
                 (
-                    str(one["day"]),
-                    str(one["part"]),
-                    f"{one['tasks']:,}",
-                    one["state"],
-                    "" if one["bytes"] is None else f"{one['bytes']:,}",
-                    one["object"] or "",
+                    str(day["day"]),
+                    str(day["part"]),
+                    f"{day['tasks']:,}",
+                    day["state"],
+                    "" if day["bytes"] is None else f"{day['bytes']:,}",
+                    day["object"] or "",
                 )
-                for one in found
+                for day in days
             ),
         )
     else:
-        console().print("no history: tasks move there PENSTOCK_HISTORY_KEEP_DAYS after they have ended")
+        console().print(
+            "history is empty: tasks move there PENSTOCK_HISTORY_KEEP_DAYS days after they have ended"
+        )
 
 
 def _document(row: Any) -> dict[str, Any]:
-    known = {name: row[name] for name in ("day", "part", "tasks", "object", "bytes", "sha256")}
+    columns = {name: row[name] for name in ("day", "part", "tasks", "object", "bytes", "sha256")}
     moments = {name: row[name] for name in ("opened_at", "sealed_at", "archived_at", "dropped_at")}
     state = next(
         (word for word in ("dropped", "archived", "sealed") if row[f"{word}_at"]),
         "open",
     )
-    return {**known, "state": state, **moments}
+    return {**columns, "state": state, **moments}
 
 
 @history.command("run")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done now.")
+@click.option("--dry-run", is_flag=True, help="Show what the command would do, but change nothing.")
 @click.option(
     "--keep-days",
     type=Finite(),
     metavar="DAYS",
-    help="Move what ended longer ago. Default: $PENSTOCK_HISTORY_KEEP_DAYS or 7.",
+    help="Move tasks that ended more days ago. Default: $PENSTOCK_HISTORY_KEEP_DAYS or 7.",
 )
 @click.option(
     "--retain-days",
     type=Finite(),
     metavar="DAYS",
-    help="Archive and drop days that were over longer ago. Default: $PENSTOCK_HISTORY_RETAIN_DAYS or 90.",
+    help="Archive and drop days that ended more days ago. Default: $PENSTOCK_HISTORY_RETAIN_DAYS or 90.",
 )
-@click.option("--objects", metavar="URL", help="Object store for the archive. Default: $PENSTOCK_OBJECTS.")
+@click.option(
+    "--objects", metavar="URL", help="The object store for the archive. Default: $PENSTOCK_OBJECTS."
+)
 @postgres_option
 @data_dir_option
-@as_json
+@json_option
 def run(
-    *, dry_run: bool, keep_days: float | None, retain_days: float | None, json_: bool, **given: Any
+    *, dry_run: bool, keep_days: float | None, retain_days: float | None, json_: bool, **options: Any
 ) -> None:
-    """Does now what task-sync does every minute: retires days that are over, and moves what has ended.
+    """Does what task-sync does every minute: moves ended tasks to history, and drops old days.
 
-    Status 3 while another process is at it; 1 if a day that is over could not be archived.
+    The status is 3 while another process does it, and 1 if an old day could not be archived.
     """
     with extra("services", "history"):
         from penstock.objects import ObjectStore  # noqa: PLC0415 (optional packages)
         from penstock.postgres.connection import open_pool  # noqa: PLC0415 (optional packages)
-        from penstock.task_sync.history import History, rehearse  # noqa: PLC0415 (optional packages)
+        from penstock.task_sync.history import History  # noqa: PLC0415 (optional packages)
+        from penstock.task_sync.history import dry_run as history_dry_run  # noqa: PLC0415 (optional packages)
         from penstock.task_sync.settings import TaskSyncSettings  # noqa: PLC0415 (optional packages)
-    options = without_nothing(history_keep_days=keep_days, history_retain_days=retain_days, **given)
+    overrides = without_empty(history_keep_days=keep_days, history_retain_days=retain_days, **options)
 
-    async def look(settings: TaskSyncSettings) -> dict[str, Any]:
+    async def plan(settings: TaskSyncSettings) -> dict[str, Any]:
         async with open_pool(settings.postgres, "history", pooled=settings.pooled, size=1) as pool:
-            return await rehearse(settings, pool)
+            return await history_dry_run(settings, pool)
 
-    async def act(settings: TaskSyncSettings) -> dict[str, Any]:
-        found = History(settings, ObjectStore(settings.objects))
-        while await found.round():
+    async def work(settings: TaskSyncSettings) -> dict[str, Any]:
+        mover = History(settings, ObjectStore(settings.objects))
+        while await mover.round():
             pass
-        # What was moved may be of days that are over.
-        await found.round()
-        left = await look(settings)
+        # One round more, because the last tasks may have moved to a day that is to be dropped.
+        await mover.round()
+        remaining = await plan(settings)
         return {
-            "moved": found.moved,
-            "archived": found.archived,
-            "archived_bytes": found.archived_bytes,
-            "dropped": found.dropped,
-            "left": left["retired"],
+            "moved": mover.moved,
+            "archived": mover.archived,
+            "archived_bytes": mover.archived_bytes,
+            "dropped": mover.dropped,
+            "left": remaining["retired"],
         }
 
-    with Found(TaskSyncSettings, options).telling("postgres", "objects") as settings:
-        told = asyncio.run(look(settings) if dry_run else act(settings))
+    with DeploymentSettings(TaskSyncSettings, overrides).explaining_errors("postgres", "objects") as settings:
+        outcome = asyncio.run(plan(settings) if dry_run else work(settings))
     if json_:
-        print_json({"dry_run": dry_run, **told})
+        print_document({"dry_run": dry_run, **outcome})
     elif dry_run:
-        _rehearsed(told)
+        _print_dry_run(outcome)
     else:
         click.echo(
-            f"{told['moved']:,} tasks moved, {told['archived']:,} archived in {told['archived_bytes']:,} bytes, "
-            f"{told['dropped']:,} days dropped"
+            f"{outcome['moved']:,} tasks moved, {outcome['archived']:,} archived in {outcome['archived_bytes']:,} bytes, "
+            f"{outcome['dropped']:,} days dropped"
         )
-        for one in told["left"]:
+        for day in outcome["left"]:
             click.echo(
-                f"{one['day']} is over and still there: {one['tasks']:,} tasks; the log says why", err=True
+                f"{day['day']} with {day['tasks']:,} tasks was not dropped; the log says why", err=True
             )
-    click.get_current_context().exit(1 if told.get("left") else 0)
+    click.get_current_context().exit(1 if outcome.get("left") else 0)
 
 
-def _rehearsed(told: Mapping[str, Any]) -> None:
-    more = " or more" if told["more"] else ""
-    click.echo(f"{told['ended']:,}{more} tasks ended long enough ago to be moved, unless a callback is owed")
-    if told["retired"]:
+def _print_dry_run(plan: Mapping[str, Any]) -> None:
+    more = " or more" if plan["more"] else ""
+    click.echo(f"{plan['ended']:,}{more} tasks would be moved, if all their callbacks have ended")
+    if plan["retired"]:
         table(
             ("day", "part", "tasks", "archive"),
             (
-                (str(one["day"]), str(one["part"]), f"{one['tasks']:,}", one["object"] or "none")
-                for one in told["retired"]
+                (str(day["day"]), str(day["part"]), f"{day['tasks']:,}", day["object"] or "none")
+                for day in plan["retired"]
             ),
         )
     else:

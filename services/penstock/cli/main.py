@@ -1,4 +1,4 @@
-"""All verbs, and what becomes of errors."""
+"""The command with all its verbs; turns errors into messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import click
 
 import penstock
 from penstock.cli import (
+    api_keys,
     callbacks,
     database,
     history,
-    keys,
     operations,
     serving,
     targets,
@@ -26,12 +26,12 @@ from penstock.process import exit_status
 
 _INTERRUPTED = 130
 
-# Of many things at fault.
-_SHOWN = 20
+# The most faults of one request that are printed.
+_MAX_FAULTS = 20
 
 
 class Failure(click.ClickException):
-    """One of our errors, told to a person."""
+    """An error of Penstock as click prints it."""
 
     def __init__(self, error: PenstockError) -> None:
         super().__init__(str(error))
@@ -39,12 +39,12 @@ class Failure(click.ClickException):
         self.exit_code = exit_status(error)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Says what happened and what to do next."""
-        faults = self.error.faults[:_SHOWN] if isinstance(self.error, Faults) else [self.error]
+        """Prints the error and what to do next."""
+        faults = self.error.faults[:_MAX_FAULTS] if isinstance(self.error, Faults) else [self.error]
         for fault in faults:
             click.echo(f"penstock: {fault}", file=file, err=file is None)
-        if isinstance(self.error, Faults) and len(self.error.faults) > _SHOWN:
-            click.echo(f"  … and {len(self.error.faults) - _SHOWN} more", file=file, err=file is None)
+        if isinstance(self.error, Faults) and len(self.error.faults) > _MAX_FAULTS:
+            click.echo(f"  … and {len(self.error.faults) - _MAX_FAULTS} more", file=file, err=file is None)
         for hint in getattr(self.error, "__notes__", None) or _hints(self.error):
             click.echo(f"  {hint}", file=file, err=file is None)
 
@@ -52,23 +52,25 @@ class Failure(click.ClickException):
 def _hints(error: PenstockError) -> tuple[str, ...]:
     if isinstance(error, GatewayUnavailable) and str(error).startswith("no gateway"):
         return (
-            "start one with `penstock up`, or name one that runs: by its directory with --data-dir or PENSTOCK_DATA_DIR,",
-            "or by its address with --gateway or PENSTOCK_GATEWAY",
+            "start a deployment with `penstock up`; or name a running one by its directory (--data-dir or",
+            "PENSTOCK_DATA_DIR) or by the address of its gateway (--gateway or PENSTOCK_GATEWAY)",
         )
     if isinstance(error, UnknownType):
-        return ("`penstock types` lists those there are, `penstock types add NAME` registers one",)
+        return ("`penstock types` lists the types, and `penstock types add NAME` registers one",)
     if isinstance(error, Unauthenticated):
         return (
-            "set PENSTOCK_API_KEY to a key of this gateway, or PENSTOCK_API_KEY_FILE to a file with one;",
-            "`penstock keys create` makes one",
+            "set PENSTOCK_API_KEY to an API key of this gateway, or PENSTOCK_API_KEY_FILE to a file with one;",
+            "`penstock keys create` creates an API key",
         )
     if isinstance(error, Unavailable):
-        return ("is it running, and do PENSTOCK_KAFKA and PENSTOCK_POSTGRES name the right servers?",)
+        return (
+            "check that the server runs, and that PENSTOCK_KAFKA and PENSTOCK_POSTGRES name the right servers",
+        )
     return ()
 
 
 class _Verbs(click.Group):
-    """Turns our errors into exit statuses, also under click's test runner."""
+    """A group that turns errors of Penstock into exit statuses, also under click's test runner."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -100,7 +102,7 @@ for verb in (
     targets.targets,
     callbacks.callbacks,
     history.history,
-    keys.keys,
+    api_keys.keys,
     serving.check,
     database.migrate,
     database.roles,
@@ -110,5 +112,5 @@ for verb in (
 
 
 def main() -> None:
-    """The entry point."""
+    """The entry point of the command `penstock`."""
     cli(prog_name="penstock")

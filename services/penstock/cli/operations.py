@@ -1,4 +1,4 @@
-"""The verbs about many tasks at once, and the audit of what was done by them."""
+"""The verbs `penstock tasks`, which change many tasks at once, and their audit."""
 
 from __future__ import annotations
 
@@ -8,254 +8,277 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client, gateway_option, labels_of
-from penstock.cli.numbers import Whole
+from penstock.cli.gateway import gateway_option, labels_of, open_client
 from penstock.cli.output import (
-    as_json,
+    DEFAULT_LIMIT,
     console,
     counts_text,
     fields,
+    json_option,
     moment,
-    print_json,
+    print_document,
     progress,
     state_text,
     table,
 )
+from penstock.cli.param_types import Whole
 from penstock.client import Operated, TaskFilter
 from penstock.core.operations import Verb
 from penstock.core.task import Priority, State
 from penstock.errors import NotFound, PenstockError
 
-_LATEST = 20
-
 _PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
-_DONE = {
+_PARTICIPLES = {
     Verb.CANCEL: "cancelled",
     Verb.PAUSE: "paused",
     Verb.RESUME: "resumed",
     Verb.REPRIORITISE: "re-prioritised",
     Verb.RECOVER: "recovered",
 }
-# Of the figures of `why`.
-_MOMENTS = ("since", "due_at")
+# The figures of `why` that are moments.
+_MOMENT_FIGURES = ("since", "due_at")
 
 _FILTERS = (
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
-    click.option("--type", "type_", help="Of this type."),
-    click.option("--stage", help="In this stage, or ended in it."),
-    click.option("--key", help="Of this key."),
+    click.option("--type", "type_", help="Change only tasks of this type."),
+    click.option("--stage", help="Change only tasks in this stage, or that ended in it."),
+    click.option("--key", help="Change only tasks with this concurrency key."),
     click.option(
         "--state",
         "states",
         multiple=True,
         type=click.Choice([state.value for state in State]),
-        help="Repeatable. Default: any in which it can be done.",
+        help="Change only tasks in this state. The option is repeatable. Default: every state in which the "
+        "verb applies.",
     ),
     click.option(
-        "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Repeatable; all must match."
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Change only tasks with this label. The option is repeatable; a task must have all labels.",
     ),
-    click.option("--priority", "priorities", multiple=True, type=_PRIORITY, help="Repeatable."),
-    click.option("--created-since", type=_MOMENT, help="Created then or later."),
-    click.option("--created-until", type=_MOMENT, help="Created before."),
-    click.option("--finished-since", type=_MOMENT, help="Ended then or later."),
-    click.option("--finished-until", type=_MOMENT, help="Ended before."),
-    click.option("--error", help='A part of "kind: message" of its error, in any case of letters.'),
+    click.option(
+        "--priority",
+        "priorities",
+        multiple=True,
+        type=_PRIORITY,
+        help="Change only tasks with this priority. The option is repeatable.",
+    ),
+    click.option("--created-since", type=_MOMENT, help="Change only tasks that were created then or later."),
+    click.option("--created-until", type=_MOMENT, help="Change only tasks that were created before."),
+    click.option("--finished-since", type=_MOMENT, help="Change only tasks that ended then or later."),
+    click.option("--finished-until", type=_MOMENT, help="Change only tasks that ended before."),
+    click.option(
+        "--error",
+        help='Change only tasks whose error "kind: message" has this text, in upper or lower case.',
+    ),
 )
-_HOW = (
+_OPTIONS = (
     click.option(
         "--rate",
         type=click.FloatRange(min=0.001, max=1_000_000),
-        help="Tasks a second. Default: as fast as it goes.",
+        help="The most tasks a second. Default: no limit.",
     ),
-    click.option("--dry-run", is_flag=True, help="Only count, and show some."),
-    click.option("--by", help="Who asks, for the audit. Default: user@host."),
+    click.option("--dry-run", is_flag=True, help="Count the tasks and show some, but change none."),
+    click.option("--by", help="The name of the operator, for the audit. Default: user@host."),
     gateway_option,
-    as_json,
+    json_option,
 )
 
 
 def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed((*_FILTERS, *_HOW)):
+    for option in reversed((*_FILTERS, *_OPTIONS)):
         verb = option(verb)
     return verb
 
 
 @click.group()
 def tasks() -> None:
-    """Cancels, pauses, resumes, re-prioritises and recovers tasks: by id, or all that match; tells why one is waiting.
+    """Cancels, pauses, resumes, re-prioritises or recovers tasks, by id or by filter.
 
-    What is asked for is written down and goes on by itself, whatever becomes of this terminal; `penstock audit` lists it,
-    `penstock tasks stop` stops it.
+    The gateways carry an operation on even when this command ends. `penstock audit` lists the
+    operations, and `penstock tasks stop` stops one. `penstock tasks why` explains why a task is
+    waiting.
     """
 
 
 @tasks.command()
 @_options
-def cancel(**given: Any) -> None:
-    """Cancels tasks that have not ended; status 4 if there are none."""
-    _operate(Verb.CANCEL, given)
+def cancel(**options: Any) -> None:
+    """Cancels tasks that have not ended; the status is 4 if no task matches."""
+    _operate(Verb.CANCEL, options)
 
 
 @tasks.command()
 @_options
-def pause(**given: Any) -> None:
-    """Pauses tasks: at once, and those that run when their stage has ended; status 4 if there are none."""
-    _operate(Verb.PAUSE, given)
+def pause(**options: Any) -> None:
+    """Pauses tasks, running ones after their stage; the status is 4 if no task matches."""
+    _operate(Verb.PAUSE, options)
 
 
 @tasks.command()
 @_options
-def resume(**given: Any) -> None:
-    """Puts paused tasks back where they were; status 4 if there are none."""
-    _operate(Verb.RESUME, given)
+def resume(**options: Any) -> None:
+    """Resumes paused tasks in the stage where they were; the status is 4 if no task matches."""
+    _operate(Verb.RESUME, options)
 
 
 @tasks.command()
 @click.option("--to", "to", type=_PRIORITY, required=True, help="The new priority.")
 @_options
-def reprioritise(to: str, **given: Any) -> None:
-    """Gives tasks another priority, from their next release on; status 4 if there are none."""
-    _operate(Verb.REPRIORITISE, given, priority=to)
+def reprioritise(to: str, **options: Any) -> None:
+    """Sets the priority of tasks from their next release on; the status is 4 if no task matches."""
+    _operate(Verb.REPRIORITISE, options, priority=to)
 
 
 @tasks.command()
 @_options
-def recover(**given: Any) -> None:
-    """Tries anew what has failed or is quarantined, in the stage where it did; status 4 if there are none."""
-    _operate(Verb.RECOVER, given)
+def recover(**options: Any) -> None:
+    """Retries failed and quarantined tasks in their last stage; status 4 if no task matches."""
+    _operate(Verb.RECOVER, options)
 
 
-def _operate(verb: Verb, given: Mapping[str, Any], priority: str | None = None) -> None:
-    which = TaskFilter(
-        ids=given["ids"],
-        type=given["type_"],
-        stage=given["stage"],
-        key=given["key"],
-        states=given["states"],
-        labels=labels_of(given["labels"]),
-        priorities=given["priorities"],
-        created_since=given["created_since"],
-        created_until=given["created_until"],
-        finished_since=given["finished_since"],
-        finished_until=given["finished_until"],
-        error=given["error"],
+def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None) -> None:
+    task_filter = TaskFilter(
+        ids=options["ids"],
+        type=options["type_"],
+        stage=options["stage"],
+        key=options["key"],
+        states=options["states"],
+        labels=labels_of(options["labels"]),
+        priorities=options["priorities"],
+        created_since=options["created_since"],
+        created_until=options["created_until"],
+        finished_since=options["finished_since"],
+        finished_until=options["finished_until"],
+        error=options["error"],
     )
-    if not which.to_wire():
+    if not task_filter.to_wire():
         raise click.UsageError("give ids, or a filter such as --type")
-    dry_run, json_ = given["dry_run"], given["json_"]
-    begun: list[str] = []
-    with client(given["gateway"]) as found, progress(quiet=json_ or dry_run) as bar:
+    dry_run, json_ = options["dry_run"], options["json_"]
+    operation_ids: list[str] = []
+    with open_client(options["gateway"]) as client, progress(quiet=json_ or dry_run) as bar:
         task = bar.add_task(str(verb), total=None)
         try:
-            told = found.operate(
+            outcome = client.operate(
                 verb,
-                which,
+                task_filter,
                 priority=priority,
-                rate=given["rate"],
-                by=given["by"],
+                rate=options["rate"],
+                by=options["by"],
                 dry_run=dry_run,
                 progress=lambda count: bar.advance(task, count),
-                begun=begun.append,
+                begun=operation_ids.append,
             )
         except (KeyboardInterrupt, PenstockError):
-            if begun:
+            for operation_id in operation_ids:
                 click.echo(
-                    f"operation {begun[0]} goes on; `penstock tasks stop {begun[0]}` stops it", err=True
+                    f"operation {operation_id} continues; `penstock tasks stop {operation_id}` stops it",
+                    err=True,
                 )
             raise
     if json_:
-        print_json({"dry_run": dry_run, "verb": verb, **dataclasses.asdict(told)})
+        print_document({"dry_run": dry_run, "verb": verb, **dataclasses.asdict(outcome)})
     else:
-        _tell(verb, told)
-    if told.error is not None:
-        raise PenstockError(f"operation {told.id} failed: {told.error}")
-    if not told.count:
-        raise NotFound(f"no such task is there to be {_DONE[verb]}")
+        _print_outcome(verb, outcome)
+    if outcome.error is not None:
+        raise PenstockError(f"operation {outcome.id} failed: {outcome.error}")
+    if not outcome.count:
+        raise NotFound(f"no task matches that can be {_PARTICIPLES[verb]}; `penstock list` lists tasks")
 
 
-def _tell(verb: Verb, told: Operated) -> None:
-    count = f"{told.count:,}" if told.complete else f"at least {told.count:,}"
-    states = f" ({counts_text(told.found_in)})" if told.count else ""
-    if told.id is None:
-        click.echo(f"{count} tasks would be {_DONE[verb]}{states}")
-        for task in told.examples:
+def _print_outcome(verb: Verb, outcome: Operated) -> None:
+    count = f"{outcome.count:,}" if outcome.complete else f"at least {outcome.count:,}"
+    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
+    if outcome.id is None:
+        click.echo(f"{count} tasks would be {_PARTICIPLES[verb]}{states}")
+        for task in outcome.examples:
             click.echo(f"  {task['id']} ({task['type']}, {task['stage']}, {task['state']})")
         return
-    how = "" if told.state == "done" else f"; the operation is {told.state}"
-    click.echo(f"{count} tasks {_DONE[verb]}{states}, operation {told.id}{how}")
+    suffix = "" if outcome.state == "done" else f"; the operation is {outcome.state}"
+    click.echo(f"{count} tasks {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
 
 
 @tasks.command()
 @click.argument("operation_id", metavar="OPERATION")
-@click.option("--by", help="Who asks, for the audit. Default: user@host.")
+@click.option("--by", help="The name of the operator, for the audit. Default: user@host.")
 @gateway_option
-@as_json
+@json_option
 def stop(operation_id: str, by: str | None, gateway: str | None, json_: bool) -> None:
-    """Stops what one of these verbs has begun; what it has done stays done."""
-    with client(gateway) as found:
-        told = found.stop_operation(operation_id, by)
+    """Stops an operation of `penstock tasks`; tasks that it has changed stay changed."""
+    with open_client(gateway) as client:
+        operation = client.stop_operation(operation_id, by)
     if json_:
-        print_json(told)
+        print_document(operation)
     else:
-        click.echo(f"operation {told['id']} is {told['state']}: {told['changed']:,} tasks changed")
+        click.echo(
+            f"operation {operation['id']} is {operation['state']}: {operation['changed']:,} tasks changed"
+        )
 
 
 @tasks.command()
 @click.argument("task_id", metavar="ID", type=Whole(1))
 @gateway_option
-@as_json
+@json_option
 def why(task_id: int, gateway: str | None, json_: bool) -> None:
-    """Tells why a task is waiting, or what it does instead, and by which figures."""
-    with client(gateway) as found:
-        told = found.why(task_id)
+    """Explains why a task is waiting, or what it does instead, with numbers."""
+    with open_client(gateway) as client:
+        answer = client.why(task_id)
     if json_:
-        print_json(told)
+        print_document(answer)
         return
-    click.echo(f"task {told['id']} ({told['type']}, {told['state']}): {told['sentence']}")
+    click.echo(f"task {answer['id']} ({answer['type']}, {answer['state']}): {answer['sentence']}")
     fields(
-        (name.replace("_", " "), moment(value) if name in _MOMENTS else str(value))
-        for name, value in told["figures"].items()
+        (name.replace("_", " "), moment(value) if name in _MOMENT_FIGURES else str(value))
+        for name, value in answer["figures"].items()
     )
 
 
 @click.command()
-@click.option("--verb", type=click.Choice([verb.value for verb in Verb]), help="Only of this verb.")
 @click.option(
-    "--state", type=click.Choice(["running", "done", "stopped", "failed"]), help="Only in this state."
+    "--verb", type=click.Choice([verb.value for verb in Verb]), help="List only operations with this verb."
 )
-@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most operations.")
-@click.option("--all", "all_", is_flag=True, help="No limit.")
+@click.option(
+    "--state",
+    type=click.Choice(["running", "done", "stopped", "failed"]),
+    help="List only operations in this state.",
+)
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most operations to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all operations, without a limit.")
 @gateway_option
-@as_json
+@json_option
 def audit(
     verb: str | None, state: str | None, limit: int, all_: bool, gateway: str | None, json_: bool
 ) -> None:
-    """Lists what was done to tasks by `penstock tasks`: who, when, to which, to how many; latest first."""
-    with client(gateway) as found:
-        known = found.operations(verb=verb, state=state, limit=None if all_ else limit)
+    """Lists the operations of `penstock tasks`, latest first, with operator, filter and tasks."""
+    with open_client(gateway) as client:
+        found = client.operations(verb=verb, state=state, limit=None if all_ else limit)
         if json_:
-            for one in known:
-                print_json(one)
+            for operation in found:
+                print_document(operation)
             return
         rows = [
             (
-                one["id"],
-                one["verb"] + (f" to {one['priority']}" if one["priority"] else ""),
-                one["by"],
-                moment(one["created_at"]),
-                state_text(one["state"]),
-                f"{one['changed']:,}",
-                _shown(one["filter"]),
+                operation["id"],
+                operation["verb"] + (f" to {operation['priority']}" if operation["priority"] else ""),
+                operation["by"],
+                moment(operation["created_at"]),
+                state_text(operation["state"]),
+                f"{operation['changed']:,}",
+                _filter_text(operation["filter"]),
             )
-            for one in known
+            for operation in found
         ]
     if rows:
-        table(("id", "verb", "by", "asked", "state", "tasks", "filter"), rows)
+        table(("id", "verb", "by", "started", "state", "tasks", "filter"), rows)
     else:
         console().print("no operations")
 
 
-def _shown(which: Mapping[str, Any]) -> str:
-    text = ", ".join(f"{name}={value}" for name, value in which.items())
+def _filter_text(task_filter: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name}={value}" for name, value in task_filter.items())
     return text if len(text) <= 120 else f"{text[:120]} …"

@@ -1,4 +1,4 @@
-"""How the verbs show things: tables for people, JSON for programs, progress on standard error."""
+"""The output of the verbs: tables for people, JSON for programs, progress on standard error."""
 
 from __future__ import annotations
 
@@ -39,26 +39,30 @@ _COLOURS = {
     "delivered": "green",
 }
 
-as_json = click.option("--json", "json_", is_flag=True, help="One JSON document a line, for programs.")
+# The number of lines that a list prints without --limit.
+DEFAULT_LIMIT = 20
 
+json_option = click.option(
+    "--json", "json_", is_flag=True, help="Print JSON for programs, one document a line."
+)
 
-# No line is longer, when it is not a terminal that it goes to.
-_ENDLESS = 1_000_000
+# The width of a line when the output is not a terminal, so that no line is wrapped.
+_UNLIMITED_WIDTH = 1_000_000
 
 
 def console() -> Console:
-    """Standard output, as it is now: as wide as the terminal, or as it takes when something else reads it."""
-    width = None if sys.stdout.isatty() else _ENDLESS
+    """Standard output, as wide as the terminal; without a terminal its lines are not wrapped."""
+    width = None if sys.stdout.isatty() else _UNLIMITED_WIDTH
     return Console(highlight=False, soft_wrap=True, width=width)
 
 
-def print_json(document: Any) -> None:
-    """One document on one line."""
+def print_document(document: Any) -> None:
+    """Prints one document on one line."""
     sys.stdout.write(orjson.dumps(document, option=orjson.OPT_UTC_Z).decode() + "\n")
 
 
 def progress(*, quiet: bool) -> Progress:
-    """A bar on standard error; none when nobody would see it."""
+    """A progress bar on standard error; hidden if `quiet`, or without a terminal."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -77,34 +81,34 @@ def state_text(state: str) -> Text:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Counts by state in words, what has ended last: 1 running, 3 succeeded."""
+    """Counts by state as text, with final states last: 1 running, 3 succeeded."""
     ordered = sorted(counts.items(), key=lambda item: (item[0] in FINAL, item[0]))
     return ", ".join(f"{count:,} {state}" for state, count in ordered) or "none"
 
 
 def moment(text: str | None) -> str:
-    """A moment of the API in local time, to the second."""
+    """A moment of the API in local time, with seconds."""
     if not text:
         return ""
     return datetime.fromisoformat(text).replace(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
-    """A plain table; in a terminal that is too narrow for it cells go on below, since half an id or URL is none."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        shown.add_column(head, overflow="fold")
+def table(headers: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
+    """Prints a plain table; a narrow terminal wraps cells, because ids and URLs are needed whole."""
+    rich_table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        rich_table.add_column(header, overflow="fold")
     for row in rows:
-        # Text, so that brackets in somebody's label are not taken for markup.
-        shown.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    console().print(shown)
+        # A `Text`, because rich would take brackets in a string for markup.
+        rich_table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    console().print(rich_table)
 
 
 def fields(pairs: Iterable[tuple[str, str | Text]]) -> None:
-    """Names and values, one pair a line."""
-    shown = Table(box=None, pad_edge=False, show_header=False)
-    shown.add_column(style="dim")
-    shown.add_column(overflow="fold")
+    """Prints names and values, one pair a line."""
+    rich_table = Table(box=None, pad_edge=False, show_header=False)
+    rich_table.add_column(style="dim")
+    rich_table.add_column(overflow="fold")
     for name, value in pairs:
-        shown.add_row(name, value if isinstance(value, Text) else Text(value))
-    console().print(shown)
+        rich_table.add_row(name, value if isinstance(value, Text) else Text(value))
+    console().print(rich_table)

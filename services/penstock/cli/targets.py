@@ -1,4 +1,4 @@
-"""The verbs about targets of callbacks."""
+"""The verbs about targets of callbacks: list, disable, enable and limit."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client, gateway_option
-from penstock.cli.numbers import Pace, Whole
-from penstock.cli.output import as_json, console, fields, moment, print_json, state_text, table
+from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.output import (
+    DEFAULT_LIMIT,
+    console,
+    fields,
+    json_option,
+    moment,
+    print_document,
+    state_text,
+    table,
+)
+from penstock.cli.param_types import Rate, Whole
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.errors import NotFound
-
-_LATEST = 20
 
 namespace_option = click.option(
     "--namespace",
     metavar="NAME",
-    help="In which it is called. Default: the only one that your key is confined to, else `default`.",
+    help="The namespace of the target. Default: the only namespace of the API key, or else `default`.",
 )
 
 
-class _Rate(Pace):
+class _RateOrNone(Rate):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return None if value in (None, "none") else super().convert(value, param, ctx)
@@ -34,14 +41,20 @@ class _Rate(Pace):
 
 
 @click.group(invoke_without_command=True)
-@click.option("--state", type=click.Choice(["normal", "abnormal", "disabled"]), help="Only those.")
-@click.option("--prefix", metavar="URL", help="Only URLs that begin with this.")
-@click.option("--url", metavar="URL", help="Everything about this one, in each namespace that calls it.")
-@click.option("--namespace", metavar="NAME", help="Only of this namespace.")
-@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most targets.")
-@click.option("--all", "all_", is_flag=True, help="No limit.")
+@click.option(
+    "--state", type=click.Choice(["normal", "abnormal", "disabled"]), help="List only targets in this state."
+)
+@click.option("--prefix", metavar="URL", help="List only targets whose URL begins with this text.")
+@click.option(
+    "--url", metavar="URL", help="Show everything about the target with this URL, in every namespace."
+)
+@click.option("--namespace", metavar="NAME", help="List only targets of this namespace.")
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most targets to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all targets, without a limit.")
 @gateway_option
-@as_json
+@json_option
 @click.pass_context
 def targets(
     ctx: click.Context,
@@ -53,91 +66,95 @@ def targets(
     all_: bool,
     **filters: Any,
 ) -> None:
-    """Lists targets of callbacks with their health and what they are owed; disables, enables and limits them."""
+    """Lists targets of callbacks with health and backlog; disables, enables and limits them."""
     if ctx.invoked_subcommand is not None:
         return
-    with client(gateway) as found:
-        known = found.targets(**filters, url=url, limit=None if all_ or url is not None else limit)
+    with open_client(gateway) as client:
+        found = client.targets(**filters, url=url, limit=None if all_ or url is not None else limit)
         if json_ and url is None:
-            for target in known:
-                print_json(target)
+            for target in found:
+                print_document(target)
             return
-        shown = list(known)
+        matching = list(found)
     if url is not None:
-        _show_all(url, shown, filters["namespace"], json_=json_)
-    elif shown:
-        _list(shown)
+        _print_details(url, matching, filters["namespace"], json_=json_)
+    elif matching:
+        _print_list(matching)
     elif any(filters.values()):
-        console().print("no such targets; `penstock targets` lists all there are")
+        console().print("no such targets; `penstock targets` lists all targets")
     else:
         console().print(
-            "no targets: no callback was owed yet; `penstock submit TYPE --callback URL` asks for one"
+            "no targets: no task had a callback yet; `penstock submit TYPE --callback URL` submits a task with one"
         )
 
 
-def _list(shown: Sequence[Mapping[str, Any]]) -> None:
-    # Most deployments have no namespaces.
-    named = any(target["namespace"] != DEFAULT_NAMESPACE for target in shown)
+def _print_list(targets: Sequence[Mapping[str, Any]]) -> None:
+    # Most deployments have one namespace only, and need no column for it.
+    several = any(target["namespace"] != DEFAULT_NAMESPACE for target in targets)
     table(
         (
             "target",
-            *(["namespace"] if named else []),
-            *("state", "slow", "normal+diverted+held", "rate", "called", "why, or last met"),
+            *(["namespace"] if several else []),
+            *("state", "slow", "normal+diverted+held", "rate", "called", "reason or last error"),
         ),
         [
             (
                 target["url"],
-                *([target["namespace"]] if named else []),
+                *([target["namespace"]] if several else []),
                 state_text(target["state"]),
                 str(target["count"]),
-                _backlog(target),
+                _backlog_text(target),
                 "" if target["rate"] is None else f"{target['rate']:g}/s",
                 moment(target["called_at"]),
                 target["why"] or (target["attempts"][-1]["message"] if target["attempts"] else ""),
             )
-            for target in shown
+            for target in targets
         ],
     )
 
 
-def _show_all(url: str, shown: Sequence[Mapping[str, Any]], namespace: str | None, *, json_: bool) -> None:
-    """The targets at one address, one of each namespace.
+def _print_details(
+    url: str, targets: Sequence[Mapping[str, Any]], namespace: str | None, *, json_: bool
+) -> None:
+    """Prints the targets with one URL, one for each namespace.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no target.
     """
-    if not shown:
+    if not targets:
         where = f" in the namespace {namespace}" if namespace else ""
-        raise _advised(NotFound(f"there is no target {url}{where}: nothing was ever sent to it"))
-    for number, target in enumerate(shown):
+        raise _with_hint(NotFound(f"there is no target {url}{where}: it has never had a callback"))
+    for number, target in enumerate(targets):
         if number and not json_:
             click.echo()
-        _show(target, json_=json_)
+        _print_target(target, json_=json_)
 
 
-def _advised(error: NotFound) -> NotFound:
-    error.add_note("`penstock targets` lists those there are; a target is the whole URL, as it was submitted")
+def _with_hint(error: NotFound) -> NotFound:
+    error.add_note(
+        "`penstock targets` lists the targets; name a target by its whole URL, as it was submitted"
+    )
     return error
 
 
-def _unheard_of(told: Mapping[str, Any]) -> str:
-    """A misspelt URL is as good as any other, but was never called."""
-    target = told["target"]
-    waits = any(target["backlog"][name] for name in ("normal", "diverted", "held"))
-    if waits or target["called_at"] or target["attempts"]:
+def _never_called_warning(answer: Mapping[str, Any]) -> str:
+    """A warning that the URL may be misspelt; empty when the target was called or has callbacks."""
+    target = answer["target"]
+    has_backlog = any(target["backlog"][name] for name in ("normal", "diverted", "held"))
+    if has_backlog or target["called_at"] or target["attempts"]:
         return ""
-    return "; no call to it is on record yet: is that the URL as it was submitted?"
+    return "; it was never called: check that the URL is the one that was submitted"
 
 
-def _backlog(target: Mapping[str, Any]) -> str:
+def _backlog_text(target: Mapping[str, Any]) -> str:
     backlog = target["backlog"]
     counts = "+".join(f"{backlog[name]:,}" for name in ("normal", "diverted", "held"))
     return counts if backlog["complete"] else f"{counts} or more"
 
 
-def _show(target: Mapping[str, Any], *, json_: bool) -> None:
+def _print_target(target: Mapping[str, Any], *, json_: bool) -> None:
     if json_:
-        print_json(target)
+        print_document(target)
         return
     pairs: list[tuple[str, Any]] = [
         ("target", target["url"]),
@@ -145,84 +162,85 @@ def _show(target: Mapping[str, Any], *, json_: bool) -> None:
         ("state", state_text(target["state"])),
         *([("why", target["why"])] if target["why"] else []),
         ("slow calls", f"{target['count']}, the last {moment(target['slow_at']) or 'never'}"),
-        ("quick failures on end", str(target["failures"])),
-        ("rate", "as the service is set" if target["rate"] is None else f"{target['rate']:g}/s"),
-        ("normal+diverted+held", _backlog(target)),
-        ("judged by", target["owner"] or "nobody yet"),
+        ("failures in a row", str(target["failures"])),
+        ("rate", "the setting of the service" if target["rate"] is None else f"{target['rate']:g}/s"),
+        ("normal+diverted+held", _backlog_text(target)),
+        ("owner", target["owner"] or "none yet"),
         ("since", moment(target["changed_at"])),
     ]
     fields(pairs)
     if target["attempts"]:
         click.echo()
         table(
-            ("at", "callback", "attempt", "took", "status", "met"),
+            ("at", "callback", "attempt", "took", "status", "error"),
             (
                 (
-                    moment(one["at"]),
-                    one["callback"],
-                    str(one["attempt"]),
-                    f"{one['took_ms']:,} ms",
-                    str(one["status"] or ""),
-                    one["message"],
+                    moment(attempt["at"]),
+                    attempt["callback"],
+                    str(attempt["attempt"]),
+                    f"{attempt['took_ms']:,} ms",
+                    str(attempt["status"] or ""),
+                    attempt["message"],
                 )
-                for one in target["attempts"]
+                for attempt in target["attempts"]
             ),
         )
 
 
 @targets.command()
 @click.argument("url")
-@click.option("--why", required=True, help="Shown with the target.")
+@click.option("--why", required=True, help="The reason, which lists of targets show.")
 @namespace_option
 @gateway_option
-@as_json
+@json_option
 def disable(url: str, why: str, namespace: str | None, gateway: str | None, json_: bool) -> None:
-    """Sends nothing more to a target: what it is owed is held."""
-    with client(gateway) as found:
-        told = found.disable_target(url, why, namespace)
-    text = f"{url} is disabled" if told["changed"] else f"{url} was disabled already"
-    _tell(told, text + _unheard_of(told), json_=json_)
+    """Stops calls to a target; its callbacks are held until it is enabled."""
+    with open_client(gateway) as client:
+        answer = client.disable_target(url, why, namespace)
+    text = f"{url} is disabled" if answer["changed"] else f"{url} was disabled already"
+    _print_answer(answer, text + _never_called_warning(answer), json_=json_)
 
 
 @targets.command()
 @click.argument("url")
 @namespace_option
 @gateway_option
-@as_json
+@json_option
 def enable(url: str, namespace: str | None, gateway: str | None, json_: bool) -> None:
-    """Sends to a target again: its health begins anew, and what was held is let go."""
-    with client(gateway) as found:
+    """Resumes calls to a target: its health is reset, and its held callbacks are sent."""
+    with open_client(gateway) as client:
         try:
-            told = found.enable_target(url, namespace)
+            answer = client.enable_target(url, namespace)
         except NotFound as error:
-            raise _advised(error) from None
-    held = told["target"]["backlog"]["held"]
-    _tell(
-        told,
-        f"{url} is enabled; {held:,} held callbacks are let go"
-        if told["changed"]
+            raise _with_hint(error) from None
+    held = answer["target"]["backlog"]["held"]
+    _print_answer(
+        answer,
+        f"{url} is enabled; {held:,} held callbacks will be sent"
+        if answer["changed"]
         else f"{url} was normal already",
         json_=json_,
     )
 
 
-# A negative rate is a wrong rate, and not an option that does not exist.
+# With `ignore_unknown_options` click reports a negative rate as a wrong rate, instead of as an
+# unknown option.
 @targets.command(context_settings={"ignore_unknown_options": True})
 @click.argument("url")
-@click.argument("rate", type=_Rate())
+@click.argument("rate", type=_RateOrNone())
 @namespace_option
 @gateway_option
-@as_json
+@json_option
 def limit(url: str, rate: float | None, namespace: str | None, gateway: str | None, json_: bool) -> None:
-    """Sets the most calls a second that a target gets; `none` is the setting of the service."""
-    with client(gateway) as found:
-        told = found.limit_target(url, rate, namespace)
-    pace = "what the service is set to" if rate is None else f"{rate:g} calls a second at most"
-    _tell(told, f"{url} gets {pace}{_unheard_of(told)}", json_=json_)
+    """Limits the calls to a target to RATE a second; `none` is the setting of the service."""
+    with open_client(gateway) as client:
+        answer = client.limit_target(url, rate, namespace)
+    limit_text = "the rate of the service" if rate is None else f"{rate:g} calls a second at most"
+    _print_answer(answer, f"{url} gets {limit_text}{_never_called_warning(answer)}", json_=json_)
 
 
-def _tell(told: Mapping[str, Any], text: str, *, json_: bool) -> None:
+def _print_answer(answer: Mapping[str, Any], text: str, *, json_: bool) -> None:
     if json_:
-        print_json(told)
+        print_document(answer)
     else:
         click.echo(text)

@@ -1,4 +1,4 @@
-"""The verbs about tasks."""
+"""The verbs about single tasks: submit, get, list, cancel and watch."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from typing import Any
 import click
 from rich.progress import Progress
 
-from penstock.cli.gateway import client, gateway_option, labels_of, without_nothing
-from penstock.cli.numbers import Whole
+from penstock.cli.gateway import gateway_option, labels_of, open_client, without_empty
+from penstock.cli.inputs import CALLBACK_FORMS, Lines, callbacks_of, context_of
 from penstock.cli.output import (
-    as_json,
+    DEFAULT_LIMIT,
     console,
     counts_text,
     fields,
+    json_option,
     moment,
-    print_json,
+    print_document,
     progress,
     state_text,
     table,
 )
-from penstock.cli.reading import CALLBACK_FORMS, Lines, callbacks_of, context_of
+from penstock.cli.param_types import Whole
 from penstock.client import Submitted, SyncClient, Task
 from penstock.core.task import FINAL, Priority, State
 from penstock.errors import Invalid, NotFound
 from penstock.http.problems import relocated
 
-_AMISS = 1
-_LATEST = 20
+# The exit status when a watched task did not succeed.
+EXIT_NOT_SUCCEEDED = 1
+
+
+# The most unknown ids that an error names.
+_MAX_LISTED_IDS = 20
 
 _PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 _STATE = click.Choice([state.value for state in State])
@@ -37,37 +42,66 @@ _STATE = click.Choice([state.value for state in State])
 
 @click.command()
 @click.argument("type_", metavar="TYPE", required=False)
-@click.option("--context", metavar="VALUE", help="The context; @FILE reads a file, - standard input.")
+@click.option(
+    "--context",
+    metavar="VALUE",
+    help="The context of the task. @FILE reads it from a file, and - from standard input.",
+)
 @click.option(
     "--content-type",
     type=click.Choice(["json", "text", "url", "bytes"]),
     default="json",
     show_default=True,
-    help="What kind of value the context is.",
+    help="The kind of the context's value.",
 )
 @click.option(
-    "--file", "file", metavar="FILE", help="Many tasks: one JSON object a line; - is standard input."
+    "--file",
+    "file",
+    metavar="FILE",
+    help="A file with many tasks, one JSON object a line; - is standard input.",
 )
-@click.option("--stage", help="Where to begin; default: the type's first stage.")
-@click.option("--priority", type=_PRIORITY, help="Default: MEDIUM.")
-@click.option("--key", help="Tenant or resource that it counts for in limits and turns of its type.")
-@click.option("--idempotency-key", help="Submitting it again returns the first task.")
-@click.option("--run-at", metavar="MOMENT", help="Not before this moment, such as 2026-12-01T06:00:00Z.")
+@click.option("--stage", help="The stage in which the task begins. Default: the first stage of the type.")
+@click.option("--priority", type=_PRIORITY, help="The order of release within the type. Default: MEDIUM.")
+@click.option(
+    "--key", help="The tenant or resource for which limits and fair queueing of the type count the task."
+)
+@click.option(
+    "--idempotency-key",
+    help="A text that identifies the submission: submitting it again returns the first task.",
+)
+@click.option(
+    "--run-at",
+    metavar="MOMENT",
+    help="The earliest moment at which the task is released, such as 2026-12-01T06:00:00Z.",
+)
 @click.option(
     "--callback",
     "callbacks",
     multiple=True,
     metavar="URL|JSON|@FILE",
-    help=f"Called when it ends; {CALLBACK_FORMS}",
+    help=f"A target that is called when the task ends. {CALLBACK_FORMS}",
 )
-@click.option("--no-callbacks", is_flag=True, help="No callbacks, though the type has some.")
-@click.option("--events", type=click.Choice(["final", "all"]), help="Which transitions are reported.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Repeatable.")
+@click.option("--no-callbacks", is_flag=True, help="Call no target, not even the targets of the type.")
 @click.option(
-    "--watch", "watch_", is_flag=True, help="Wait until all have ended; status 1 unless all succeed."
+    "--events",
+    type=click.Choice(["final", "all"]),
+    help="The transitions that are published. Default: those of the type.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A label of the task. The option is repeatable.",
+)
+@click.option(
+    "--watch",
+    "watch_",
+    is_flag=True,
+    help="Wait until all submitted tasks have ended. The status is 1 unless all succeed.",
 )
 @gateway_option
-@as_json
+@json_option
 @click.pass_context
 def submit(
     ctx: click.Context,
@@ -79,97 +113,92 @@ def submit(
     watch_: bool,
     gateway: str | None,
     json_: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Submits one task, or with --file many.
+    """Submits one task, or with --file many tasks.
 
-    With --file the other options are defaults for what a line leaves out. A line is an object such as
-    {"type": "media", "context": {"file": "a.mp4"}, "priority": "HIGH"}.
+    Each line of the file is an object such as {"type": "media", "context": {"file": "a.mp4"},
+    "priority": "HIGH"}. The other options are defaults for the fields that a line does not have.
     """
     if not type_ and file is None:
         raise click.UsageError("give a TYPE, or --file with many tasks")
-    if file is not None and (given["idempotency_key"] or context):
+    if file is not None and (options["idempotency_key"] or context):
         raise click.UsageError(
             "--idempotency-key and --context are for one task; put them into the lines of --file"
         )
-    if given["callbacks"] and given["no_callbacks"]:
+    if options["callbacks"] and options["no_callbacks"]:
         raise click.UsageError("give --callback or --no-callbacks, but not both")
-    wire = without_nothing(
-        type=type_,
-        stage=given["stage"],
-        priority=given["priority"],
-        key=given["key"],
-        idempotency_key=given["idempotency_key"],
-        run_at=given["run_at"],
-        callbacks=callbacks_of(given["callbacks"], none=given["no_callbacks"]),
-        events=given["events"],
-        labels=labels_of(given["labels"]),
-    )
+    callbacks = callbacks_of(options.pop("callbacks"), none=options.pop("no_callbacks"))
+    labels = labels_of(options.pop("labels"))
+    # Every other option has the name of its field in the submission.
+    wire = without_empty(type=type_, callbacks=callbacks, labels=labels, **options)
     if context is not None:
         wire |= {"content_type": content_type, "context": context_of(context, content_type)}
-    with client(gateway) as found:
+    with open_client(gateway) as client:
         lines = Lines(file, wire) if file is not None else None
-        submitted = _submit_many(found, lines, quiet=json_) if lines else [_submit_one(found, wire)]
-        _tell(submitted, single=lines is None, json_=json_)
+        submitted = _submit_many(client, lines, quiet=json_) if lines else [_submit_one(client, wire)]
+        _print_submitted(submitted, single=lines is None, json_=json_)
         if watch_:
-            ctx.exit(_watch(found, [one.id for one in submitted], json_=json_))
+            ctx.exit(_watch(client, [task.id for task in submitted], json_=json_))
 
 
-def _submit_one(found: SyncClient, wire: Mapping[str, Any]) -> Submitted:
+def _submit_one(client: SyncClient, wire: Mapping[str, Any]) -> Submitted:
     try:
-        [submitted] = found.submit_many([wire])
+        [submitted] = client.submit_many([wire])
     except Invalid as error:
-        # It went as a batch of one, which the user need not know.
+        # The user submitted one task, so the pointer must not begin with its position in the batch.
         raise relocated(error, lambda pointer: pointer.removeprefix("/0")) from None
     return submitted
 
 
-def _submit_many(found: SyncClient, lines: Lines, *, quiet: bool) -> Sequence[Submitted]:
+def _submit_many(client: SyncClient, lines: Lines, *, quiet: bool) -> Sequence[Submitted]:
     with progress(quiet=quiet) as bar:
         task = bar.add_task("submitting", total=len(lines))
         try:
-            return found.submit_many(lines, progress=lambda count: bar.advance(task, count))
+            return client.submit_many(lines, progress=lambda count: bar.advance(task, count))
         except Invalid as error:
             raise lines.located(error) from error
 
 
-def _tell(submitted: Sequence[Submitted], *, single: bool, json_: bool) -> None:
+def _print_submitted(submitted: Sequence[Submitted], *, single: bool, json_: bool) -> None:
     if json_:
-        for one in submitted:
-            print_json({"id": one.id, "created": one.created})
+        for task in submitted:
+            print_document({"id": task.id, "created": task.created})
     elif single:
-        [one] = submitted
-        click.echo(f"task {one.id} {'submitted' if one.created else 'was there already, under the same key'}")
+        [task] = submitted
+        click.echo(
+            f"task {task.id} {'submitted' if task.created else 'existed already, with the same idempotency key'}"
+        )
     else:
-        created = sum(one.created for one in submitted)
+        created = sum(task.created for task in submitted)
         ids = f": ids {submitted[0].id} to {submitted[-1].id}" if submitted else ""
-        click.echo(f"{created:,} tasks submitted, {len(submitted) - created:,} were there already{ids}")
+        click.echo(f"{created:,} tasks submitted, {len(submitted) - created:,} existed already{ids}")
 
 
 @click.command()
 @click.argument("task_id", type=Whole(1))
 @gateway_option
-@as_json
+@json_option
 def get(task_id: int, gateway: str | None, json_: bool) -> None:
-    """Shows everything about one task: context, result, attempts, callbacks."""
-    with client(gateway) as found:
-        task = found.get(task_id)
+    """Shows one task with its context, result, attempts and callbacks."""
+    with open_client(gateway) as client:
+        task = client.get(task_id)
     if json_:
-        print_json(task.raw)
+        print_document(task.raw)
     else:
-        _show(task)
+        _print_task(task)
 
 
-def _show(task: Task) -> None:
+def _print_task(task: Task) -> None:
     raw = task.raw
     pairs: list[tuple[str, Any]] = [
         ("task", f"{task.id} ({task.type})"),
         ("state", state_text(task.state)),
         ("stage", f"{task.stage}, attempt {task.attempt}"),
         ("priority", task.priority.name),
-        ("context", _short(task.context if "context" in raw else raw.get("context_error"))),
+        ("context", _shorten(task.context if "context" in raw else raw.get("context_error"))),
     ]
-    pairs += [("result", _short(task.result))] if task.result is not None else []
+    pairs += [("result", _shorten(task.result))] if task.result is not None else []
     pairs += [("labels", ", ".join(f"{k}={v}" for k, v in task.labels.items()))] if task.labels else []
     for name in ("key", "idempotency_key", "worker"):
         pairs += [(name.replace("_", " "), raw[name])] if raw.get(name) else []
@@ -187,7 +216,7 @@ def _show(task: Task) -> None:
                     attempt["outcome"],
                     attempt["worker"] or "",
                     moment(attempt["finished_at"]),
-                    _why(attempt["error"]),
+                    _error_text(attempt["error"]),
                 )
                 for attempt in task.attempts
             ),
@@ -196,39 +225,56 @@ def _show(task: Task) -> None:
         click.echo()
         table(
             ("callback to", "state", "attempts", "error"),
-            ((c["target"], c["state"], str(c["attempt"]), c["error"] or "") for c in raw["callbacks_owed"]),
+            (
+                (callback["target"], callback["state"], str(callback["attempt"]), callback["error"] or "")
+                for callback in raw["callbacks_owed"]
+            ),
         )
     if task.error and task.error.get("traceback"):
         click.echo(f"\n{task.error['traceback']}")
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value) if isinstance(value, bytes) else str(value)
     return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
 
 
-def _why(error: Mapping[str, str] | None) -> str:
+def _error_text(error: Mapping[str, str] | None) -> str:
     return f"{error['kind']}: {error['message']}" if error else ""
 
 
 @click.command("list")
-@click.option("--type", "type_", help="Task type.")
-@click.option("--state", "states", multiple=True, type=_STATE, help="Repeatable.")
-@click.option("--stage", help="Stage.")
-@click.option("--key", help="Key: tenant or resource.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Repeatable; all must match.")
-@click.option("--idempotency-key", help="Idempotency key.")
-@click.option("--limit", type=Whole(1), default=_LATEST, show_default=True, help="Most tasks.")
-@click.option("--all", "all_", is_flag=True, help="No limit.")
+@click.option("--type", "type_", help="List only tasks of this type.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=_STATE,
+    help="List only tasks in this state. The option is repeatable.",
+)
+@click.option("--stage", help="List only tasks in this stage.")
+@click.option("--key", help="List only tasks with this concurrency key (a tenant or resource).")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="List only tasks with this label. The option is repeatable; a task must have all labels.",
+)
+@click.option("--idempotency-key", help="List only the tasks with this idempotency key.")
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most tasks to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all tasks, without a limit.")
 @gateway_option
-@as_json
-def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **given: Any) -> None:
+@json_option
+def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **options: Any) -> None:
     """Lists tasks, newest first."""
-    with client(gateway) as found:
-        tasks = found.list(**_filters(given), limit=None if all_ else limit)
+    with open_client(gateway) as client:
+        tasks = client.list(**_filters(options), limit=None if all_ else limit)
         if json_:
             for task in tasks:
-                print_json(task.raw)
+                print_document(task.raw)
             return
         rows = [
             (
@@ -240,7 +286,7 @@ def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **given: Any
                 task.priority.name,
                 moment(task.raw["created_at"]),
                 ", ".join(f"{k}={v}" for k, v in task.labels.items()),
-                _why(task.error)[:80],
+                _error_text(task.error)[:80],
             )
             for task in tasks
         ]
@@ -250,76 +296,87 @@ def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **given: Any
         console().print("no tasks")
 
 
-def _filters(given: Mapping[str, Any]) -> dict[str, Any]:
+def _filters(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "type": given.get("type_"),
-        "state": given.get("states") or (),
-        "stage": given.get("stage"),
-        "key": given.get("key"),
-        "labels": labels_of(given.get("labels") or ()),
-        "idempotency_key": given.get("idempotency_key"),
+        "type": options.get("type_"),
+        "state": options.get("states") or (),
+        "stage": options.get("stage"),
+        "key": options.get("key"),
+        "labels": labels_of(options.get("labels") or ()),
+        "idempotency_key": options.get("idempotency_key"),
     }
 
 
 @click.command()
 @click.argument("ids", metavar="ID...", type=Whole(1), nargs=-1, required=True)
 @gateway_option
-@as_json
+@json_option
 def cancel(ids: tuple[int, ...], gateway: str | None, json_: bool) -> None:
-    """Cancels tasks that have not ended; status 4 if an id is no task's."""
-    with client(gateway) as found:
-        told = found.cancel(ids)
+    """Cancels the tasks that have not ended; the status is 4 if an id is unknown."""
+    with open_client(gateway) as client:
+        outcome = client.cancel(ids)
     if json_:
-        print_json(dataclasses.asdict(told))
+        print_document(dataclasses.asdict(outcome))
     else:
-        ended = len(told.unchanged)
-        click.echo(f"{len(told.cancelled):,} cancelled" + (f", {ended:,} had ended" if ended else ""))
-    if told.unknown:
-        raise NotFound(f"there is no task {_listed(told.unknown)}")
+        ended = len(outcome.unchanged)
+        click.echo(f"{len(outcome.cancelled):,} cancelled" + (f", {ended:,} had ended" if ended else ""))
+    if outcome.unknown:
+        raise NotFound(f"there is no task {_list_text(outcome.unknown)}")
 
 
-def _listed(ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ids[:_LATEST]))
-    return shown if len(ids) <= _LATEST else f"{shown} and {len(ids) - _LATEST:,} more"
+def _list_text(ids: Sequence[int]) -> str:
+    text = ", ".join(map(str, ids[:_MAX_LISTED_IDS]))
+    return text if len(ids) <= _MAX_LISTED_IDS else f"{text} and {len(ids) - _MAX_LISTED_IDS:,} more"
 
 
 @click.command()
 @click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1)
-@click.option("--type", "type_", help="Instead of ids: all present tasks of this type.")
-@click.option("--state", "states", multiple=True, type=_STATE, help="Instead of ids: in this state now.")
-@click.option("--stage", help="Instead of ids: in this stage now.")
-@click.option("--key", help="Instead of ids: of this key.")
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Instead of ids; repeatable.")
+@click.option("--type", "type_", help="Instead of ids: the tasks of this type.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=_STATE,
+    help="Instead of ids: the tasks that are in this state now. The option is repeatable.",
+)
+@click.option("--stage", help="Instead of ids: the tasks that are in this stage now.")
+@click.option("--key", help="Instead of ids: the tasks with this concurrency key.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Instead of ids: the tasks with this label. The option is repeatable; a task must have all labels.",
+)
 @gateway_option
-@as_json
+@json_option
 @click.pass_context
 def watch(
-    ctx: click.Context, /, ids: tuple[int, ...], gateway: str | None, json_: bool, **given: Any
+    ctx: click.Context, /, ids: tuple[int, ...], gateway: str | None, json_: bool, **options: Any
 ) -> None:
-    """Follows tasks until all have ended; status 1 unless all succeed.
+    """Watches tasks until all have ended; the status is 1 unless all succeed.
 
-    With filters instead of ids it follows those that match when it starts.
+    With filters instead of ids the command watches the tasks that match when it starts.
     """
-    filters = any(given.values())
-    if bool(ids) == filters:
-        raise click.UsageError("give ids, or filters, but not both")
-    with client(gateway) as found:
-        wanted = list(ids) if ids else [task.id for task in found.list(**_filters(given))]
-        ctx.exit(_watch(found, wanted, json_=json_))
+    if bool(ids) == any(options.values()):
+        raise click.UsageError("give ids or filters, but not both")
+    with open_client(gateway) as client:
+        watched = list(ids) if ids else [task.id for task in client.list(**_filters(options))]
+        ctx.exit(_watch(client, watched, json_=json_))
 
 
-def _watch(found: SyncClient, ids: Sequence[int], *, json_: bool) -> int:
-    """Follows tasks; returns the exit status."""
+def _watch(client: SyncClient, ids: Sequence[int], *, json_: bool) -> int:
+    """Watches tasks until all have ended, and returns the exit status."""
     counts: Mapping[str, int] = {}
     with progress(quiet=json_) as bar:
         task = bar.add_task("", total=len(set(ids)))
-        for counts in found.watch(ids):
+        for counts in client.watch(ids):
             if json_:
-                print_json({"states": counts})
+                print_document({"states": counts})
             _advance(bar, task, counts)
     if not json_:
         click.echo(counts_text(counts))
-    return 0 if set(counts) <= {State.SUCCEEDED} else _AMISS
+    return 0 if set(counts) <= {State.SUCCEEDED} else EXIT_NOT_SUCCEEDED
 
 
 def _advance(bar: Progress, task: Any, counts: Mapping[str, int]) -> None:

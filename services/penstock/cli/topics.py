@@ -1,4 +1,4 @@
-"""The verbs about topics: creating them, laying them beside their declaration, and who may use them."""
+"""The verbs about topics: create, compare with the declaration, print access lists."""
 
 from __future__ import annotations
 
@@ -8,45 +8,51 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import Found, data_dir_option
-from penstock.cli.output import as_json, print_json, table
+from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.output import json_option, print_document, table
 from penstock.kafka import acls as access
-from penstock.kafka import planning
+from penstock.kafka import topic_plan
 from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
 
-# The topics are not as declared.
+# The exit status when the topics differ from their declaration.
 EXIT_DIFFERENT = 8
 
 _PRINCIPAL = "User:penstock-{service}"
 
-kafka_option = click.option("--kafka", metavar="SERVERS", help="Bootstrap servers. Default: $PENSTOCK_KAFKA.")
-prefix_option = click.option("--prefix", help="Of topics and groups. Default: $PENSTOCK_PREFIX or penstock.")
+kafka_option = click.option(
+    "--kafka", metavar="SERVERS", help="The bootstrap servers of Kafka. Default: $PENSTOCK_KAFKA."
+)
+prefix_option = click.option(
+    "--prefix", help="The prefix of topics and groups. Default: $PENSTOCK_PREFIX or penstock."
+)
 
 
 @click.group(invoke_without_command=True)
 @kafka_option
 @prefix_option
 @click.option(
-    "--replication", type=click.IntRange(1, 32_767), help="Copies of each partition. Default: as declared."
+    "--replication",
+    type=click.IntRange(1, 32_767),
+    help="The replicas of each partition. Default: the declared number.",
 )
 @data_dir_option
-@as_json
+@json_option
 @click.pass_context
-def topics(ctx: click.Context, /, replication: int | None, json_: bool, **given: Any) -> None:
-    """Creates the platform's topics that do not exist; harmless when they do.
+def topics(ctx: click.Context, /, replication: int | None, json_: bool, **options: Any) -> None:
+    """Creates the platform's topics that do not exist; running it again changes nothing.
 
-    How they are made is declared in schemas/topics.toml and in the file of PENSTOCK_TOPICS_FILE. Ready topics are created
-    by task-sync when their types are registered.
+    schemas/topics.toml and the file of PENSTOCK_TOPICS_FILE declare the topics. Task-sync creates
+    ready topics when their types are registered.
     """
     if ctx.invoked_subcommand is not None:
         return
-    with Found(Kafka, given).telling("kafka") as settings:
+    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
         asyncio.run(create_topics(settings, PLATFORM, replication=replication))
     names = [settings.prefix + topic.name for topic in PLATFORM]
     if json_:
-        print_json({"topics": names})
+        print_document({"topics": names})
     else:
         click.echo("\n".join(names))
 
@@ -55,54 +61,63 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **given:
 @kafka_option
 @prefix_option
 @data_dir_option
-@as_json
+@json_option
 @click.pass_context
-def plan(ctx: click.Context, /, *, json_: bool, **given: Any) -> None:
-    """Shows what differs from the declaration and changes nothing; status 8 if anything does."""
-    with Found(Kafka, given).telling("kafka") as settings:
-        unlike = asyncio.run(planning.plan(settings))
-    _show(unlike, applied=(), json_=json_)
-    ctx.exit(EXIT_DIFFERENT if unlike else 0)
+def plan(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
+    """Shows how the topics differ from their declaration; the status is 8 if one differs."""
+    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+        differences = asyncio.run(topic_plan.plan(settings))
+    _print_differences(differences, applied=(), json_=json_)
+    ctx.exit(EXIT_DIFFERENT if differences else 0)
 
 
 @topics.command("apply")
 @kafka_option
 @prefix_option
 @data_dir_option
-@as_json
+@json_option
 @click.pass_context
-def apply(ctx: click.Context, /, *, json_: bool, **given: Any) -> None:
-    """Creates, alters and enlarges topics as declared, as far as that is safe; status 8 if something had to be left."""
+def apply(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
+    """Creates and changes topics as declared; the status is 8 if a change was unsafe and not made."""
 
-    async def work(settings: Kafka) -> tuple[list[planning.Difference], list[planning.Difference]]:
-        unlike = await planning.plan(settings)
-        left = await planning.apply(settings, unlike)
-        return [one for one in unlike if one.refused is None], left
+    async def work(settings: Kafka) -> tuple[list[topic_plan.Difference], list[topic_plan.Difference]]:
+        differences = await topic_plan.plan(settings)
+        remaining = await topic_plan.apply(settings, differences)
+        return [difference for difference in differences if difference.refused is None], remaining
 
-    with Found(Kafka, given).telling("kafka") as settings:
-        applied, left = asyncio.run(work(settings))
-    _show(left, applied=applied, json_=json_)
-    ctx.exit(EXIT_DIFFERENT if left else 0)
+    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+        applied, remaining = asyncio.run(work(settings))
+    _print_differences(remaining, applied=applied, json_=json_)
+    ctx.exit(EXIT_DIFFERENT if remaining else 0)
 
 
-def _show(
-    unlike: Sequence[planning.Difference], *, applied: Sequence[planning.Difference], json_: bool
+def _print_differences(
+    differences: Sequence[topic_plan.Difference], *, applied: Sequence[topic_plan.Difference], json_: bool
 ) -> None:
     if json_:
-        print_json(
+        print_document(
             {
-                "differences": [one.to_wire() for one in unlike],
-                "applied": [one.to_wire() for one in applied],
+                "differences": [difference.to_wire() for difference in differences],
+                "applied": [difference.to_wire() for difference in applied],
             }
         )
         return
-    for heading, some in (("applied", applied), ("differs", unlike)):
-        if some:
+    for heading, group in (("applied", applied), ("differs", differences)):
+        if group:
             table(
-                ("topic", heading, "was" if some is applied else "is", "declared", "left because"),
-                ((one.topic, one.what, one.now or "", one.declared, one.refused or "") for one in some),
+                ("topic", heading, "was" if group is applied else "is", "declared", "not changed because"),
+                (
+                    (
+                        difference.topic,
+                        difference.what,
+                        difference.now or "",
+                        difference.declared,
+                        difference.refused or "",
+                    )
+                    for difference in group
+                ),
             )
-    if not unlike:
+    if not differences:
         click.echo("the topics are as declared")
 
 
@@ -112,28 +127,28 @@ def _show(
     "--principal",
     default=_PRINCIPAL,
     show_default=True,
-    help="Whom the cluster takes a service for; {service} stands for its name.",
+    help="The principal of a service; {service} stands for its name.",
 )
 @click.option(
     "--type",
     "types",
     multiple=True,
     metavar="TYPE",
-    help="The worker's task types; repeatable. Default: all.",
+    help="A task type of the worker. The option is repeatable. Default: all types.",
 )
 @prefix_option
 @data_dir_option
-@as_json
+@json_option
 def acls(
-    services: tuple[str, ...], principal: str, types: tuple[str, ...], json_: bool, **given: Any
+    services: tuple[str, ...], principal: str, types: tuple[str, ...], json_: bool, **options: Any
 ) -> None:
-    """Prints what each service may do on Kafka, as commands of kafka-acls; changes nothing and asks nobody.
+    """Prints the rights of each service on Kafka, as commands of kafka-acls.
 
-    With --json it prints, for each service, the `authorization` of a Strimzi KafkaUser.
+    The command needs no connection to Kafka. With --json it prints the `authorization` of a Strimzi KafkaUser for each service.
     """
-    settings = Found(Kafka, given).settings
+    settings = DeploymentSettings(Kafka, options).settings
     allowed = access.acls(settings.prefix, services or access.SERVICES, types=types)
     if json_:
-        print_json(access.strimzi(allowed))
+        print_document(access.strimzi(allowed))
     else:
         click.echo("\n".join(access.commands(allowed, principal)))

@@ -8,36 +8,42 @@ from typing import Any, TypeVar
 import click
 import orjson
 
-from penstock.cli.gateway import client, gateway_option, without_nothing
-from penstock.cli.numbers import NO_LIMIT, Finite, OrNone, Whole
-from penstock.cli.output import as_json, console, fields, print_json, table
-from penstock.cli.reading import CALLBACK_FORMS, callbacks_of
-from penstock.cli.type_keys import keys
+from penstock.cli.concurrency_keys import keys
+from penstock.cli.gateway import gateway_option, open_client, without_empty
+from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of
+from penstock.cli.output import console, fields, json_option, print_document, table
+from penstock.cli.param_types import NO_LIMIT, Finite, OrNone, Whole
 from penstock.errors import NotFound
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_SHOWN = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "events")
-_BACKLOG = ("type", "priority", "stage", "ready", "scheduled", "paused", "waiting", "in_flight")
+_TYPE_COLUMNS = ("name", "first_stage", "partitions", "lease_ms", "max_attempts", "events")
+_BACKLOG_COLUMNS = ("type", "priority", "stage", "ready", "scheduled", "paused", "waiting", "in_flight")
 
 
 @click.group(invoke_without_command=True)
 @gateway_option
-@as_json
+@json_option
 @click.pass_context
 def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
-    """Lists task types; `types show` tells all of one, `types add` registers one, `types set` changes one, `types backlog` counts what waits; `types keys` is about tenants and resources."""
+    """Lists task types; shows, registers, changes, pauses and resumes them; counts waiting tasks."""
     if ctx.invoked_subcommand is not None:
         return
-    with client(gateway) as found:
-        known = found.types()
-        owners = {} if json_ else found.owners()
+    with open_client(gateway) as client:
+        found = client.types()
+        owners = {} if json_ else client.owners()
     if json_:
-        for one in known:
-            print_json(one)
-    elif known:
-        heads = [*(name.replace("_", " ") for name in _SHOWN), "released by"]
-        table(heads, ([*(str(one[name]) for name in _SHOWN), _owner(owners, one["name"])] for one in known))
+        for task_type in found:
+            print_document(task_type)
+    elif found:
+        heads = [*(name.replace("_", " ") for name in _TYPE_COLUMNS), "released by"]
+        table(
+            heads,
+            (
+                [*(str(task_type[name]) for name in _TYPE_COLUMNS), _owner(owners, task_type["name"])]
+                for task_type in found
+            ),
+        )
     else:
         console().print("no task types; register one with `penstock types add NAME`")
 
@@ -48,39 +54,40 @@ types.add_command(keys)
 @types.command()
 @click.argument("name")
 @gateway_option
-@as_json
+@json_option
 def show(name: str, gateway: str | None, json_: bool) -> None:
-    """Shows one task type: its lease, limits and retries, and the targets of its tasks."""
-    with client(gateway) as found:
-        one = next((known for known in found.types() if known["name"] == name), None)
-        owners = {} if json_ else found.owners()
-    if one is None:
-        raise NotFound(f"there is no task type {name!r}; `penstock types` lists those there are")
+    """Shows one task type with its lease, limits, retries and callbacks."""
+    with open_client(gateway) as client:
+        task_type = next((found for found in client.types() if found["name"] == name), None)
+        owners = {} if json_ else client.owners()
+    if task_type is None:
+        raise NotFound(f"there is no task type {name!r}; `penstock types` lists the types")
     if json_:
-        print_json(one)
+        print_document(task_type)
     else:
-        shown = {**one, "released by": _owner(owners, name)}
-        fields((field.replace("_", " "), _text(value)) for field, value in shown.items())
+        values = {**task_type, "released by": _owner(owners, name)}
+        fields((field.replace("_", " "), _text(value)) for field, value in values.items())
 
 
 @types.command()
 @click.argument("name", required=False)
 @gateway_option
-@as_json
+@json_option
 def backlog(name: str | None, gateway: str | None, json_: bool) -> None:
-    """Shows how many tasks wait, of one type or of all, by priority and stage, and for how long the first is ready."""
-    with client(gateway) as found:
-        lines = list(found.backlog(name))
+    """Counts the waiting tasks of one type or all, with the age of the oldest ready task."""
+    with open_client(gateway) as client:
+        lines = list(client.backlog(name))
     if json_:
         for line in lines:
-            print_json(line)
+            print_document(line)
     elif lines:
-        heads = [head.replace("_", " ") for head in _BACKLOG]
+        heads = [head.replace("_", " ") for head in _BACKLOG_COLUMNS]
         table(
-            [*heads, "oldest"], ([*(_number(line[head]) for head in _BACKLOG), _age(line)] for line in lines)
+            [*heads, "oldest"],
+            ([*(_number(line[head]) for head in _BACKLOG_COLUMNS), _age(line)] for line in lines),
         )
     else:
-        console().print("nothing waits")
+        console().print("no task is waiting")
 
 
 def _number(value: Any) -> str:
@@ -92,7 +99,7 @@ def _age(line: Mapping[str, Any]) -> str:
 
 
 def _owner(owners: Mapping[str, str | None], name: str) -> str:
-    return owners.get(name) or "nobody"
+    return owners.get(name) or "no process"
 
 
 def _text(value: Any) -> str:
@@ -100,75 +107,86 @@ def _text(value: Any) -> str:
 
 
 def _settings(command: _Command) -> _Command:
-    """The options that `add` and `set` share."""
+    """Adds the options that `add` and `set` share."""
     for option in reversed(
         (
-            click.option("--first-stage", help="Where a task begins that names no stage. Default: start."),
+            click.option("--first-stage", help="The first stage of tasks that name none. Default: start."),
             click.option(
                 "--lease-ms",
                 type=Whole(),
-                help="A worker silent for this long has lost its task. Default: 300000.",
+                help="The lease of a task, in milliseconds: a worker loses the task when it sends no heartbeat for so "
+                "long. Default: 300000.",
             ),
             click.option(
-                "--max-attempts", type=Whole(), help="Tries of each stage, the first included. Default: 3."
+                "--max-attempts",
+                type=Whole(),
+                help="The most attempts of a stage, with the first one. Default: 3.",
             ),
-            click.option("--retry-base-ms", type=Whole(), help="Delay before the second try. Default: 1000."),
             click.option(
-                "--retry-factor", type=Finite(), help="Each further delay is this much longer. Default: 2."
+                "--retry-base-ms",
+                type=Whole(),
+                help="The delay before the second attempt, in milliseconds. Default: 1000.",
             ),
-            click.option("--retry-max-ms", type=Whole(), help="No delay is longer. Default: 300000."),
+            click.option("--retry-factor", type=Finite(), help="The factor between two delays. Default: 2."),
+            click.option(
+                "--retry-max-ms", type=Whole(), help="The longest delay, in milliseconds. Default: 300000."
+            ),
             click.option(
                 "--retry-jitter",
                 type=Finite(),
-                help="Share of the delay that is random, 0 to 1. Default: 0.5.",
+                help="The random share of each delay, 0 to 1. Default: 0.5.",
             ),
             click.option(
-                "--events", type=click.Choice(["final", "all"]), help="Transitions reported. Default: final."
+                "--events",
+                type=click.Choice(["final", "all"]),
+                help="The transitions that are published. Default: final.",
             ),
             click.option(
-                "--max-losses", type=Whole(), help="Workers a stage may lose before quarantine. Default: 3."
+                "--max-losses",
+                type=Whole(),
+                help="The number of lost workers after which a task is quarantined. Default: 3.",
             ),
             click.option(
                 "--late-results",
                 type=click.Choice(["accept", "refuse"]),
-                help="Of expired attempts. Default: accept.",
+                help="Whether results of expired attempts are accepted. Default: accept.",
             ),
             click.option(
                 "--max-in-flight",
                 type=OrNone(Whole()),
-                help="Most tasks queued or running at once. Default: none.",
+                help="The most tasks that are queued or running at once. Default: none.",
             ),
             click.option(
                 "--starts-per-s",
                 type=OrNone(Finite()),
-                help="Most attempts released a second. Default: none.",
+                help="The most tasks that are released a second. Default: none.",
             ),
             click.option(
                 "--max-per-key",
                 type=OrNone(Whole()),
-                help="Most tasks of one key queued or running at once. Default: none.",
+                help="The most tasks of one concurrency key that are queued or running at once. Default: none.",
             ),
             click.option(
                 "--fair/--no-fair",
                 default=None,
-                help="Keys of the same priority take turns. Default: no.",
+                help="Whether concurrency keys of the same priority take turns (fair queueing). Default: no.",
             ),
             click.option(
                 "--ageing-s",
                 type=OrNone(Finite()),
-                help="A task gains a level of priority with so many seconds. Default: none.",
+                help="The seconds of waiting after which a task gains one level of priority. Default: none.",
             ),
             click.option(
                 "--finish-first/--no-finish-first",
                 default=None,
-                help="Tasks in a later stage go before those in their first. Default: no.",
+                help="Whether tasks in a later stage are released before tasks in their first stage. Default: no.",
             ),
             click.option(
                 "--callback",
                 "callbacks",
                 multiple=True,
                 metavar="URL|JSON|@FILE",
-                help=f"Of tasks that name none themselves; {CALLBACK_FORMS}",
+                help=f"A target of the tasks that name no targets. {CALLBACK_FORMS}",
             ),
         )
     ):
@@ -176,23 +194,27 @@ def _settings(command: _Command) -> _Command:
     return command
 
 
-def _given(callbacks: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    settings = without_nothing(callbacks=callbacks_of(callbacks), **given)
+def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    settings = without_empty(callbacks=callbacks_of(callbacks), **options)
     return {name: None if value == NO_LIMIT else value for name, value in settings.items()}
 
 
 @types.command()
 @click.argument("name")
-@click.option("--partitions", type=Whole(), help="Of its ready topic; fixed once registered. Default: 8.")
+@click.option(
+    "--partitions",
+    type=Whole(),
+    help="The partitions of the ready topic, which cannot be changed later. Default: 8.",
+)
 @_settings
 @gateway_option
-@as_json
-def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **given: Any) -> None:
-    """Registers a task type, or changes one; what is left out gets its default."""
-    with client(gateway) as found:
-        registered = found.register_type(name, **_given(callbacks, given))
+@json_option
+def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
+    """Registers a task type, or replaces its settings; options that are missing mean defaults."""
+    with open_client(gateway) as client:
+        registered = client.register_type(name, **_wire_settings(callbacks, options))
     if json_:
-        print_json(registered)
+        print_document(registered)
     else:
         click.echo(f"type {name}: tasks begin at stage {registered['first_stage']}")
 
@@ -201,37 +223,37 @@ def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...],
 @click.argument("name")
 @_settings
 @gateway_option
-@as_json
-def set_(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **given: Any) -> None:
-    """Changes a task type; what is left out stays as it is, and `none` takes a limit away."""
-    settings = _given(callbacks, given)
+@json_option
+def set_(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
+    """Changes settings of a task type; other settings stay, and `none` removes a limit."""
+    settings = _wire_settings(callbacks, options)
     if not settings:
-        raise click.UsageError("give at least one option: what is to be changed")
+        raise click.UsageError("give at least one option with the setting to change")
     _change(name, gateway, f"type {name} is changed", json_=json_, **settings)
 
 
 @types.command()
 @click.argument("name")
 @gateway_option
-@as_json
+@json_option
 def pause(name: str, gateway: str | None, json_: bool) -> None:
-    """Releases no task of a type any more; what is on its ready topic already still begins."""
+    """Stops releasing tasks of a type; tasks on the ready topic still start."""
     _change(name, gateway, f"type {name} is paused", json_=json_, paused=True)
 
 
 @types.command()
 @click.argument("name")
 @gateway_option
-@as_json
+@json_option
 def resume(name: str, gateway: str | None, json_: bool) -> None:
-    """Releases tasks of a type again."""
-    _change(name, gateway, f"type {name} is released again", json_=json_, paused=False)
+    """Resumes releasing tasks of a type."""
+    _change(name, gateway, f"tasks of type {name} are released again", json_=json_, paused=False)
 
 
 def _change(name: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
-    with client(gateway) as found:
-        changed = found.change_type(name, **settings)
+    with open_client(gateway) as client:
+        changed = client.change_type(name, **settings)
     if json_:
-        print_json(changed)
+        print_document(changed)
     else:
         click.echo(text)

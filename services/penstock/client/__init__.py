@@ -1,19 +1,22 @@
-"""The Python client of the gateway, asynchronous (`Client`) and not (`SyncClient`), with the same methods.
+"""The Python client of the gateway: `Client` for asyncio, `SyncClient` for blocking code.
 
     async with Client() as client:
         task = await client.submit("media", {"file": "holiday.mp4"})
         print(await client.wait([task.id]))
 
 Guarantees
-- `submit` returns once the task is committed. A submission without an idempotency key is given a random one, so
-  that the client may repeat it when an answer is lost: it never makes two tasks of one call.
-- Every refusal is raised as one of `penstock.errors`, with a JSON Pointer where there is one.
+- `submit` returns once the task is committed. The client gives a submission without an idempotency
+  key a random one. It can then repeat the submission when the answer is lost, without creating a
+  second task.
+- Every refusal is raised as one of `penstock.errors`. If one field is refused, the error has a JSON
+  Pointer to it.
 
-In doubt it repeats what is safe to repeat (reading, cancelling, registering, and submitting under a key) for
-`patience_s` seconds, and raises `GatewayUnavailable` for the rest. What was refused with 429 it sends again when that says,
-whatever it is, within the same time.
+When the gateway is unavailable, the client repeats safe requests for `patience_s` seconds: reading,
+cancelling, registering, and submitting with an idempotency key. Other requests raise
+`GatewayUnavailable` at once. The client repeats every request that was answered with 429, after the delay that the gateway
+requests and within the same time.
 
-It needs neither Kafka nor PostgreSQL, nor the packages of either.
+The client needs neither Kafka nor PostgreSQL, nor their packages.
 """
 
 from penstock.client.asynchronous import Client

@@ -10,17 +10,17 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
 import penstock
-from penstock.client.callbacks import Delivering
-from penstock.client.chunks import chunks, moved, parts
+from penstock.client.backlog import BacklogMethods
+from penstock.client.callbacks import CallbackMethods
+from penstock.client.chunks import chunks, id_chunks, shift_pointer
 from penstock.client.models import Cancelled, Draft, Submitted, Task
-from penstock.client.operating import Operating
-from penstock.client.waiting import Waiting
+from penstock.client.operations import OperationMethods
+from penstock.client.transport import DEFAULT_URL, Query, base_url, pages, query_of
 from penstock.core.delivery import parse_retry_after
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
@@ -34,34 +34,40 @@ from penstock.errors import (
     Throttled,
     Unauthenticated,
 )
+from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of, relocated
-from penstock.http.tokens import Credentials
-
-DEFAULT_URL = "http://127.0.0.1:8420"
 
 # The gateway's limit.
-LARGEST_PAGE = 500
+TASK_PAGE_SIZE = 500
 
-_BETWEEN_TRIES = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
+_REPETITION = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
 
 
-class Client(Operating, Delivering, Waiting):
-    """Speaks with a gateway, for the time of an `async with` block.
+class Client(OperationMethods, CallbackMethods, BacklogMethods):
+    """A connection to a gateway for the time of an `async with` block.
 
     Args:
-        url: the gateway's address; by default PENSTOCK_GATEWAY, else that of the `penstock up` which runs in
-            PENSTOCK_DATA_DIR or `.penstock`, else `http://127.0.0.1:8420`.
-        patience_s: for how long a request that is safe to repeat is repeated, in seconds; 0 never repeats.
-        timeout_s: seconds one request may take.
-        own_keys: give submissions without an idempotency key a random one, so that they are safe to repeat.
-        api_key: an API key or bearer token, sent with every request; by default PENSTOCK_API_KEY, or what is in the file
-            PENSTOCK_API_KEY_FILE, which is read again when a gateway answers that it does not know the key.
+        url: address of the gateway. None is PENSTOCK_GATEWAY, or else the deployment that `penstock
+            up` runs in PENSTOCK_DATA_DIR or `.penstock`, or else `http://127.0.0.1:8420`.
+        patience_s: how long the client repeats a request that is safe to repeat, in seconds; 0
+            never repeats.
+        timeout_s: longest time of one request, in seconds.
+        own_keys: give each submission without an idempotency key a random one, so that it is safe
+            to repeat.
+        api_key: API key or bearer token of every request. None is PENSTOCK_API_KEY, or else the
+            content of the file PENSTOCK_API_KEY_FILE. The client reads the file again when a
+            gateway rejects the API key.
 
     Raises:
-        SettingsError: the key is none, its file cannot be read, the address is no http:// or https:// URL, or nothing runs in PENSTOCK_DATA_DIR.
+        SettingsError: the API key is empty, its file cannot be read, the address is no http:// or
+            https:// URL, or no deployment runs in PENSTOCK_DATA_DIR.
 
-    Every method raises `Unauthenticated` when the key is not valid, `Forbidden` when it does not allow this, `GatewayUnavailable`
-    when no gateway or nothing behind it answers, and `Throttled` when there is too much to do for longer than `patience_s`.
+    Every method can raise these errors:
+        Unauthenticated: the API key is not valid.
+        Forbidden: the API key does not allow the request.
+        GatewayUnavailable: the gateway, or a server that it needs, did not answer.
+        Throttled: the gateway refused the request for longer than `patience_s`, because it is
+            overloaded.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class Client(Operating, Delivering, Waiting):
         own_keys: bool = True,
         api_key: str | None = None,
     ) -> None:
-        self.url = _base(
+        self.url = base_url(
             url
             or os.environ.get("PENSTOCK_GATEWAY")
             or local_environment().get("PENSTOCK_GATEWAY")
@@ -81,13 +87,13 @@ class Client(Operating, Delivering, Waiting):
         )
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._own_keys = own_keys
+        self._generates_keys = own_keys
         self._credentials = Credentials.from_environment() if api_key is None else Credentials(api_key)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        named = {"User-Agent": f"penstock-client/{penstock.__version__}"}
-        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=named)
+        headers = {"User-Agent": f"penstock-client/{penstock.__version__}"}
+        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=headers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,10 +115,10 @@ class Client(Operating, Delivering, Waiting):
         events: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> Submitted:
-        """Submits one task; see `Draft` for what each argument means.
+        """Submits one task; `Draft` documents the arguments.
 
         Raises:
-            Invalid: refused; `pointer` tells which field.
+            Invalid: the submission is refused; `pointer` is the field at fault.
         """
         draft = Draft(
             type=type,
@@ -126,10 +132,11 @@ class Client(Operating, Delivering, Waiting):
             events=events,
             labels=labels or {},
         )
-        wire, ours = self._keyed(draft)
-        found = await self._ask("POST", "/tasks", orjson.dumps(wire), safe="idempotency_key" in wire)
-        # Under a key of ours that no other call has, even an answer to a repetition means that we created it.
-        return Submitted(found["id"], created=ours or found["created"])
+        wire, generated = self._with_idempotency_key(draft)
+        answer = await self._request("POST", "/tasks", orjson.dumps(wire), safe="idempotency_key" in wire)
+        # No other call uses a generated idempotency key, so this call created the task even when
+        # its request was repeated.
+        return Submitted(answer["id"], created=generated or answer["created"])
 
     async def submit_many(
         self,
@@ -137,41 +144,45 @@ class Client(Operating, Delivering, Waiting):
         *,
         progress: Callable[[int], None] | None = None,
     ) -> list[Submitted]:
-        """Submits any number of tasks, in requests of at most 500; returns them in the order given.
+        """Submits any number of tasks, in requests of at most 500.
 
-        Each request is inserted whole or not at all. When one is refused, those before it stay submitted.
+        The gateway inserts each request whole or not at all. When it refuses a request, earlier
+        ones stay submitted.
 
         Args:
-            drafts: `Draft`s, or objects as of `submitted.schema.json`.
-            progress: told after each request how many tasks it submitted.
+            drafts: `Draft`s, or JSON objects of `submitted.schema.json`.
+            progress: called after each request with the number of tasks that it submitted.
+
+        Returns:
+            The tasks in the order of `drafts`.
 
         Raises:
-            Invalid: refused; `pointer` begins with the position in `drafts`.
+            Invalid: a submission is refused; `pointer` begins with its position in `drafts`.
         """
         submitted: list[Submitted] = []
-        for chunk in chunks(self._keyed(draft) for draft in drafts):
-            body = b"[" + b",".join(data for data, _, _ in chunk) + b"]"
-            safe = all(keyed for _, keyed, _ in chunk)
+        for chunk in chunks(self._with_idempotency_key(draft) for draft in drafts):
+            body = b"[" + b",".join(entry.data for entry in chunk) + b"]"
+            safe = all(entry.repeatable for entry in chunk)
             try:
-                found = await self._ask("POST", "/tasks", body, safe=safe)
+                answer = await self._request("POST", "/tasks", body, safe=safe)
             except Invalid as error:
                 before = len(submitted)
-                raise relocated(error, lambda pointer: moved(pointer, before)) from None  # noqa: B023 (used at once)
+                raise relocated(error, lambda pointer: shift_pointer(pointer, before)) from None  # noqa: B023 (used at once)
             submitted += [
-                Submitted(task["id"], created=ours or task["created"])
-                for task, (_, _, ours) in zip(found["tasks"], chunk, strict=True)
+                Submitted(task["id"], created=entry.generated or task["created"])
+                for task, entry in zip(answer["tasks"], chunk, strict=True)
             ]
             if progress is not None:
                 progress(len(chunk))
         return submitted
 
     async def get(self, task_id: int) -> Task:
-        """One task, with context, result and attempts.
+        """One task with its context, result and attempts.
 
         Raises:
             NotFound: no task has this id.
         """
-        return Task.from_wire(await self._ask("GET", f"/tasks/{task_id}"))
+        return Task.from_wire(await self._request("GET", f"/tasks/{task_id}"))
 
     async def list(
         self,
@@ -184,65 +195,62 @@ class Client(Operating, Delivering, Waiting):
         idempotency_key: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Task]:
-        """Tasks, newest first, that match all filters; at most `limit`, by default all of them."""
-        named = (("type", type), ("stage", stage), ("key", key))
-        query = [(name, value) for name, value in named if value is not None]
-        query += [("state", one) for one in ([state] if isinstance(state, str) else state)]
+        """Tasks that match all filters, newest first.
+
+        Args:
+            type: task type.
+            state: one state or several.
+            stage: current stage, or the last one.
+            key: concurrency key.
+            labels: labels that the task has, with these values.
+            idempotency_key: idempotency key.
+            limit: most tasks; None is all.
+        """
+        query = query_of(type=type, stage=stage, key=key, idempotency_key=idempotency_key)
+        query += [("state", name) for name in ([state] if isinstance(state, str) else state)]
         query += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
-        if idempotency_key is not None:
-            query.append(("idempotency_key", idempotency_key))
-        left = limit
-        cursor: list[tuple[str, str]] = []
-        while left is None or left > 0:
-            size = LARGEST_PAGE if left is None else min(left, LARGEST_PAGE)
-            page = await self._ask("GET", "/tasks", query=[*query, *cursor, ("limit", str(size))])
-            for raw in page["tasks"]:
-                yield Task.from_wire(raw)
-            if left is not None:
-                left -= len(page["tasks"])
-            if page["next"] is None:
-                return
-            cursor = [("cursor", page["next"])]
+        async for document in pages(self, "/tasks", "tasks", query, limit, TASK_PAGE_SIZE):
+            yield Task.from_wire(document)
 
     async def cancel(self, ids: Iterable[int]) -> Cancelled:
-        """Cancels those of the tasks that have not ended; tells what became of each id."""
-        told = Cancelled([], [], [])
-        for some in parts([*ids]):
-            found = await self._ask("POST", "/tasks/cancel", orjson.dumps({"ids": some}))
-            told = Cancelled(
-                [*told.cancelled, *found["cancelled"]],
-                [*told.unchanged, *found["unchanged"]],
-                [*told.unknown, *found["unknown"]],
+        """Cancels the tasks that have not ended."""
+        total = Cancelled([], [], [])
+        for chunk in id_chunks([*ids]):
+            answer = await self._request("POST", "/tasks/cancel", orjson.dumps({"ids": chunk}))
+            total = Cancelled(
+                [*total.cancelled, *answer["cancelled"]],
+                [*total.unchanged, *answer["unchanged"]],
+                [*total.unknown, *answer["unknown"]],
             )
-        return told
+        return total
 
     async def states(self, ids: Iterable[int]) -> dict[str, int]:
-        """How many of the tasks are in which state; unknown ids count nowhere."""
+        """The number of tasks by state; unknown ids are not counted."""
         counts: dict[str, int] = {}
-        for some in parts([*ids]):
-            found = await self._ask("POST", "/tasks/states", orjson.dumps({"ids": some}))
-            for state, count in found["states"].items():
+        for chunk in id_chunks([*ids]):
+            answer = await self._request("POST", "/tasks/states", orjson.dumps({"ids": chunk}))
+            for state, count in answer["states"].items():
                 counts[state] = counts.get(state, 0) + count
         return counts
 
     async def watch(self, ids: Iterable[int], *, every_s: float = 1.0) -> AsyncIterator[dict[str, int]]:
-        """The counts by state, now and whenever they have changed, until all tasks have ended.
+        """Yields the counts by state at once and after each change, until all tasks have ended.
 
         Args:
-            ids: which tasks.
-            every_s: longest time between two questions, in seconds; the first come faster.
+            ids: ids of the tasks.
+            every_s: longest time between two polls, in seconds. The first polls come faster.
 
         Raises:
-            NotFound: some of the ids are no task's.
+            NotFound: one of the ids is unknown.
         """
-        wanted = set(ids)
+        unique = set(ids)
         pause_s = min(0.05, every_s)
         last: dict[str, int] | None = None
-        while wanted:
-            counts = await self.states(wanted)
-            missing = len(wanted) - sum(counts.values())
+        while unique:
+            counts = await self.states(unique)
+            missing = len(unique) - sum(counts.values())
             if missing:
-                raise NotFound(f"{missing} of the {len(wanted)} ids are no task's")
+                raise NotFound(f"{missing} of the {len(unique)} ids are unknown")
             if counts != last:
                 yield counts
                 last = counts
@@ -252,11 +260,11 @@ class Client(Operating, Delivering, Waiting):
             pause_s = min(every_s, pause_s * 1.5)
 
     async def wait(self, ids: Iterable[int], *, timeout_s: float | None = None) -> dict[str, int]:
-        """Waits until all tasks have ended; returns the counts by state.
+        """Waits until all tasks have ended, and returns the counts by state.
 
         Raises:
-            NotFound: some of the ids are no task's.
-            TimeoutError: they have not within `timeout_s` seconds.
+            NotFound: one of the ids is unknown.
+            TimeoutError: a task has not ended within `timeout_s` seconds.
         """
         counts: dict[str, int] = {}
         async with asyncio.timeout(timeout_s):
@@ -265,126 +273,112 @@ class Client(Operating, Delivering, Waiting):
         return counts
 
     async def types(self) -> Sequence[Mapping[str, Any]]:
-        """All task types, as of `task-type.schema.json`."""
-        found: Sequence[Mapping[str, Any]] = (await self._ask("GET", "/types"))["types"]
-        return found
+        """All task types, as documents of `task-type.schema.json`."""
+        types: Sequence[Mapping[str, Any]] = (await self._request("GET", "/types"))["types"]
+        return types
 
     async def owners(self) -> Mapping[str, str | None]:
-        """By type which process of task-sync releases its tasks, as host and process id; None where none does now."""
-        found: Sequence[Mapping[str, Any]] = (await self._ask("GET", "/owners"))["owners"]
-        return {one["type"]: one["process"] for one in found}
+        """The process of task-sync that releases the tasks of each type, as host and process id.
 
-    async def register_type(self, name: str, **settings: Any) -> Mapping[str, Any]:
-        """Registers a task type, or changes it; what is left out gets its default. Returns it as it is now.
+        The value is None for a type that no process releases now.
+        """
+        owners: Sequence[Mapping[str, Any]] = (await self._request("GET", "/owners"))["owners"]
+        return {owner["type"]: owner["process"] for owner in owners}
+
+    async def register_type(self, /, name: str, **settings: Any) -> Mapping[str, Any]:
+        """Registers a task type or replaces its settings, and returns the type as it is now.
 
         Args:
             name: letters, digits, `_` and `-`.
-            settings: fields of `task-type.schema.json`.
+            settings: fields of `task-type.schema.json`; every other field gets its default.
 
         Raises:
-            Invalid: refused; `pointer` tells which field.
-            Conflict: the number of partitions of a type cannot be changed.
+            Invalid: a setting is refused; `pointer` is the field at fault.
+            Conflict: the type exists with another number of partitions, which cannot be changed.
         """
-        return await self._ask("POST", "/types", orjson.dumps({"name": name, **settings}))
+        return await self._request("POST", "/types", orjson.dumps({"name": name, **settings}))
 
-    def _keyed(self, draft: Draft | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """The object to send, and whether its key is ours."""
+    def _with_idempotency_key(self, draft: Draft | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """The JSON object of the submission, and whether its idempotency key was generated here."""
         wire = draft.to_wire() if isinstance(draft, Draft) else dict(draft)
-        if "idempotency_key" in wire or not self._own_keys:
+        if "idempotency_key" in wire or not self._generates_keys:
             return wire, False
         wire["idempotency_key"] = f"auto-{uuid.uuid4().hex}"
         return wire, True
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        *,
-        query: Sequence[tuple[str, str]] = (),
-        safe: bool = True,
+    async def _request(
+        self, method: str, path: str, body: bytes | None = None, *, query: Query = (), safe: bool = True
     ) -> dict[str, Any]:
-        """Sends a request until it is answered, if it is safe to repeat.
+        """Sends a request, and repeats it while the gateway does not answer.
+
+        Args:
+            method: HTTP method.
+            path: path with its leading slash.
+            body: JSON.
+            query: query parameters.
+            safe: a repetition has no effect beyond the first request.
 
         Raises:
-            PenstockError: what the answer's problem document says.
+            PenstockError: the error of the answer's problem document.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
-        tries = 0
+        failures = 0
         while True:
-            sent = self._credentials.headers
+            credentials = self._credentials.headers
             try:
-                return await self._ask_once(method, path, body, query, sent)
+                return await self._send(method, path, body, query, credentials)
             except Unauthenticated as error:
-                # Nothing of it was done. The file may hold another key by now; a key that is in no file stays as it is.
+                # The gateway did nothing. Repeat the request only if the file has another API key
+                # by now.
                 try:
-                    if not self._credentials.renewed(sent):
+                    if not self._credentials.refreshed(credentials):
                         raise
-                except SettingsError as wrong:
-                    raise Unauthenticated(f"{error}; {wrong}") from wrong
+                except SettingsError as unreadable:
+                    raise Unauthenticated(f"{error}; {unreadable}") from unreadable
                 continue
             except GatewayUnavailable as error:
-                tries += 1
-                delay_s = _BETWEEN_TRIES.delay_s(tries, random.random())  # noqa: S311 (jitter)
+                failures += 1
+                delay_s = _REPETITION.delay_s(failures, random.random())  # noqa: S311 (jitter)
                 never_sent = isinstance(error.__cause__, aiohttp.ClientConnectorError)
                 if not (safe or never_sent) or loop.time() + delay_s > deadline:
                     raise
             except Throttled as error:
-                # Nothing of it was done.
+                # The gateway did nothing, so every request is safe to repeat.
                 delay_s = error.retry_after_s
                 if loop.time() + delay_s > deadline:
                     raise
             await asyncio.sleep(delay_s)
 
-    async def _ask_once(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        query: Sequence[tuple[str, str]],
-        sent: Mapping[str, str],
+    async def _send(
+        self, method: str, path: str, body: bytes | None, query: Query, credentials: Mapping[str, str]
     ) -> dict[str, Any]:
-        assert self._session is not None, "use the client in a `with` block"
+        assert self._session is not None, "use the client in an `async with` block"
+        headers = {**credentials, "Content-Type": "application/json"} if body is not None else credentials
         try:
             async with self._session.request(
                 method,
                 self.url + path,
                 params=list(query),
                 data=None if body is None else io.BytesIO(body),
-                headers={**sent, "Content-Type": "application/json"} if body is not None else sent,
+                headers=headers,
             ) as response:
                 data = await response.read()
                 status = response.status
-                wait_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+                retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            raise GatewayUnavailable(f"no gateway answers at {self.url} ({why})") from error
+            reason = str(error) or type(error).__name__
+            raise GatewayUnavailable(f"no gateway answers at {self.url} ({reason})") from error
         except aiohttp.ClientError as error:
-            raise PenstockError(f"cannot ask {self.url}: {error}") from error
+            raise PenstockError(
+                f"the request to {self.url} failed: {error}; check the gateway's address"
+            ) from error
         if status >= 400:
-            raise error_of(status, data, wait_s)
+            raise error_of(status, data, retry_after_s)
         try:
-            found: dict[str, Any] = orjson.loads(data)
+            answer: dict[str, Any] = orjson.loads(data)
         except orjson.JSONDecodeError as error:
-            raise PenstockError(f"what answers at {self.url} is no Penstock gateway") from error
-        return found
-
-
-def _base(url: str) -> str:
-    """An address without the slash at its end.
-
-    Raises:
-        SettingsError: no http:// or https:// URL.
-    """
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-    except ValueError:
-        usable = False
-    if not usable or not url.isprintable() or " " in url:
-        raise SettingsError(
-            f"gateway={url!r} is not a URL: set PENSTOCK_GATEWAY (or --gateway) to http://HOST:PORT, "
-            f"such as {DEFAULT_URL}"
-        )
-    return url.rstrip("/")
+            raise PenstockError(
+                f"the server at {self.url} is no Penstock gateway: it did not answer with JSON; check the address"
+            ) from error
+        return answer

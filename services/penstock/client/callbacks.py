@@ -1,26 +1,33 @@
-"""What operators ask and say of callbacks and their targets."""
+"""Methods of `Client` about callbacks and their targets."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import Any
 
 import orjson
 
-from penstock.client.asking import Asking, Document, given, pace, pages, wire_moment
 from penstock.client.models import Replayed
+from penstock.client.transport import (
+    Document,
+    Transport,
+    encode_moment,
+    pages,
+    query_of,
+    require_positive,
+    without_none,
+)
 from penstock.core.access import DEFAULT_NAMESPACE
 
-LARGEST_TARGET_PAGE = 100
-LARGEST_CALLBACK_PAGE = 500
+TARGET_PAGE_SIZE = 100
+CALLBACK_PAGE_SIZE = 500
 
 
-class Delivering:
-    """The part of `Client` that is for callbacks; documents are those of the API's description."""
+class CallbackMethods:
+    """The methods of `Client` about callbacks; the API's description defines the documents."""
 
     async def targets(
-        self: Asking,
+        self: Transport,
         *,
         state: str | None = None,
         prefix: str | None = None,
@@ -28,70 +35,87 @@ class Delivering:
         namespace: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Document]:
-        """Targets in the order of their URLs and namespaces, each as of `Target`; at most `limit`, by default all of them.
+        """Targets in the order of their URLs and namespaces: one `Target` document each.
 
         Args:
             state: normal, abnormal or disabled.
-            prefix: only URLs that begin with this.
-            url: only this one.
-            namespace: only of this one; None is all that may be seen.
-            limit: at most so many.
+            prefix: only URLs that begin with this text.
+            url: only this URL.
+            namespace: only this namespace; None is every namespace that the API key may see.
+            limit: most targets; None is all.
         """
-        query = given(state=state, prefix=prefix, url=url, namespace=namespace)
-        async for target in pages(self, "/targets", "targets", query, limit, LARGEST_TARGET_PAGE):
+        query = query_of(state=state, prefix=prefix, url=url, namespace=namespace)
+        async for target in pages(self, "/targets", "targets", query, limit, TARGET_PAGE_SIZE):
             yield target
 
-    async def target(self: Asking, url: str, namespace: str | None = None) -> Document | None:
-        """One target; None when nothing was ever sent to it or said of it.
+    async def target(self: Transport, url: str, namespace: str | None = None) -> Document | None:
+        """One target; None when there is none.
 
         Args:
-            url: its address.
-            namespace: in which it is called; None is the only one that has it, or, of several, `default`.
+            url: address of the target.
+            namespace: namespace of the target. None is the only namespace that has the URL, or
+                `default` if several have it.
         """
-        query = given(url=url, namespace=namespace)
-        found = (await self._ask("GET", "/targets", query=query))["targets"]
+        found = (await self._request("GET", "/targets", query=query_of(url=url, namespace=namespace)))[
+            "targets"
+        ]
         if len(found) == 1:
             return dict(found[0])
-        return next((one for one in found if one["namespace"] == DEFAULT_NAMESPACE), None)
+        return next((target for target in found if target["namespace"] == DEFAULT_NAMESPACE), None)
 
-    async def disable_target(self: Asking, url: str, why: str, namespace: str | None = None) -> Document:
-        """Sends nothing more to a target until it is enabled: `changed`, and the `target` as it is now.
+    async def disable_target(self: Transport, url: str, why: str, namespace: str | None = None) -> Document:
+        """Stops calls to a target until it is enabled.
 
         Args:
-            url: its address.
-            why: shown with it.
-            namespace: in which it is called; None is the only one that the key is confined to, else `default`.
+            url: address of the target.
+            why: the reason, which lists of targets show.
+            namespace: namespace of the target. None is the only namespace of the API key, or else
+                `default`.
+
+        Returns:
+            `changed`, and the `target` after the change.
 
         Raises:
-            Invalid: no URL that could be called.
-            NotFound: no such namespace.
+            Invalid: the URL cannot be called.
+            NotFound: there is no such namespace.
         """
-        wire = _body(url=url, namespace=namespace)
-        return await self._ask("POST", "/targets/disable", orjson.dumps({**wire, "why": why}))
+        wire = without_none(url=url, namespace=namespace, why=why)
+        return await self._request("POST", "/targets/disable", orjson.dumps(wire))
 
-    async def enable_target(self: Asking, url: str, namespace: str | None = None) -> Document:
-        """Sends to a target again, with its health begun anew: `changed`, and the `target` as it is now.
+    async def enable_target(self: Transport, url: str, namespace: str | None = None) -> Document:
+        """Resumes calls to a target, and resets its health.
+
+        Returns:
+            `changed`, and the `target` after the change.
 
         Raises:
-            NotFound: nothing was ever sent to it or said of it.
+            NotFound: there is no such target.
         """
-        wire = _body(url=url, namespace=namespace)
-        return await self._ask("POST", "/targets/enable", orjson.dumps(wire))
+        wire = without_none(url=url, namespace=namespace)
+        return await self._request("POST", "/targets/enable", orjson.dumps(wire))
 
     async def limit_target(
-        self: Asking, url: str, rate: float | None, namespace: str | None = None
+        self: Transport, url: str, rate: float | None, namespace: str | None = None
     ) -> Document:
-        """The most calls a second that a target gets; None is the setting of the service. Else as `disable_target`.
+        """Limits the calls to a target.
+
+        Args:
+            url: address of the target.
+            rate: most calls a second; None is the setting of the service.
+            namespace: namespace of the target, as for `disable_target`.
+
+        Returns:
+            `changed`, and the `target` after the change.
 
         Raises:
-            Invalid: no URL that could be called, or no rate above 0.
-            NotFound: no such namespace.
+            Invalid: the URL cannot be called, or the rate is not above 0.
+            NotFound: there is no such namespace.
         """
-        wire = {**_body(url=url, namespace=namespace), "rate": pace(rate)}
-        return await self._ask("POST", "/targets/limit", orjson.dumps(wire))
+        wire = {**without_none(url=url, namespace=namespace), "rate": require_positive(rate)}
+        return await self._request("POST", "/targets/limit", orjson.dumps(wire))
 
     async def callbacks(
-        self: Asking,
+        self: Transport,
         *,
         target: str | None = None,
         namespace: str | None = None,
@@ -101,30 +125,32 @@ class Delivering:
         until: datetime | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Document]:
-        """Callbacks in the order of their targets and their creation, each as of `CallbackRow`; by default all of them.
+        """Callbacks by target and creation: one `CallbackRow` document each.
 
         Args:
-            target: URL.
-            namespace: of targets; None is all that may be seen.
-            task_id: of this task; without it only those that are not delivered are found, and by default the dead.
-            state: pending, held, delivered or dead.
-            since: ended then or later; created, while it has not ended.
-            until: ended, or created, before.
-            limit: at most so many.
+            target: URL of the target.
+            namespace: namespace of the target; None is every namespace that the API key may see.
+            task_id: only callbacks of this task.
+            state: pending, held, delivered or dead. Delivered callbacks are found only with
+                `task_id`. None is dead, or with `task_id` any state.
+            since: ended at this moment or later. The moment of a callback that has not ended is its
+                creation.
+            until: ended before this moment.
+            limit: most callbacks; None is all.
         """
-        query = given(
+        query = query_of(
             target=target,
             namespace=namespace,
             task_id=task_id,
             state=state,
-            since=wire_moment(since),
-            until=wire_moment(until),
+            since=encode_moment(since),
+            until=encode_moment(until),
         )
-        async for callback in pages(self, "/callbacks", "callbacks", query, limit, LARGEST_CALLBACK_PAGE):
+        async for callback in pages(self, "/callbacks", "callbacks", query, limit, CALLBACK_PAGE_SIZE):
             yield callback
 
     async def replay(
-        self: Asking,
+        self: Transport,
         ids: Sequence[str] | None = None,
         *,
         target: str | None = None,
@@ -137,61 +163,54 @@ class Delivering:
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Replayed:
-        """Owes dead callbacks anew, all that match what is given, in as many requests as it takes.
+        """Requeues dead callbacks that match all filters, in as many requests as necessary.
 
         Args:
-            ids: these; at most 10,000.
-            target: URL.
-            namespace: of the target. None is, with `target`, the only one that the key is confined to or `default`, and
-                without it all that may be seen.
-            task_id: of this task.
-            state: dead, which is the default; or delivered, with `ids` only.
-            since: ended then or later.
-            until: ended before.
-            rate: callbacks a second; None is all at once.
-            dry_run: only count, up to 100,000.
-            progress: told after each request how many it replayed.
+            ids: only these callbacks; at most 10,000.
+            target: URL of the target.
+            namespace: namespace of the target. With `target`, None is the only namespace of the API
+                key, or else `default`. Without `target`, None is every namespace that the API key
+                may see.
+            task_id: only callbacks of this task.
+            state: dead, which is the default; or delivered, only with `ids`.
+            since: ended at this moment or later.
+            until: ended before this moment.
+            rate: callbacks a second; None is no limit.
+            dry_run: count only, up to 100,000.
+            progress: called after each request with the number of callbacks that it replayed.
 
         Raises:
-            Invalid: nothing is given, or what is given is wrong, such as a rate that is not above 0.
-            GatewayUnavailable: some may have been replayed; the same call replays the rest.
+            Invalid: there is no filter, or a filter or the rate is wrong.
+            GatewayUnavailable: some callbacks may have been replayed; the same call replays the
+                others.
         """
-        wire: dict[str, Any] = {
-            name: value
-            for name, value in {
-                "ids": list(ids) if ids is not None else None,
-                "target": target,
-                "namespace": namespace,
-                "task_id": task_id,
-                "state": state,
-                "since": wire_moment(since),
-                "until": wire_moment(until),
-                "rate": pace(rate),
-                "dry_run": dry_run or None,
-            }.items()
-            if value is not None
-        }
-        told = Replayed(0, 0, [], complete=True, examples=[])
+        wire = without_none(
+            ids=list(ids) if ids is not None else None,
+            target=target,
+            namespace=namespace,
+            task_id=task_id,
+            state=state,
+            since=encode_moment(since),
+            until=encode_moment(until),
+            rate=require_positive(rate),
+            dry_run=dry_run or None,
+        )
+        total = Replayed(0, 0, [], complete=True, examples=[])
         while True:
-            # One that is delivered anew between a request and its repetition would be replayed twice.
-            found = await self._ask(
+            # A repeated request could replay a callback twice that was delivered between the two.
+            answer = await self._request(
                 "POST", "/callbacks/replay", orjson.dumps(wire), safe=state != "delivered"
             )
-            told = Replayed(
-                told.count + found["replayed"],
-                told.held + found["held"],
-                list(dict.fromkeys([*told.disabled, *found["disabled"]]))[:5],
-                not (dry_run and found["more"]),
-                told.examples or found["examples"],
+            total = Replayed(
+                total.count + answer["replayed"],
+                total.held + answer["held"],
+                list(dict.fromkeys([*total.disabled, *answer["disabled"]]))[:5],
+                not (dry_run and answer["more"]),
+                total.examples or answer["examples"],
             )
             if progress is not None:
-                progress(found["replayed"])
-            if dry_run or not found["more"]:
-                return told
+                progress(answer["replayed"])
+            if dry_run or not answer["more"]:
+                return total
             if rate:
-                wire["start_in_s"] = told.count / rate
-
-
-def _body(**fields: str | None) -> dict[str, str]:
-    """What is said, without what is not."""
-    return {name: value for name, value in fields.items() if value is not None}
+                wire["start_in_s"] = total.count / rate

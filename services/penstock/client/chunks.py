@@ -1,46 +1,61 @@
-"""What is asked about many things at once, in requests of a bearable size."""
+"""Splits many tasks or ids into requests that the gateway accepts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-# The gateway takes more; smaller requests show progress and share its statements.
+# The gateway accepts larger requests. Smaller ones show progress, and the gateway inserts several
+# together.
 CHUNK_TASKS = 500
 CHUNK_BYTES = 4 * 1024 * 1024
 
 # The gateway's limit.
-IDS_AT_ONCE = 10_000
+MAX_IDS = 10_000
 
 
-# A task encoded, whether it has a key, and whether the key is ours.
-Entry = tuple[bytes, bool, bool]
+class Entry(NamedTuple):
+    """A task of a request.
+
+    Attributes:
+        data: the encoded submission.
+        repeatable: the submission has an idempotency key.
+        generated: the client generated that idempotency key.
+    """
+
+    data: bytes
+    repeatable: bool
+    generated: bool
 
 
-def chunks(drafts: Iterable[tuple[dict[str, Any], bool]]) -> Iterable[Sequence[Entry]]:
-    """The entry of each task, in chunks that fit a request."""
+def chunks(submissions: Iterable[tuple[dict[str, Any], bool]]) -> Iterable[Sequence[Entry]]:
+    """The entries of submissions, in chunks that fit a request.
+
+    Args:
+        submissions: JSON objects, each with whether the client generated its idempotency key.
+    """
     chunk: list[Entry] = []
-    size = 0
-    for wire, ours in drafts:
+    size_bytes = 0
+    for wire, generated in submissions:
         data = orjson.dumps(wire)
-        if chunk and (len(chunk) == CHUNK_TASKS or size + len(data) > CHUNK_BYTES):
+        if chunk and (len(chunk) == CHUNK_TASKS or size_bytes + len(data) > CHUNK_BYTES):
             yield chunk
-            chunk, size = [], 0
-        chunk.append((data, "idempotency_key" in wire, ours))
-        size += len(data)
+            chunk, size_bytes = [], 0
+        chunk.append(Entry(data, "idempotency_key" in wire, generated))
+        size_bytes += len(data)
     if chunk:
         yield chunk
 
 
-def parts(ids: Sequence[int]) -> Iterable[Sequence[int]]:
-    """The ids, as many together as the gateway takes."""
-    return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
+def id_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
+    """The ids, in chunks of at most `MAX_IDS`."""
+    return (ids[start : start + MAX_IDS] for start in range(0, len(ids), MAX_IDS))
 
 
-def moved(pointer: str, by: int) -> str:
-    """A pointer into a chunk as one that begins with the position in all drafts."""
+def shift_pointer(pointer: str, by: int) -> str:
+    """The JSON Pointer with `by` added to its first part, when that is a position."""
     head, _, tail = pointer.removeprefix("/").partition("/")
     if not head.isdigit():
         return pointer

@@ -1,4 +1,4 @@
-"""What the client takes and gives: plain values, decoded."""
+"""The values that the client accepts and returns, decoded."""
 
 from __future__ import annotations
 
@@ -7,39 +7,31 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from penstock.client.transport import encode_moment
 from penstock.contracts.context import Context
+from penstock.contracts.task_fields import TaskFields
 from penstock.core.task import FINAL, Priority, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A task to be submitted.
+class Draft(TaskFields):
+    """A task to submit: the fields of `TaskFields`, and those that are converted.
 
     Attributes:
-        type: name of a registered task type.
-        context: what the first stage is given: any JSON value, bytes, or a `Context` for text and URLs.
-        stage: where to begin; None is the type's first stage.
-        priority: which goes first within the type.
-        key: tenant or resource that it counts for in limits and turns of its type.
-        idempotency_key: submitting the same type and idempotency key again returns the first task.
-        run_at: not to be released before; a naive moment is the local time.
-        callbacks: targets to be called at each subscribed transition: URLs, or objects with `url` and perhaps `events`,
-            `headers`, `format` and `ordered` as in `submitted.schema.json`; None is the type's choice, an empty one none.
-        events: which transitions are reported, "final" or "all"; None is the type's choice.
-        labels: free names and values, for finding tasks again.
+        context: the input of the first stage: any JSON value, bytes, or a `Context` for text and
+            URLs.
+        priority: order of release within the type.
+        run_at: the earliest moment of release; a naive moment is local time.
+        callbacks: targets of the task's callbacks: URLs, or objects with `url` and optionally
+            `events`, `headers`, `format` and `ordered`, as in `submitted.schema.json`. None is the
+            type's list; an empty list means no callbacks.
     """
 
-    type: str
     context: Any = None
-    stage: str | None = None
     priority: Priority | str = Priority.MEDIUM
-    key: str | None = None
-    idempotency_key: str | None = None
     run_at: datetime | None = None
-    # Never in a repr: headers are secrets.
+    # Not in the repr, because headers are secrets.
     callbacks: Sequence[str | Mapping[str, Any]] | None = field(default=None, repr=False)
-    events: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of `submitted.schema.json`.
@@ -47,31 +39,23 @@ class Draft:
         Raises:
             InvalidRecord: the context is not JSON.
         """
-        wire: dict[str, Any] = {"type": self.type, **Context.encode(self.context).to_wire()}
+        wire: dict[str, Any] = {**self.wire_fields(), **Context.encode(self.context).to_wire()}
         if self.priority is not Priority.MEDIUM:
             wire["priority"] = priority_name(self.priority)
         if self.run_at is not None:
-            wire["run_at"] = self.run_at.astimezone().isoformat()
+            wire["run_at"] = encode_moment(self.run_at)
         if self.callbacks is not None:
             wire["callbacks"] = list(self.callbacks)
-        if self.labels:
-            wire["labels"] = dict(self.labels)
-        rest = {
-            "stage": self.stage,
-            "key": self.key,
-            "idempotency_key": self.idempotency_key,
-            "events": self.events,
-        }
-        return wire | {name: value for name, value in rest.items() if value is not None}
+        return wire
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The task a submission became.
+    """The task of a submission.
 
     Attributes:
         id: task id.
-        created: False when an earlier submission with the same idempotency key had created it.
+        created: False when an earlier submission with the same idempotency key created the task.
     """
 
     id: int
@@ -80,12 +64,12 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What became of a wish to cancel some tasks; each id is in one of the three.
+    """The outcome of a cancellation; each id is in one of the three lists.
 
     Attributes:
-        cancelled: by this call.
-        unchanged: had ended before.
-        unknown: no task has these ids.
+        cancelled: ids of the tasks that this call cancelled.
+        unchanged: ids of the tasks that had ended before.
+        unknown: ids without a task.
     """
 
     cancelled: Sequence[int]
@@ -95,18 +79,22 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """Which tasks are meant; all that is given must match, and something is given.
+    """A filter of tasks: a task must match all attributes that are set; set at least one.
 
     Attributes:
-        ids: these; at most 10,000.
-        type, stage: of this name.
-        key: with this one.
-        states: in one of these; by default in any in which the verb can change them.
-        labels: with all of these.
-        priorities: with one of these.
-        created_since, created_until: created at or after the one and before the other; naive moments are the local time.
-        finished_since, finished_until: likewise, of those that have ended.
-        error: a part of "kind: message" of its error, in any case of letters.
+        ids: task ids; at most 10,000.
+        type: task type.
+        stage: current stage, or the last one.
+        key: concurrency key.
+        states: one of these states; by default every state in which the verb applies.
+        labels: labels that the task has, with these values.
+        priorities: one of these priorities.
+        created_since: created at this moment or later; a naive moment is local time, here and
+            below.
+        created_until: created before this moment.
+        finished_since: ended at this moment or later.
+        finished_until: ended before this moment.
+        error: part of the text "kind: message" of the task's error, in upper or lower case.
     """
 
     ids: Sequence[int] = ()
@@ -131,32 +119,34 @@ class TaskFilter:
             "key": self.key,
             "states": [str(state) for state in self.states],
             "labels": dict(self.labels),
-            "priorities": [priority_name(one) for one in self.priorities],
+            "priorities": [priority_name(priority) for priority in self.priorities],
+            "created_since": encode_moment(self.created_since),
+            "created_until": encode_moment(self.created_until),
+            "finished_since": encode_moment(self.finished_since),
+            "finished_until": encode_moment(self.finished_until),
             "error": self.error,
         }
-        for name in ("created_since", "created_until", "finished_since", "finished_until"):
-            moment: datetime | None = getattr(self, name)
-            wire[name] = moment.astimezone().isoformat() if moment is not None else None
         return {name: value for name, value in wire.items() if value not in (None, [], {})}
 
 
 def priority_name(priority: Priority | str) -> str:
-    """A priority as it travels."""
+    """The priority's name on the wire."""
     return priority.name if isinstance(priority, Priority) else priority
 
 
 @dataclass(frozen=True, slots=True)
 class Operated:
-    """What an operation has done, or by a dry run would do.
+    """The result of an operation or of its dry run.
 
     Attributes:
-        id: name of the operation, under which the audit has it; None for a dry run.
+        id: id of the operation, also in the audit; None for a dry run.
         state: running, done, stopped or failed; None for a dry run.
-        count: how many tasks it has changed, or would change.
-        found_in: how many of them were in which state.
-        complete: False when a dry run has stopped counting.
-        examples: of a dry run the first five, as of `TaskSummary` in the API's description.
-        error: why it failed.
+        count: number of tasks that the operation has changed, or would change.
+        found_in: number of these tasks by their state before the change.
+        complete: False when a dry run stopped counting at its limit.
+        examples: the first five tasks of a dry run, as `TaskSummary` documents of the API's
+            description.
+        error: why the operation failed.
     """
 
     id: str | None
@@ -170,14 +160,14 @@ class Operated:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was replayed, or by a dry run would be.
+    """The result of a replay of callbacks or of its dry run.
 
     Attributes:
-        count: how many callbacks.
-        held: how many of them wait for a disabled target.
-        disabled: such targets; five at most.
-        complete: False when a dry run has stopped counting.
-        examples: the first five, as of `CallbackRow` in the API's description.
+        count: number of callbacks that were replayed, or would be.
+        held: number of these callbacks that wait because their target is disabled.
+        disabled: URLs of such targets; at most five.
+        complete: False when a dry run stopped counting at its limit.
+        examples: the first five callbacks, as `CallbackRow` documents of the API's description.
     """
 
     count: int
@@ -189,20 +179,20 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task as it was when the gateway was asked.
+    """A task at the moment of the gateway's answer.
 
     Attributes:
         id: task id.
         type: task type.
-        state: where it is.
-        stage: the stage it is in, or ended in.
-        attempt: which run of that stage; 0 is the first.
-        priority: order of release within its type.
-        labels: as submitted.
-        context: what its stage is given, decoded; None in lists.
-        result: what its last stage returned, decoded; None before that and in lists.
-        error: kind, message and perhaps traceback of its failure.
-        raw: the whole document as the gateway sent it.
+        state: state of the task.
+        stage: current stage, or the last one.
+        attempt: number of the attempt of this stage; the first is 0.
+        priority: order of release within the type.
+        labels: labels of the submission.
+        context: input of the stage, decoded; None in lists.
+        result: result of the last stage, decoded; None before the task has succeeded, and in lists.
+        error: kind, message and optionally traceback of the failure; None without one.
+        raw: the whole document of the gateway.
     """
 
     id: int
@@ -219,17 +209,17 @@ class Task:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it by itself."""
+        """Whether the state is final: succeeded, failed, cancelled or quarantined."""
         return self.state in FINAL
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
-        """Every attempt that ended, in order; empty in lists."""
+        """The attempts that have ended, in order; empty in lists."""
         return self.raw.get("attempts") or ()
 
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> Task:
-        """Reads the gateway's document."""
+        """Decodes a document of the gateway."""
         return cls(
             id=raw["id"],
             type=raw["type"],
@@ -238,14 +228,14 @@ class Task:
             attempt=raw["attempt"],
             priority=Priority[raw["priority"]],
             labels=raw["labels"],
-            context=_decoded(raw, "context", raw.get("content_type")),
-            result=_decoded(raw, "result", raw.get("result_type")),
+            context=_decode(raw, "context", raw.get("content_type")),
+            result=_decode(raw, "result", raw.get("result_type")),
             error=raw["error"],
             raw=raw,
         )
 
 
-def _decoded(raw: Mapping[str, Any], name: str, content_type: str | None) -> Any:
+def _decode(raw: Mapping[str, Any], name: str, content_type: str | None) -> Any:
     if content_type is None or name not in raw:
         return None
     context = Context.from_wire({"content_type": content_type, name: raw[name]}, name)

@@ -1,4 +1,4 @@
-"""Events in the envelope of CloudEvents 1.0, as its JSON format has them (structured mode): for targets that speak it.
+"""Events in the envelope of CloudEvents 1.0, in its JSON format (structured mode).
 
 Source: https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md
 """
@@ -13,16 +13,16 @@ from penstock.contracts.event import Event
 
 CONTENT_TYPE = "application/cloudevents+json"
 
-# In front of an event's own name: types are reverse-domain or at least somebody's.
+# CloudEvents asks for a prefix that names the organisation of an event type.
 _TYPE_PREFIX = "penstock."
 
 
 def envelope(event: Event, source: str) -> bytes:
-    """The body of a callback in this format.
+    """The body of a callback in the format `cloudevents`.
 
     Args:
-        event: becomes `data`, to the byte what it is on the topic `events`.
-        source: where events come from, a URI reference; together with their id it is unique.
+        event: becomes `data`, exactly as on the topic `events`.
+        source: URI reference of the deployment; source and event id together are unique.
     """
     return orjson.dumps(
         {

@@ -1,8 +1,8 @@
-"""A task's context: what a stage is given and what it hands on, inline or by reference (claim check).
+"""The context of a task, which is the input of its stage: inline, or by reference (claim check).
 
-On the wire three fields of the surrounding record: `content_type` (json, text, url or bytes) and either
-`context` (the value; base64 for bytes) or `context_ref` (where the object store keeps it). Results use the
-same shape with other field names.
+On the wire a context is two fields of its record: `content_type` (json, text, url or bytes), and
+either `context` (the value, in base64 for bytes) or `context_ref` (its place in the object store).
+Results use the same form with other field names.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import orjson
 
 from penstock.errors import InvalidRecord
 
-# T4: a larger context goes to the object store.
+# T4: larger contexts go to the object store.
 INLINE_LIMIT_BYTES = 4096
-# Levels of arrays and objects in a value. What reads JSON here takes 1,024, what writes it 254, and a context must
-# fit into records and events around it.
+# Most levels of arrays and objects in a value. orjson reads 1,024 levels but writes only 254, and
+# records and events put further levels around a context.
 DEPTH_LIMIT = 200
 _ORJSON_DEPTH = 254
 
 
 class ContentType(StrEnum):
-    """What kind of value a context is."""
+    """The kind of a context's value."""
 
     JSON = "json"
     TEXT = "text"
@@ -41,11 +41,11 @@ _CONTENT_TYPES = {member.value: member for member in ContentType}
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """Where a large context is kept.
+    """The place of a large context in the object store.
 
     Attributes:
-        key: path below the object store's root.
-        sha256: digest of the bytes, lower-case hexadecimal.
+        key: path below the root of the object store.
+        sha256: digest of the bytes, in lower-case hexadecimal digits.
         size: length in bytes.
     """
 
@@ -59,7 +59,7 @@ class ObjectRef:
 
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> ObjectRef:
-        """Reads a `context_ref` that its schema has let through."""
+        """Reads a `context_ref` that conforms to its schema."""
         return cls(raw["key"], raw["sha256"], raw["size"])
 
 
@@ -67,8 +67,8 @@ def too_deep(data: bytes, value: Any) -> bool:
     """Whether a JSON value is nested deeper than `DEPTH_LIMIT`.
 
     Args:
-        data: its encoded bytes: when they are few, or few of them are brackets, it cannot be.
-        value: what was read from them.
+        data: the encoded value. Short values, and values with few brackets, need no further check.
+        value: the decoded value.
     """
     if len(data) <= 2 * DEPTH_LIMIT or data.count(b"[") + data.count(b"{") <= DEPTH_LIMIT:
         return False
@@ -82,7 +82,7 @@ def too_deep(data: bytes, value: Any) -> bool:
 
 
 def _not_finite(value: Any) -> float | None:
-    """A number in `value` that JSON does not have; None when there is none."""
+    """A number in `value` that JSON cannot express (infinity or NaN); None without one."""
     if isinstance(value, float):
         return None if math.isfinite(value) else value
     if isinstance(value, dict):
@@ -92,18 +92,18 @@ def _not_finite(value: Any) -> float | None:
     return next((found for item in value if (found := _not_finite(item)) is not None), None)
 
 
-_UNREAD: Any = object()
+_NO_VALUE: Any = object()
 
 
 class Context:
-    """Encoded bytes with their type, or a reference to them.
+    """An encoded value with its type, or a reference to it.
 
-    A JSON value that has just been read from a record is encoded only when its bytes are asked for, and bytes
-    are decoded only when the value is: at the rate of stages most contexts need one of the two.
+    A JSON value is encoded, and bytes are decoded, only on demand. Most contexts pass a process in
+    one form only, and both conversions are costly at the rate of stages.
 
     Attributes:
-        content_type: what kind of value it is.
-        ref: where it is kept, when it is not inline.
+        content_type: kind of the value.
+        ref: place in the object store; None for an inline context.
     """
 
     __slots__ = ("_data", "_value", "content_type", "ref")
@@ -114,7 +114,7 @@ class Context:
         data: bytes | None = None,
         ref: ObjectRef | None = None,
         *,
-        value: Any = _UNREAD,
+        value: Any = _NO_VALUE,
     ) -> None:
         self.content_type = content_type
         self.ref = ref
@@ -134,19 +134,20 @@ class Context:
 
     @property
     def data(self) -> bytes | None:
-        """The encoded value; None with a reference."""
-        if self._data is None and self._value is not _UNREAD:
+        """The encoded value; None for a reference."""
+        if self._data is None and self._value is not _NO_VALUE:
             self._data = orjson.dumps(self._value)
         return self._data
 
     @classmethod
     def encode(cls, value: Any) -> Context:
-        """The context of a Python value: bytes stay bytes, everything else becomes JSON.
+        """The context of a Python value: bytes stay bytes, and any other value becomes JSON.
 
-        Text and URLs are JSON strings unless wrapped by hand: `Context(ContentType.TEXT, b"...")`.
+        Text and URLs become JSON strings. For another content type pass a context:
+        `Context(ContentType.TEXT, b"...")`.
 
         Raises:
-            InvalidRecord: JSON has no such value.
+            InvalidRecord: JSON cannot express the value.
         """
         if isinstance(value, Context):
             return value
@@ -155,17 +156,25 @@ class Context:
         try:
             data = orjson.dumps(value)
         except TypeError as error:
-            raise InvalidRecord(f"the context is not JSON: {error}", pointer="/context") from error
-        # orjson writes null for these, silently.
+            raise InvalidRecord(
+                f"the context is not JSON: {error}; pass JSON values or bytes", pointer="/context"
+            ) from error
+        # orjson writes infinity and NaN as null, without an error.
         if b"null" in data and (number := _not_finite(value)) is not None:
-            raise InvalidRecord(f"the context is not JSON: {number} is not JSON", pointer="/context")
+            raise InvalidRecord(
+                f"the context is not JSON: {number} is not JSON; pass null or a string instead",
+                pointer="/context",
+            )
         if too_deep(data, value):
-            raise InvalidRecord(f"the context is nested deeper than {DEPTH_LIMIT} levels", pointer="/context")
+            raise InvalidRecord(
+                f"the context is nested deeper than {DEPTH_LIMIT} levels: flatten it, or send it as text",
+                pointer="/context",
+            )
         return cls(ContentType.JSON, data)
 
     def decode(self) -> Any:
-        """The Python value: any JSON, `str` for text and URL, `bytes` for bytes. Only for inline contexts."""
-        if self._value is not _UNREAD:
+        """The value of an inline context: any JSON value, `str` for text and URL, or `bytes`."""
+        if self._value is not _NO_VALUE:
             return self._value
         data = self._data
         assert data is not None, "resolve the reference through penstock.objects first"
@@ -174,7 +183,7 @@ class Context:
         return data if self.content_type is ContentType.BYTES else data.decode()
 
     def to_wire(self, name: str = "context") -> dict[str, Any]:
-        """The record's fields: `content_type` with `<name>` or `<name>_ref`."""
+        """The fields of the record: `content_type`, and `<name>` or `<name>_ref`."""
         if self.ref is not None:
             return {"content_type": self.content_type.value, f"{name}_ref": self.ref.to_wire()}
         if self.content_type is ContentType.JSON and self._data is None:
@@ -191,7 +200,7 @@ class Context:
 
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any], name: str = "context", pointer: str = "") -> Context | None:
-        """Reads a record's fields; None when neither `<name>` nor `<name>_ref` is there.
+        """Reads the fields of a record; None without `<name>` and `<name>_ref`.
 
         Raises:
             InvalidRecord: value and content type contradict each other.
@@ -207,31 +216,42 @@ class Context:
             return cls(content_type, value=value)
         if not isinstance(value, str):
             raise InvalidRecord(
-                f"with content_type {content_type.value} this must be a string", pointer=f"{pointer}/{name}"
+                f"a value with content_type {content_type.value} must be a string",
+                pointer=f"{pointer}/{name}",
             )
         if content_type is ContentType.BYTES:
             try:
                 return cls(content_type, base64.b64decode(value, validate=True))
             except (binascii.Error, ValueError) as error:
-                raise InvalidRecord(f"not base64: {error}", pointer=f"{pointer}/{name}") from error
+                raise InvalidRecord(
+                    f"not base64: {error}; encode the bytes as base64", pointer=f"{pointer}/{name}"
+                ) from error
         if content_type is ContentType.URL and "://" not in value:
-            raise InvalidRecord("not an absolute URL (scheme://…)", pointer=f"{pointer}/{name}")
+            raise InvalidRecord(
+                "not an absolute URL: send scheme://… or another content_type", pointer=f"{pointer}/{name}"
+            )
         return cls(content_type, value.encode())
 
     def require_shallow(self, pointer: str = "/context") -> None:
-        """Makes sure that an inline value can be written again wherever it has to go.
+        """Requires an inline value that records and events can carry.
 
         Raises:
-            InvalidRecord: it is nested deeper than `DEPTH_LIMIT`.
+            InvalidRecord: the value is nested deeper than `DEPTH_LIMIT`.
         """
-        if self.content_type is not ContentType.JSON or self._value is _UNREAD:
+        if self.content_type is not ContentType.JSON or self._value is _NO_VALUE:
             return
         try:
             data = self.data
-        except TypeError as error:  # read, so there is nothing else that could not be written
-            raise InvalidRecord(f"nested deeper than {DEPTH_LIMIT} levels", pointer=pointer) from error
+        except TypeError as error:  # the value was read from JSON, so only its depth can fail
+            raise InvalidRecord(
+                f"nested deeper than {DEPTH_LIMIT} levels: flatten the value, or send it as text",
+                pointer=pointer,
+            ) from error
         if data is not None and too_deep(data, self._value):
-            raise InvalidRecord(f"nested deeper than {DEPTH_LIMIT} levels", pointer=pointer)
+            raise InvalidRecord(
+                f"nested deeper than {DEPTH_LIMIT} levels: flatten the value, or send it as text",
+                pointer=pointer,
+            )
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What consumers and callback targets are told (`event.schema.json`), and callbacks on their way (`callback.schema.json`)."""
+"""Events of tasks (`event.schema.json`) and their callbacks (`callback.schema.json`)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.target import TargetId
 from penstock.core.task import FINAL
 
-# Stands for the value of a header wherever it is shown.
+# Answers and logs show this text in place of a header's value.
 MASK = "***"
 
-# Names of the events that end a task, and of all there are.
+# The names of the events that end a task, and the names of all events.
 FINAL_EVENTS = frozenset(f"task.{state}" for state in FINAL)
 EVENTS = FINAL_EVENTS | {"task.advanced", "task.retried", "task.expired"}
 
-
-# A record of callbacks has no more of them than this, and beyond one no more bytes: they are acknowledged together.
+# The limits of a record of callbacks, whose callbacks are acknowledged together. One callback alone
+# may have more bytes.
 CALLBACKS_PER_RECORD = 100
 CALLBACK_RECORD_BYTES = 128 * 1024
 
 
 def origin_of(url: str) -> str:
-    """Scheme, host and port of a URL, which is all that a log may have of it: the rest may be a secret."""
+    """Scheme, host and port of a URL, for logs, because the rest of the URL may be a secret."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -44,11 +44,12 @@ class Event:
     """A transition of a task.
 
     Attributes:
-        id: the same whenever this event is sent again: `<task>-<step>-<attempt>-<word>`.
+        id: `<task>-<step>-<attempt>-<word>`; the same in each repetition of the event.
         name: one of `EVENTS`.
-        at: when it was committed.
-        task: id, type, stage, step, attempt, state, labels and idempotency key after the transition.
-        detail: `result` fields of a task that succeeded, `error` of one that failed.
+        at: when the transition was committed.
+        task: id, type, stage, step, attempt, state, labels and idempotency key after the
+            transition.
+        detail: the fields of `result` if the task succeeded, or `error` if it failed.
     """
 
     id: str
@@ -58,7 +59,7 @@ class Event:
     detail: Mapping[str, Any]
 
     def encode(self) -> bytes:
-        """The record's value and, to the byte, the body of a callback that asks for no other format."""
+        """The value of the record, and the exact body of a callback in the format `event`."""
         return orjson.dumps(
             {
                 "id": self.id,
@@ -72,19 +73,20 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callback:
-    """One event on its way to one target.
+    """One event that is sent to one target.
 
     Attributes:
-        id: stays the same for all attempts; sent as `webhook-id`.
-        target: which; its namespace is not on the wire, since the type stands in the body.
-        task_id: the task it tells of.
-        attempt: how many attempts were made before this record was written.
-        body: what is sent, to the byte.
-        headers: sent beside the standard ones or, as a content type, instead; the values are secrets.
-        ordered: not to be sent before those of the same task that are owed to this target since earlier.
+        id: sent as `webhook-id`; the same in all attempts.
+        target: namespace and URL. The namespace is not on the wire, because the body has the type.
+        task_id: task of the event.
+        attempt: number of attempts before this record was written.
+        body: the exact body.
+        headers: headers in addition to the standard ones, or instead of them; the values are
+            secrets.
+        ordered: sent after every earlier callback of the same task to this target.
     """
 
-    # What may be a secret is never in a repr: callbacks end up in logs and tracebacks.
+    # Possible secrets are not in the repr, because callbacks may appear in logs and tracebacks.
     id: str
     target: TargetId = field(repr=False)
     task_id: int
@@ -93,8 +95,8 @@ class Callback:
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     ordered: bool = False
 
-    def shown_options(self) -> dict[str, Any]:
-        """Headers and order as `callback-dead.schema.json` has them: without what the submitter keeps secret."""
+    def masked_options(self) -> dict[str, Any]:
+        """The fields `headers` and `ordered` of `callback-dead.schema.json`, without secrets."""
         options: dict[str, Any] = {}
         if self.headers:
             options["headers"] = {
@@ -106,7 +108,7 @@ class Callback:
         return options
 
     def encode(self) -> bytes:
-        """An entry of a record, and the value of one that has no other; the body is carried as text."""
+        """An entry of a record, or the value of a record with one callback; the body becomes text."""
         record: dict[str, Any] = {
             "id": self.id,
             "target": self.target.url,
@@ -114,7 +116,7 @@ class Callback:
             "attempt": self.attempt,
             "body": self.body.decode(),
         }
-        # Left out where they say nothing: most records, and the only ones that services from before know.
+        # Most callbacks have neither field, and services of earlier releases accept only those.
         if self.headers:
             record["headers"] = self.headers
         if self.ordered:
@@ -123,43 +125,47 @@ class Callback:
 
 
 def encode_callbacks(callbacks: Iterable[Callback]) -> Iterator[tuple[bytes | None, bytes]]:
-    """Keys and values of the records that carry these, in their order: as few as may be, one partition's only.
+    """Record keys and values of the fewest records for the callbacks of a partition, in order.
 
-    A callback alone in its record stands there by itself, with its target's URL as the key; several are an array, without a key.
+    A single callback is the record's value, with the target's URL as record key. Several are an
+    array, without a record key.
     """
     entries: list[bytes] = []
-    alone: bytes | None = None
-    size = 0
+    single_key: bytes | None = None
+    size_bytes = 0
     for callback in callbacks:
         entry = callback.encode()
-        if entries and (len(entries) == CALLBACKS_PER_RECORD or size + len(entry) > CALLBACK_RECORD_BYTES):
-            yield _record(entries, alone)
-            entries, size = [], 0
+        if entries and (
+            len(entries) == CALLBACKS_PER_RECORD or size_bytes + len(entry) > CALLBACK_RECORD_BYTES
+        ):
+            yield _record(entries, single_key)
+            entries, size_bytes = [], 0
         entries.append(entry)
-        size += len(entry)
-        alone = callback.target.url.encode()
+        size_bytes += len(entry)
+        single_key = callback.target.url.encode()
     if entries:
-        yield _record(entries, alone)
+        yield _record(entries, single_key)
 
 
-def _record(entries: Sequence[bytes], alone: bytes | None) -> tuple[bytes | None, bytes]:
-    return (alone, entries[0]) if len(entries) == 1 else (None, b"[" + b",".join(entries) + b"]")
+def _record(entries: Sequence[bytes], single_key: bytes | None) -> tuple[bytes | None, bytes]:
+    return (single_key, entries[0]) if len(entries) == 1 else (None, b"[" + b",".join(entries) + b"]")
 
 
 @dataclass(slots=True)
-class Owed:
-    """What a transaction owes to Kafka.
+class OutboxEntry:
+    """The records that follow a transaction: the outbox has them until they are published.
 
     Attributes:
-        outbox_id: the row to remove once the events are on Kafka; None when there are none.
-        keys: of the event records.
-        events: their values.
-        callbacks: their records.
-        revocation: leases to take back; not kept for after a crash, since the fence sees to what is not heard.
+        outbox_id: the row to delete after the events are published; None without events.
+        record_keys: record keys of the events.
+        events: values of the events.
+        callbacks: callbacks to publish.
+        revocation: leases to revoke. The outbox does not store it: after a crash the fence rejects
+            the results instead.
     """
 
     outbox_id: int | None = None
-    keys: list[bytes] = field(default_factory=list)
+    record_keys: list[bytes] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
     callbacks: list[Callback] = field(default_factory=list)
     revocation: Revocation | None = None

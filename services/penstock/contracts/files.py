@@ -1,4 +1,4 @@
-"""Where the files of `schemas/` are: at the top of the repository, or inside an installed wheel."""
+"""Finds the files of `schemas/`, at the top of the repository or inside an installed wheel."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _REPOSITORY = Path(__file__).parents[3] / "schemas"
 
 @cache
 def schemas_folder() -> Path:
-    """The folder that holds messages/, http/ and postgres/."""
+    """The folder with messages/, http/ and postgres/."""
     return _INSTALLED if _INSTALLED.is_dir() else _REPOSITORY

@@ -1,47 +1,68 @@
-"""What a worker says of the tasks in its hands (`heartbeat.schema.json`), keyed by worker so that order holds.
+"""Heartbeat records (`heartbeat.schema.json`), keyed by worker so that each worker's order holds.
 
-`claim` before the offset is committed, `beat` while they run, `release` once their results are on Kafka.
-This module only encodes, so that the SDK stays light; `penstock.contracts.inbound` reads and validates.
+A worker sends `claim` before it commits offsets, `beat` while attempts run, and `release`, the end
+of leases, once their results are on Kafka. This module only encodes, so that the SDK stays light;
+`penstock.contracts.inbound` reads and validates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from penstock.core.leases import Key
+from penstock.contracts.ready import ReadyTask
+from penstock.core.attempt import AttemptId
 
 
 class Kind(StrEnum):
-    """What is said."""
+    """The kinds of heartbeat records."""
 
     CLAIM = "claim"
     BEAT = "beat"
     RELEASE = "release"
 
 
+class LeaseTerms(NamedTuple):
+    """The terms that all attempts of a record share.
+
+    Attributes:
+        lease_ms: how long the leases last without a heartbeat, in milliseconds.
+        max_attempts: most attempts, the first included, of their stages; None is their type's
+            limit.
+    """
+
+    lease_ms: int
+    max_attempts: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One record: one thing said of many tasks.
+    """One record, about attempts on the same terms.
 
     Attributes:
         kind: claim, beat or release.
         worker: id of the worker process.
-        lease_ms: how long the leases last without a sign of life, in milliseconds (0 with release).
-        tasks: the attempts, as (task id, step, attempt).
-        max_attempts: tries, the first included, that the stage of each of these attempts may have; None is their type's
-            limit. What has another limit is said in a record of its own, as what has another lease is.
+        lease_ms: how long the leases last without a heartbeat, in milliseconds (0 with release).
+        tasks: the attempts.
+        max_attempts: most attempts, the first included, of their stages; None is their type's
+            limit.
     """
 
     kind: Kind
     worker: str
     lease_ms: int
-    tasks: Sequence[Key]
+    tasks: Sequence[AttemptId]
     max_attempts: int | None = None
+
+    @property
+    def terms(self) -> LeaseTerms:
+        """The terms of its attempts."""
+        return LeaseTerms(self.lease_ms, self.max_attempts)
 
     def encode(self) -> bytes:
         """The record's value."""
@@ -49,8 +70,39 @@ class Heartbeat:
             "kind": self.kind,
             "worker": self.worker,
             "lease_ms": self.lease_ms,
-            "tasks": self.tasks,
+            "tasks": [tuple(attempt_id) for attempt_id in self.tasks],
         }
         if self.max_attempts is not None:
             wire["max_attempts"] = self.max_attempts
         return orjson.dumps(wire)
+
+
+def group_by_terms(
+    kind: Kind, worker: str, attempts: Iterable[tuple[AttemptId, LeaseTerms]]
+) -> list[Heartbeat]:
+    """The records about attempts: one for each of their terms, which is a single one as a rule."""
+    groups: defaultdict[LeaseTerms, list[AttemptId]] = defaultdict(list)
+    for attempt_id, terms in attempts:
+        groups[terms].append(attempt_id)
+    return [
+        Heartbeat(kind, worker, terms.lease_ms, attempt_ids, terms.max_attempts)
+        for terms, attempt_ids in groups.items()
+    ]
+
+
+def claims_of(worker: str, claimed: Iterable[ReadyTask], limits: Mapping[str, int]) -> list[Heartbeat]:
+    """The claims of tasks.
+
+    Args:
+        worker: id of the worker that claims.
+        claimed: tasks of one type.
+        limits: most attempts by stage, for stages with a limit of their own.
+    """
+    return group_by_terms(
+        Kind.CLAIM,
+        worker,
+        (
+            (ready.fence.attempt_id, LeaseTerms(ready.lease_ms, limits.get(ready.fence.stage)))
+            for ready in claimed
+        ),
+    )

@@ -1,8 +1,8 @@
-"""Records of workers as the platform reads them: validated by schema, entry by entry where one is bad.
+"""Reads the records of workers and validates them by their schemas.
 
-One malformed entry must not cost its record's other 499, so a result batch that breaks its schema is read
-entry by entry and each bad one reported alone. It ends its attempt all the same, as a failure: whoever wrote it
-has done with the attempt and will not come back to it.
+One malformed entry must not cost the other 499 of its record. So a batch of results that breaks its
+schema is read entry by entry, and each malformed one is rejected alone. It ends its attempt as a
+failure, because its worker has ended the attempt and will not report it again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import Failure, StageResult
 from penstock.contracts.validation import conform, parse, problems, validator
 from penstock.core.access import DEFAULT_NAMESPACE, SEPARATOR
+from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId, target_of
 from penstock.errors import Invalid, InvalidRecord
 
-# How `Event.encode` begins, up to the task's type: for every callback in a namespace, and reading all of it takes several times longer.
+# The beginning of `Event.encode`, up to the task's type. It is matched for every callback in a
+# namespace, because parsing the whole event takes several times longer.
 _EVENT = re.compile(r'\{"id":"[^"\\]*","event":"[^"\\]*","at":"[^"\\]*","task":\{"id":\d+,"type":"([^"\\]*)"')
 
 _OUTCOMES = {member.value: member for member in Outcome}
@@ -38,15 +40,15 @@ def decode_heartbeat(data: bytes) -> Heartbeat:
     raw = parse(data)
     conform(raw, "heartbeat")
     # JSON Schema counts 81.0 among the integers.
-    tasks = [(int(task), int(step), int(attempt)) for task, step, attempt in raw["tasks"]]
+    tasks = [AttemptId(int(task), int(step), int(attempt)) for task, step, attempt in raw["tasks"]]
     limit = int(raw["max_attempts"]) if "max_attempts" in raw else None
     return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit)
 
 
 def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Invalid]]:
-    """Reads a record of the stage-results topic: the worker, its results, and what is wrong with the bad ones.
+    """Reads a record of the stage-results topic: the worker, its results, and their faults.
 
-    A bad entry that still says which attempt it ends is among the results, as a failure.
+    A malformed entry that names its attempt is among the results, as a failure.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read.
@@ -69,7 +71,7 @@ def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Invalid]]:
 
 
 def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
-    """Reads one entry that its schema has let through.
+    """Reads one entry that is valid by its schema.
 
     Raises:
         InvalidRecord: its context contradicts its content type, or is nested too deep.
@@ -96,10 +98,10 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
 
 
 def decode_callbacks(data: bytes) -> tuple[list[Callback], list[tuple[Invalid, bytes]]]:
-    """Reads a record of the callbacks topics: its callbacks, and the entries that are none, with what is wrong with each.
+    """Reads a record of the callbacks topics: its callbacks, and malformed entries with faults.
 
     Raises:
-        InvalidRecord: the record as a whole cannot be read, or it is a bad one by itself (`callback.schema.json`).
+        InvalidRecord: the record as a whole cannot be read, or breaks `callback.schema.json`.
     """
     raw = parse(data)
     if not isinstance(raw, list):
@@ -136,9 +138,10 @@ def _read_callback(raw: Mapping[str, Any]) -> Callback:
 
 
 def _target_of(url: str, body: str) -> TargetId:
-    """The namespace stands in the body, in the name of the task's type: so records look as they did before there were namespaces.
+    """The target; its namespace is in the body, in the name of the task's type.
 
-    Only a body with a separator somewhere can name one, and is read. One that is no event is of the default namespace.
+    Only a body with a separator can name one, and is parsed. A body that is no event is of the
+    default namespace.
     """
     if SEPARATOR not in body:
         return TargetId(DEFAULT_NAMESPACE, url)
@@ -157,7 +160,7 @@ def _target_of(url: str, body: str) -> TargetId:
 
 
 def _faulty_entries(raw: Any) -> dict[int, Invalid]:
-    """What is wrong with which entry of a batch.
+    """The faults of a batch, by the index of their entry.
 
     Raises:
         InvalidRecord: the batch itself cannot be read.
@@ -177,9 +180,9 @@ def _faulty_entries(raw: Any) -> dict[int, Invalid]:
 
 
 def _failure_of(entry: Any, fault: Invalid) -> StageResult | None:
-    """The failure that a bad entry stands for; None when it does not say of which attempt."""
+    """The failure that a malformed entry becomes; None if it does not name its attempt."""
     bare = {key: entry.get(key) for key in ("id", "step", "attempt")} if isinstance(entry, dict) else {}
-    # Without its stage, when that is at fault too: the attempt is found by its step.
+    # A malformed stage is left out: the attempt is found by its step.
     stage = entry["stage"] if bare and isinstance(entry.get("stage"), str) else "?"
     reported = {**bare, "stage": stage[:200] or "?", "outcome": "retry"}
     if problems({"worker": "?", "results": [reported]}, "stage-results"):

@@ -1,4 +1,4 @@
-"""A released task as a worker receives it (`ready.schema.json`): one record a task, on `ready.<type>`."""
+"""A released task (`ready.schema.json`): one record a task, on `ready.<type>`."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from penstock.core.completion import Fence
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
 
-# Looking up an enumeration's own members takes longer than all else that is done with a record.
+# A lookup of an enumeration's members takes longer than all other work on a record.
 _NAMES = {level: level.name for level in Priority}
 _LEVELS = {level.name: level for level in Priority}
 
-# Task-sync writes one where a partition's records are gone, to see how far workers have read: it is no task.
+# Not a task: task-sync writes a mark where a partition's records are gone, to see how far workers
+# have read.
 MARK = orjson.dumps({"mark": "what was here before is gone"})
 
 
-# Not frozen: at the rate of stages the guard costs more than it guards.
+# Not frozen: constructing a frozen dataclass is slower, and one is made for each task that is
+# released.
 @dataclass(slots=True)
 class ReadyTask:
-    """One attempt of one stage, free to be claimed.
+    """One attempt of one stage, to be claimed by a worker.
 
     Attributes:
         fence: the attempt; every report about it must carry it.
         type: task type.
-        context: what the handler is given.
-        lease_ms: a worker silent about it for this long has lost it, in milliseconds.
-        tries: vain tries of this stage so far.
-        priority: in whose order a worker begins what it has in hand.
-        traceparent: what the attempt's span hangs under; None when the task is not traced.
+        context: for the handler.
+        lease_ms: how long its lease lasts without a heartbeat, in milliseconds.
+        tries: failed attempts of this stage so far.
+        priority: order in which a worker starts the attempts it has claimed.
+        traceparent: of the parent of the attempt's span; None when the task is not traced.
     """
 
     fence: Fence
@@ -94,7 +96,8 @@ class ReadyTask:
                 context=context,
                 lease_ms=raw["lease_ms"],
                 tries=raw.get("tries", 0),
-                # Earlier versions wrote none, and a later one may know others: it decides nothing but the order here.
+                # Missing in earlier versions, perhaps unknown in later ones; it only decides the
+                # order here.
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
                 traceparent=raw.get("traceparent"),
             )

@@ -1,4 +1,4 @@
-"""What could not be read, kept with its reason (`rejected.schema.json`), on `<topic>.rejected`."""
+"""Rejections (`rejected.schema.json`): records that break their contract, with the reason."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def encode_rejection(
     """The value of a rejection.
 
     Args:
-        invalid: what is wrong, and where.
-        topic: full name of the topic it was read from.
+        invalid: its fault, and where.
+        topic: full name of the topic of the record.
         partition: its partition.
         offset: its offset.
         original: the record's value, to the byte.

@@ -1,6 +1,7 @@
-"""What workers report (`stage-results.schema.json`): a batch of ended attempts in one record, keyed by worker.
+"""Results of attempts (`stage-results.schema.json`): a batch in one record, keyed by worker.
 
-This module only encodes, so that the SDK stays light; `penstock.contracts.inbound` reads and validates.
+This module only encodes, so that the SDK stays light; `penstock.contracts.inbound` reads and
+validates.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import orjson
 from penstock.contracts.context import Context
 from penstock.core.completion import Fence, Outcome
 
-# Larger batches gain nothing (facts.md) and risk the broker's record limit.
+# Larger batches are not faster and risk the broker's record limit.
 RESULTS_PER_RECORD = 500
 
 
@@ -38,7 +39,7 @@ class Failure:
         return wire if self.traceback is None else {**wire, "traceback": self.traceback}
 
 
-# Not frozen: at the rate of stages the guard costs more than it guards.
+# Not frozen: constructing a frozen dataclass is slower, and one is made for each attempt that ends.
 @dataclass(slots=True, kw_only=True)
 class StageResult:
     """One ended attempt.
@@ -48,10 +49,10 @@ class StageResult:
         outcome: how it ended: next, done, fail or retry.
         next_stage: with next, the stage to enter.
         context: with next, the new context (None keeps the old one); with done, the result.
-        delay_ms: with next and retry, not before this many milliseconds.
-        permanent: with fail, do not try again.
-        max_attempts: with fail, the stage's own limit of tries (None is the type's).
-        error: with fail and retry, why.
+        delay_ms: with next and retry, milliseconds until the task may be released.
+        permanent: with fail, rules out a retry.
+        max_attempts: with fail, the stage's own limit of attempts (None is the type's).
+        error: with fail and retry, the reason.
         started_ms: when the handler began, milliseconds since 1970 on the worker's clock.
         finished_ms: when it ended.
     """
@@ -68,7 +69,7 @@ class StageResult:
     finished_ms: int = 0
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON object of one entry; what is left at its default is left out."""
+        """The JSON object of one entry, without defaults."""
         fence = self.fence
         wire: dict[str, Any] = {
             "id": fence.id,

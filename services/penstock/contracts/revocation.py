@@ -1,7 +1,7 @@
-"""What the platform takes back from workers (`revoked.schema.json`): leases on attempts that nobody wants any more.
+"""Revocations of leases (`revoked.schema.json`).
 
-Every worker reads all of it, from the time on at which it started; one that misses a record runs an attempt in vain,
-and its fence sees to the rest.
+Every worker reads all of them from its start on. A worker that misses one keeps running the
+attempt, and the fence rejects its result.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from dataclasses import dataclass
 
 import orjson
 
-from penstock.core.leases import Key
+from penstock.core.attempt import AttemptId
 from penstock.errors import InvalidRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """Leases taken back.
+    """Leases that are revoked.
 
     Attributes:
-        why: "cancelled", "expired", "over" (before it was claimed) or "superseded" (an earlier attempt's late result
-            was accepted).
-        tasks: the attempts, as (task id, step, attempt).
+        why: "cancelled", "expired", "over" (the attempt ended before its claim came) or
+            "superseded" (a late result of an earlier attempt was accepted).
+        tasks: the attempts.
     """
 
     why: str
-    tasks: Sequence[Key]
+    tasks: Sequence[AttemptId]
 
     def encode(self) -> bytes:
         """The record's value."""
-        return orjson.dumps({"why": self.why, "tasks": self.tasks})
+        return orjson.dumps({"why": self.why, "tasks": [tuple(attempt_id) for attempt_id in self.tasks]})
 
     @classmethod
     def decode(cls, data: bytes) -> Revocation:
         """Reads a record's value.
 
         Raises:
-            InvalidRecord: not what the platform writes.
+            InvalidRecord: it is no revocation.
         """
         try:
             raw = orjson.loads(data)
-            return cls(raw["why"], [(task, step, attempt) for task, step, attempt in raw["tasks"]])
+            return cls(raw["why"], [AttemptId(task, step, attempt) for task, step, attempt in raw["tasks"]])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a revocation: {error!r}") from error

@@ -1,9 +1,10 @@
-"""What a producer says of callbacks: whom to call, at which transitions, with which headers, in which form.
+"""The callbacks of a task: targets, the events at which they are called, headers and format.
 
-A URL alone stands for a subscription that leaves the rest at its default; most are that, and stay plain strings all the
-way. Values of headers are secrets: they are in no repr, and `shown` is what answers and logs may have.
+A URL alone stands for a subscription with defaults. Most subscriptions are one, so they stay plain
+strings throughout. Values of headers are secrets: no repr has them, and answers and logs have the
+`masked` form.
 
-It needs no schema and no driver, so that whoever only reads rows need not load either.
+This module needs neither a schema nor a driver, so reading rows loads neither.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from penstock.contracts.cloudevent import CONTENT_TYPE
 from penstock.contracts.event import FINAL_EVENTS, MASK
 from penstock.errors import InvalidRecord
 
-MOST_HEADERS = 20
-# Names and values of all headers together: they go into every record of every callback.
-HEADERS_BYTES = 4096
+MAX_HEADERS = 20
+# The limit for names and values of all headers together, because every record of every callback has
+# them.
+MAX_HEADERS_BYTES = 4096
 
-# A field name (RFC 9110, section 5.1).
+# A field name of HTTP (RFC 9110, section 5.1).
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-# Anything else could end the header and begin another.
-_NOT_IN_VALUES = re.compile(r"[^\x20-\x7e]")
-# What the call itself says: of its framing, its body, its sender and its signature.
+# Other characters could end the header and begin another.
+_NOT_IN_HEADER_VALUES = re.compile(r"[^\x20-\x7e]")
+# Headers that the call itself sets: framing, body, sender and signature.
 _RESERVED = frozenset(
     {
         "accept-encoding",
@@ -52,16 +54,17 @@ _RESERVED = frozenset(
 )
 _RESERVED_PREFIX = "webhook-"
 
-# What no URL contains as it is: blanks of any script, and control characters.
+# Blanks of any script and control characters, which a URL has only in encoded form.
 _NOT_IN_URLS = re.compile(r"[\s\x00-\x20\x7f-\x9f]")
-# A name as resolvers take it: labels of 1 to 63 letters, digits, hyphens and (seen in private networks) underscores.
+# A label of a host name: 1 to 63 letters, digits, hyphens and underscores, which private networks
+# use.
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
-_LONGEST_HOST_NAME = 253
+_MAX_HOST_NAME_LENGTH = 253
 
 
 class Format(StrEnum):
-    """What the body of a callback is."""
+    """The format of a callback's body."""
 
     EVENT = "event"
     CLOUDEVENTS = "cloudevents"
@@ -69,42 +72,42 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """One target of a task, or of a type for the tasks that name none.
+    """A target's subscription to the events of a task, or of a type's tasks without targets.
 
     Attributes:
-        url: the target.
-        events: "final", "all", or names of events; None is what the task's own `events` says.
-        headers: sent with each call beside the standard ones; the values are secrets.
-        format: of the body.
-        ordered: its callbacks of one task are delivered in the order of their events.
+        url: URL of the target.
+        events: "final", "all", or names of events; None is the task's own `events`.
+        headers: headers of each call in addition to the standard ones; the values are secrets.
+        format: format of the body.
+        ordered: callbacks of one task are delivered in the order of their events.
     """
 
     url: str
     events: str | tuple[str, ...] | None = None
-    # Never in a repr: tasks end up in logs and tracebacks.
+    # Not in the repr: a task may appear in logs and tracebacks.
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     format: Format = Format.EVENT
     ordered: bool = False
 
-    def wants(self, event: str, asked: str) -> bool:
-        """Whether an event is to be told to this target.
+    def includes(self, event: str, task_events: str) -> bool:
+        """Whether the target is called at an event.
 
         Args:
-            event: its name, such as `task.succeeded`.
-            asked: the task's `events`.
+            event: name of the event, such as `task.succeeded`.
+            task_events: the task's `events`, "final" or "all".
         """
-        events = asked if self.events is None else self.events
+        events = task_events if self.events is None else self.events
         return events == "all" or event in (FINAL_EVENTS if events == "final" else events)
 
-    def sent_headers(self) -> dict[str, str] | None:
-        """What a call says beside the standard headers or instead of them; None when there is nothing."""
+    def request_headers(self) -> dict[str, str] | None:
+        """Headers in addition to the standard ones, or instead of them; None without any."""
         headers = dict(self.headers)
         if self.format is Format.CLOUDEVENTS:
             headers["content-type"] = CONTENT_TYPE
         return headers or None
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON object; what is left at its default is left out."""
+        """The JSON object, without the fields that have their default."""
         wire: dict[str, Any] = {"url": self.url}
         if self.events is not None:
             wire["events"] = self.events if isinstance(self.events, str) else list(self.events)
@@ -117,21 +120,22 @@ class Subscription:
         return wire
 
 
-# An entry of `callbacks`: a URL alone, or with what else was said of it.
+# An entry of `callbacks`: a URL alone, or an object.
 Entry: TypeAlias = str | Subscription
 
 
 def read(entries: Iterable[Any], pointer: str = "/callbacks") -> tuple[Entry, ...]:
-    """Reads entries that their schema has let through.
+    """Reads entries that conform to their schema.
 
     Raises:
-        InvalidRecord: a URL that can never be called, or a header that must not be sent; never quotes its value.
+        InvalidRecord: a URL can never be called, or a header must not be sent. The text does not
+            quote the value.
     """
     return tuple(read_one(entry, f"{pointer}/{index}") for index, entry in enumerate(entries))
 
 
 def read_one(raw: Any, pointer: str) -> Entry:
-    """Reads one entry, as `read` does; `pointer` is where it stands."""
+    """Reads one entry as `read` does; `pointer` is its JSON Pointer."""
     if isinstance(raw, str):
         _check_url(raw, pointer)
         return raw
@@ -141,12 +145,12 @@ def read_one(raw: Any, pointer: str) -> Entry:
 
 
 def to_wire(entries: Iterable[Entry]) -> list[str | dict[str, Any]]:
-    """The entries as they were given, secrets and all."""
+    """The entries as they were submitted, with their secrets."""
     return [entry if isinstance(entry, str) else entry.to_wire() for entry in entries]
 
 
-def shown(entries: Iterable[Entry]) -> list[str | dict[str, Any]]:
-    """The entries as answers show them."""
+def masked(entries: Iterable[Entry]) -> list[str | dict[str, Any]]:
+    """The entries with the values of their headers masked, for answers and logs."""
     wire = to_wire(entries)
     for entry in wire:
         if isinstance(entry, dict) and "headers" in entry:
@@ -155,78 +159,85 @@ def shown(entries: Iterable[Entry]) -> list[str | dict[str, Any]]:
 
 
 def to_columns(entries: Iterable[Entry]) -> list[str]:
-    """The entries as `text[]` holds them: URLs, and objects as JSON text, which no URL can be taken for."""
+    """The entries for a column of `text[]`: URLs, and objects as JSON text that begins with a brace."""
     return [entry if isinstance(entry, str) else orjson.dumps(entry).decode() for entry in to_wire(entries)]
 
 
 def from_columns(column: Sequence[str] | None) -> tuple[Entry, ...]:
-    """What `to_columns` wrote; nothing for NULL."""
+    """The entries of a column that `to_columns` made; none for NULL."""
     return tuple(_entry(orjson.loads(text)) if text.startswith("{") else text for text in column or ())
 
 
-def of(entry: Entry) -> Subscription:
-    """The entry with its defaults."""
+def expand(entry: Entry) -> Subscription:
+    """The entry as a subscription; a URL gets the defaults."""
     return Subscription(url=entry) if isinstance(entry, str) else entry
 
 
 def _entry(raw: Mapping[str, Any]) -> Entry:
     events = raw.get("events")
-    found = Subscription(
+    subscription = Subscription(
         url=raw["url"],
         events=tuple(events) if isinstance(events, list) else events,
         headers=raw.get("headers") or {},
         format=Format(raw.get("format", Format.EVENT)),
         ordered=raw.get("ordered", False),
     )
-    # One way to say it, which is also the cheaper one.
-    return found.url if found == Subscription(url=found.url) else found
+    # A subscription with defaults has one form only: its URL.
+    return subscription.url if subscription == Subscription(url=subscription.url) else subscription
 
 
 def _check_headers(headers: Mapping[str, str], pointer: str) -> None:
-    """Refuses what must not or cannot be sent, without quoting values.
+    """Requires headers that a call can and may send.
 
     Raises:
-        InvalidRecord: pointing at the header.
+        InvalidRecord: a header cannot be sent; `pointer` is the header. The text does not quote the
+            value.
     """
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, value in headers.items():
-        at = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+        header_pointer = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
         folded = name.lower()
         if not _TOKEN.fullmatch(name):
             raise InvalidRecord(
-                "the name of a header is letters, digits and any of !#$%&'*+-.^_`|~", pointer=at
+                "the name of a header has only letters, digits and !#$%&'*+-.^_`|~; change it",
+                pointer=header_pointer,
             )
         if folded in _RESERVED or folded.startswith(_RESERVED_PREFIX):
-            raise InvalidRecord(f"{name} is Penstock's own to send: choose another name", pointer=at)
-        if folded in seen:
             raise InvalidRecord(
-                f"{name} is given twice: names are the same in upper and lower case", pointer=at
+                f"{name} is Penstock's own to send: choose another name", pointer=header_pointer
             )
-        seen.add(folded)
-        if found := _NOT_IN_VALUES.search(value):
+        if folded in names:
             raise InvalidRecord(
-                f"character {found.start() + 1} of the value is not printable ASCII: line ends, control "
-                "characters and other scripts are not sent",
-                pointer=at,
+                f"{name} is given twice, because names are the same in upper and lower case: remove one",
+                pointer=header_pointer,
+            )
+        names.add(folded)
+        if found := _NOT_IN_HEADER_VALUES.search(value):
+            raise InvalidRecord(
+                f"character {found.start() + 1} of the value is not printable ASCII: remove or encode it; line ends, "
+                "control characters and other scripts are not sent",
+                pointer=header_pointer,
             )
         if value == MASK:
             raise InvalidRecord(
-                f"{MASK} is what answers show in place of a secret: give the value", pointer=at
+                f"{MASK} is what answers show in place of a secret: give the value itself",
+                pointer=header_pointer,
             )
     size = sum(len(name) + len(value) for name, value in headers.items())
-    if size > HEADERS_BYTES:
+    if size > MAX_HEADERS_BYTES:
         raise InvalidRecord(
-            f"names and values have {size:,} bytes together; {HEADERS_BYTES:,} is the limit", pointer=pointer
+            f"names and values have {size:,} bytes together; {MAX_HEADERS_BYTES:,} is the limit",
+            pointer=pointer,
         )
 
 
 def _check_url(url: str, pointer: str) -> None:
-    """Refuses what could never be called, which would else be tried until its schedule is exhausted.
+    """Requires a URL that can be called; another would be retried until its schedule ends.
 
     Raises:
-        InvalidRecord: not an http(s) URL with a host that can exist.
+        InvalidRecord: it is no http(s) URL with a host that can exist.
     """
-    # Before it is split, which drops some of them silently.
+    # Check this before urlsplit, which silently removes some of these characters.
     if found := _NOT_IN_URLS.search(url):
         raise InvalidRecord(
             f"character {found.start() + 1} is {found.group()!r}: "
@@ -240,13 +251,17 @@ def _check_url(url: str, pointer: str) -> None:
         raise InvalidRecord(f"not a URL: {error}", pointer=pointer) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRecord("a callback must be an absolute http:// or https:// URL", pointer=pointer)
-    # Also when they are empty: "http://@host/".
+    # The name and the password may also be empty: "http://@host/".
     if "@" in parts.netloc:
-        raise InvalidRecord("a callback URL must not carry a user name or password", pointer=pointer)
+        raise InvalidRecord(
+            "a callback URL must not have a user name or password: send them in a header", pointer=pointer
+        )
     if not _can_be_host(parts.hostname, bracketed="[" in parts.netloc):
-        raise InvalidRecord(f"{parts.hostname!r} is neither a host name nor an IP address", pointer=pointer)
+        raise InvalidRecord(
+            f"{parts.hostname!r} is neither a host name nor an IP address: correct the URL", pointer=pointer
+        )
     if port == 0:
-        raise InvalidRecord("port 0 cannot be called", pointer=pointer)
+        raise InvalidRecord("port 0 cannot be called: choose another port", pointer=pointer)
 
 
 def _can_be_host(name: str, *, bracketed: bool) -> bool:
@@ -260,4 +275,4 @@ def _can_be_host(name: str, *, bracketed: bool) -> bool:
         ascii_name = name.encode("idna").decode("ascii")
     except UnicodeError:
         return False
-    return len(ascii_name) <= _LONGEST_HOST_NAME and _HOST_NAME.fullmatch(ascii_name.lower()) is not None
+    return len(ascii_name) <= _MAX_HOST_NAME_LENGTH and _HOST_NAME.fullmatch(ascii_name.lower()) is not None

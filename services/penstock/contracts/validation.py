@@ -1,4 +1,4 @@
-"""Validation by the JSON Schemas of `schemas/messages`, with errors that point at the field."""
+"""Validation by the JSON Schemas of `schemas/messages`; errors point at the field."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import orjson
 from penstock.contracts.files import schemas_folder
 from penstock.errors import InvalidRecord
 
-# In place of a value that may be a secret.
-_UNQUOTED = "what is here"
+# Error messages have these words in place of a value that may be a secret.
+_MASKED_VALUE = "the value"
 
-# What the least integers beyond 64 bits look like, every digit made a zero and all else but the minus a NUL.
-_LONG = (b"0" * 20, b"-" + b"0" * 19)
-_SHAPE = bytes(ord("0") if 48 <= code <= 57 else code if code == ord("-") else 0 for code in range(256))
+# A table for `bytes.translate` that makes each digit a zero and each other byte but the minus a
+# NUL. In the translation of a JSON text, an integer beyond 64 bits contains one of the patterns.
+_LONG_INTEGERS = (b"0" * 20, b"-" + b"0" * 19)
+_DIGIT_TABLE = bytes(ord("0") if 48 <= code <= 57 else code if code == ord("-") else 0 for code in range(256))
 
 
 @cache
@@ -29,36 +30,37 @@ def validator(name: str) -> jsonschema_rs.Draft202012Validator:
 
 
 @cache
-def _discreet(name: str) -> jsonschema_rs.Draft202012Validator:
-    """The same validator, whose messages quote nothing."""
+def _masking_validator(name: str) -> jsonschema_rs.Draft202012Validator:
+    """The validator with messages that quote no value."""
     schema = orjson.loads((schemas_folder() / "messages" / f"{name}.schema.json").read_bytes())
-    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, mask=_UNQUOTED)
+    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, mask=_MASKED_VALUE)
 
 
 def parse(data: bytes, *, exact: bool = False) -> Any:
     """Decodes JSON.
 
     Args:
-        data: as it came.
+        data: the encoded document.
         exact: refuse integers that would be rounded.
 
     Raises:
-        InvalidRecord: not UTF-8, or not JSON; the reason tells where.
+        InvalidRecord: the data is not UTF-8 or not JSON; the reason names the place.
     """
     try:
         if exact:
-            # So many digits in a row are rare, and finding out is cheap; only then is a slower look worth it.
-            shape = data.translate(_SHAPE)
-            if any(long in shape for long in _LONG):
+            # The translation is cheap, and so many digits are rare. Only then is the slow parser of
+            # integers used.
+            digits = data.translate(_DIGIT_TABLE)
+            if any(pattern in digits for pattern in _LONG_INTEGERS):
                 json.loads(data, parse_int=_require_64_bits)
         return orjson.loads(data)
     except RecursionError as error:
-        raise InvalidRecord("nested too deep") from error
+        raise InvalidRecord("nested too deep: flatten the document") from error
     except ValueError as error:
         try:
             data.decode("utf-8")
-        except UnicodeDecodeError as wrong:
-            raise InvalidRecord(f"not UTF-8: byte {wrong.start} is 0x{data[wrong.start]:02x}") from error
+        except UnicodeDecodeError as invalid:
+            raise InvalidRecord(f"not UTF-8: byte {invalid.start} is 0x{data[invalid.start]:02x}") from error
         raise InvalidRecord(f"not JSON: {error}") from error
 
 
@@ -66,33 +68,34 @@ def conform(document: Any, name: str) -> None:
     """Checks a document against a schema.
 
     Raises:
-        InvalidRecord: the first thing at fault, with a JSON Pointer to it.
+        InvalidRecord: the first fault, with a JSON Pointer to it.
     """
-    checked = validator(name)
-    if checked.is_valid(document):
+    if validator(name).is_valid(document):
         return
     raise problems(document, name)[0]
 
 
 def problems(document: Any, name: str) -> list[InvalidRecord]:
-    """Everything at fault in a document, each with a JSON Pointer; empty when it conforms."""
-    told = _meant(validator(name).iter_errors(document))
-    # The same errors in the same order, in words that may be logged and answered whatever was sent.
-    discreet = _meant(_discreet(name).iter_errors(document))
+    """All faults of a document, each with a JSON Pointer; none when it conforms."""
+    errors = _intended(validator(name).iter_errors(document))
+    # The same errors in the same order. Their messages quote no value, so answers and logs may have
+    # them.
+    masked_errors = _intended(_masking_validator(name).iter_errors(document))
     return [
-        _fault(quiet if _may_be_secret(error) else error) for error, quiet in zip(told, discreet, strict=True)
+        _fault(masked if _may_be_secret(error) else error)
+        for error, masked in zip(errors, masked_errors, strict=True)
     ]
 
 
-def faults(checked: jsonschema_rs.Draft202012Validator, document: Any) -> list[InvalidRecord]:
-    """Everything that `checked` finds at fault in a document without secrets, each with a JSON Pointer."""
-    return [_fault(error) for error in _meant(checked.iter_errors(document))]
+def faults(schema: jsonschema_rs.Draft202012Validator, document: Any) -> list[InvalidRecord]:
+    """All faults of a document that has no secrets, each with a JSON Pointer."""
+    return [_fault(error) for error in _intended(schema.iter_errors(document))]
 
 
-def _meant(errors: Iterable[jsonschema_rs.ValidationError]) -> Iterator[jsonschema_rs.ValidationError]:
-    """The errors, with those of the form that was meant in place of "none of the forms fits".
+def _intended(errors: Iterable[jsonschema_rs.ValidationError]) -> Iterator[jsonschema_rs.ValidationError]:
+    """Replaces an error "none of the forms fits" (oneOf) by the errors of the intended form.
 
-    Of several forms the one is meant whose type fits; when there is no such one, or more, nothing better can be said.
+    The intended form is the only one whose type fits. Without such a form the error stays.
     """
     for error in errors:
         if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.OneOfNotValid):
@@ -106,18 +109,18 @@ def _meant(errors: Iterable[jsonschema_rs.ValidationError]) -> Iterator[jsonsche
                 )
             ]
             if len(fitting) == 1:
-                yield from _meant(fitting[0])
+                yield from _intended(fitting[0])
                 continue
         yield error
 
 
 def _may_be_secret(error: jsonschema_rs.ValidationError) -> bool:
-    """Whether a message may quote the value of a callback's header: it is about one, or about what may hold some."""
+    """Whether a message may quote the value of a callback's header."""
     value = error.instance
     return (
         "headers" in error.instance_path
         or isinstance(value, dict | list)
-        # An object that was encoded twice.
+        # The string may be an object that was encoded twice.
         or (isinstance(value, str) and "headers" in value)
     )
 
@@ -136,7 +139,8 @@ def _require_64_bits(digits: str) -> int:
 
 def _reason(error: jsonschema_rs.ValidationError) -> str:
     if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Enum) and isinstance(error.instance, str):
-        # The library names two choices and counts the others, but whoever mistyped one needs all of them.
+        # The library names two choices and only counts the others. A user who mistyped one needs
+        # all of them.
         choices = ", ".join(orjson.dumps(choice).decode() for choice in error.kind.options)
         return f"{orjson.dumps(error.instance).decode()} is not one of {choices}"
     if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.OneOfNotValid):
@@ -144,7 +148,7 @@ def _reason(error: jsonschema_rs.ValidationError) -> str:
         types = [kind.types for kind in kinds if isinstance(kind, jsonschema_rs.ValidationErrorKind.Type)]
         if len(types) == len(kinds):
             value, _, _ = error.message.partition(" is not valid under any")
-            return f"{value} is neither {' nor '.join(name for some in types for name in some)}"
+            return f"{value} is neither {' nor '.join(name for names in types for name in names)}"
     return error.message
 
 
@@ -153,5 +157,5 @@ def _escape(part: str | int) -> str:
 
 
 def _shorten(message: str) -> str:
-    # A message may quote the whole value; a megabyte of it helps nobody.
+    # A message may quote the whole value, and answers and logs must stay short.
     return message if len(message) <= 300 else f"{message[:200]} … {message[-80:]}"

@@ -1,9 +1,11 @@
-"""Who may do what: roles, actions, namespaces and the keys of the API. Pure; the clock and randomness are arguments.
+"""Authorization: roles, actions, namespaces and API keys. Pure; the clock is an argument.
 
-A namespace is no thing of its own: it is the part of a type's name before the first `--` (`acme--transcode` is of `acme`), and
-`default` where there is none. So a task, its idempotency key, its concurrency key and its topic follow from the type, without
-a look-up, and Kafka's prefixed ACLs can be drawn along the same line. It is no dot, because a dot ends the type in the name of
-a stage, and because Kafka takes topics for the same that differ in a dot and an underscore.
+A namespace is the part of a type's name before the first `--`: `acme--transcode` is in `acme`. A
+type without `--` is in `default`. So the namespace of a task, an idempotency key, a concurrency key
+or a topic follows from its type without a query, and Kafka's prefixed ACLs apply to it.
+
+The separator is not a dot for two reasons: a dot separates type and stage in a stage's name, and
+topics that differ only in a dot and an underscore collide in Kafka.
 """
 
 from __future__ import annotations
@@ -17,20 +19,20 @@ from datetime import datetime
 from enum import StrEnum
 
 DEFAULT_NAMESPACE = "default"
-# Written for all namespaces, those that are yet to come included.
+# Stands for all namespaces, also for future ones.
 EVERY_NAMESPACE = "*"
 
-# Ends the namespace in the name of a type.
+# Separates the namespace from the rest of a type's name.
 SEPARATOR = "--"
 _NAMESPACE = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
-_LONGEST_NAMESPACE = 50
+_MAX_NAMESPACE_LENGTH = 50
 
 SECRET_BYTES = 32
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Action(StrEnum):
-    """What a route does, as far as it matters who may."""
+    """The kind of access that a route needs."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -40,7 +42,7 @@ class Action(StrEnum):
 
 
 class Role(StrEnum):
-    """What a key is for."""
+    """A set of actions that an API key or token may perform."""
 
     READER = "reader"
     SUBMITTER = "submitter"
@@ -49,7 +51,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
-# The one table. A worker reads nothing: what it is given in hand is all that it needs.
+# A worker may not read: the tasks that it claims contain all that it needs.
 ALLOWED: Mapping[Role, frozenset[Action]] = {
     Role.READER: frozenset({Action.READ}),
     Role.SUBMITTER: frozenset({Action.READ, Action.SUBMIT}),
@@ -61,13 +63,14 @@ ALLOWED: Mapping[Role, frozenset[Action]] = {
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What somebody may do.
+    """The rights of the sender of a request.
 
     Attributes:
-        actor: who it is, as the audit names it: `key:ID` or `oidc:SUBJECT`; empty where nobody is asked.
-        roles: what for.
-        namespaces: in which; None is all of them.
-        rate: requests a second, in place of the gateway's setting; None is that.
+        actor: the sender, as the audit names it: `key:ID` or `oidc:SUBJECT`; empty without
+            authentication.
+        roles: its roles.
+        namespaces: the namespaces that it may access; None is all.
+        rate: its limit in requests a second; None is the limit from the gateway's settings.
     """
 
     actor: str
@@ -76,53 +79,55 @@ class Grant:
     rate: float | None = None
 
     def allows(self, action: Action) -> bool:
-        """Whether one of its roles may do this."""
+        """Whether one of the roles permits an action."""
         return any(action in ALLOWED[role] for role in self.roles)
 
     def covers(self, type_name: str) -> bool:
-        """Whether a type is in its namespaces."""
+        """Whether the grant includes the namespace of a type."""
         return self.namespaces is None or namespace_of(type_name) in self.namespaces
 
 
-# Where nobody is asked who they are: only on loopback.
-ANYBODY = Grant("", frozenset({Role.ADMIN}), None)
+# The grant of every request when authentication is off, which is possible only on a loopback
+# address.
+UNRESTRICTED = Grant("", frozenset({Role.ADMIN}), None)
 
 
 def namespace_of(type_name: str) -> str:
-    """The namespace of a type, and of all that belongs to it."""
+    """The namespace of a type and of its tasks."""
     namespace, separator, _ = type_name.partition(SEPARATOR)
     return namespace if separator and namespace else DEFAULT_NAMESPACE
 
 
-def namespaces_in(names: Collection[str]) -> frozenset[str] | None:
-    """Namespaces as they are written; None is all of them.
+def parse_namespaces(names: Collection[str]) -> frozenset[str] | None:
+    """Validates names of namespaces; None is all namespaces, which is written `*`.
 
     Raises:
-        ValueError: one of them is no name, or there is none at all; says which.
+        ValueError: a name is invalid, or `names` is empty.
     """
     if not names:
-        raise ValueError("no namespace is named: give some, or * for all of them")
+        raise ValueError("no namespace is given: give some, or * for all")
     if EVERY_NAMESPACE in names:
         if len(set(names)) > 1:
-            raise ValueError("* is all namespaces: name no others beside it")
+            raise ValueError("* is all namespaces: give no other namespace with it")
         return None
     for name in names:
-        if not _NAMESPACE.fullmatch(name) or len(name) > _LONGEST_NAMESPACE:
+        if not _NAMESPACE.fullmatch(name) or len(name) > _MAX_NAMESPACE_LENGTH:
             raise ValueError(
-                f"{name!r} is no namespace: letters, digits, _ and single -, at most {_LONGEST_NAMESPACE} characters"
+                f"{name!r} is no namespace: use letters, digits, _ and single -, "
+                f"at most {_MAX_NAMESPACE_LENGTH} characters"
             )
     return frozenset(names)
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A key of the API as it is kept: never with its secret.
+class ApiKey:
+    """An API key as it is stored, without its secret.
 
     Attributes:
-        id: by which it is named, 16 hexadecimal digits; no secret.
-        digest: of its secret.
-        grant: what it is for.
-        expires_at: from then on it is refused; None is never.
+        id: 16 hexadecimal digits; public.
+        digest: SHA-256 of the secret.
+        grant: what the key permits.
+        expires_at: the time from which the key is refused; None is never.
     """
 
     id: str
@@ -132,59 +137,60 @@ class Key:
 
 
 def token_of(key_id: str, secret: str) -> str:
-    """What a client sends."""
+    """The token that a client sends."""
     return f"pk_{key_id}_{secret}"
 
 
 def digest_of(secret: str) -> bytes:
-    """What is kept of a secret: SHA-256.
+    """SHA-256 of a secret, the form in which it is stored.
 
-    A slow hash is for passwords, of which an attacker can try all that people choose. A secret of 256 random bits cannot be
-    guessed however fast one tries, and a slow hash would only cost each request its time. Without salt: no two are the same.
+    A slow, salted hash protects passwords, which attackers can guess. A secret of 256 random bits
+    cannot be guessed and is unique, so a slow hash would only delay each request.
     """
     return hashlib.sha256(secret.encode()).digest()
 
 
-def split(token: str) -> tuple[str, str] | None:
-    """Id and secret of a token; None when it is none of ours."""
-    kind, _, rest = token.partition("_")
-    key_id, blank, secret = rest.partition("_")
-    # Headers can hold what no text can be encoded to.
-    if not token.isascii() or kind != "pk" or not blank or not secret or not _ID.fullmatch(key_id):
+def split_token(token: str) -> tuple[str, str] | None:
+    """Id and secret of a token; None when it is not the token of an API key."""
+    prefix, _, rest = token.partition("_")
+    key_id, separator, secret = rest.partition("_")
+    # A header may contain characters that UTF-8 cannot encode.
+    if not token.isascii() or prefix != "pk" or not separator or not secret or not _ID.fullmatch(key_id):
         return None
     return key_id, secret
 
 
-def recognised(keys: Mapping[str, Key], token: str, now: datetime) -> Key | None:
-    """The key that a token is the secret of, while it holds; None otherwise, and nothing tells why.
+def find_valid_key(api_keys: Mapping[str, ApiKey], token: str, now: datetime) -> ApiKey | None:
+    """The API key that a token belongs to; None when the token is not valid.
 
     Args:
-        keys: those that are not revoked, by id.
-        token: as it was sent.
-        now: the moment.
+        api_keys: the keys that are not revoked, by id.
+        token: as the client sent it.
+        now: the current time.
     """
-    parts = split(token)
+    parts = split_token(token)
     if parts is None:
         return None
-    key = keys.get(parts[0])
-    if key is None or (key.expires_at is not None and key.expires_at <= now):
+    api_key = api_keys.get(parts[0])
+    if api_key is None or (api_key.expires_at is not None and api_key.expires_at <= now):
         return None
-    # In the same time wherever they differ.
-    return key if hmac.compare_digest(key.digest, digest_of(parts[1])) else None
+    # In constant time, so that the response time does not reveal the digest.
+    return api_key if hmac.compare_digest(api_key.digest, digest_of(parts[1])) else None
 
 
-def roles_in(names: Iterable[str], mapping: Mapping[str, str]) -> frozenset[Role]:
-    """The roles that somebody else's names for them stand for; what stands for none is left out.
+def map_roles(names: Iterable[str], mapping: Mapping[str, str]) -> frozenset[Role]:
+    """Translates the role names of an identity provider; names without a role are ignored.
 
     Args:
-        names: as a token of an identity provider has them.
-        mapping: from its names to ours; where it is empty, the names are ours.
+        names: the names in a token.
+        mapping: from the provider's names to roles; empty when the provider uses the names of the
+            roles.
     """
     known = frozenset(Role)
-    found = (mapping.get(name) if mapping else name for name in names)
-    return frozenset(Role(name) for name in found if name in known)
+    translated = (mapping.get(name) if mapping else name for name in names)
+    return frozenset(Role(name) for name in translated if name in known)
 
 
 def storable(text: str) -> str:
-    """A text of somebody else's, with a question mark for what PostgreSQL's texts cannot hold."""
+    """An external text, with `?` in place of each character that PostgreSQL cannot store."""
     return text.replace("\0", "?").encode(errors="replace").decode()

@@ -1,7 +1,8 @@
-"""Whether more submissions are taken in while PostgreSQL is behind.
+"""Admission control: how many submissions may wait while PostgreSQL is behind.
 
-A gateway refuses requests (`Admission`), a reader of a topic pauses partitions (`crowded`). Both go by what they hold and
-PostgreSQL does not have yet, so memory is bounded however long it stays behind.
+A gateway refuses requests (`Admission`); a reader of a topic pauses partitions
+(`partitions_to_pause`). Both count the submissions that are in memory and not yet in PostgreSQL, so
+memory is bounded however long PostgreSQL stays behind.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
-# Of what a refused client is told to wait, in seconds.
-SHORTEST_S = 1.0
-LONGEST_S = 30.0
+# Bounds of the delay that a refused client receives, in seconds.
+MIN_RETRY_AFTER_S = 1.0
+MAX_RETRY_AFTER_S = 30.0
 
-Reader = TypeVar("Reader", bound=int)
+Partition = TypeVar("Partition", bound=int)
 
 
-class Why(StrEnum):
-    """What a refusal goes by."""
+class RefusalCause(StrEnum):
+    """The limit that a request exceeds."""
 
     LATE = "late"
     ROWS = "rows"
@@ -28,8 +29,8 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What may wait.
+class AdmissionLimits:
+    """Bounds of the requests that wait.
 
     Attributes:
         rows: most tasks.
@@ -44,109 +45,108 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not taken, and when it may come again.
+    """The reason why a request is refused, and when the client may repeat it.
 
     Attributes:
-        why: which limit.
+        cause: the limit that the request exceeds.
         reason: one sentence.
         retry_after_s: seconds.
     """
 
-    why: Why
+    cause: RefusalCause
     reason: str
     retry_after_s: float
 
 
-class _Entry(NamedTuple):
+class _Admitted(NamedTuple):
     rows: int
     size_bytes: int
     since_s: float
 
 
 class Admission:
-    """The requests that were taken and are not answered yet.
+    """The requests that were admitted and are not answered yet.
 
-    One that fits nowhere is taken all the same when nothing waits.
+    A request that exceeds the limits by itself is admitted when no other request waits.
 
     Args:
-        limits: how much that may be.
+        limits: bounds of all waiting requests together.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._tickets = itertools.count()
-        # In the order of their coming, so that the first is the oldest.
-        self._entries: dict[int, _Entry] = {}
+        # In the order of admission, so that the first is the oldest.
+        self._admitted: dict[int, _Admitted] = {}
         self.rows = 0
         self.size_bytes = 0
 
     def oldest_s(self, now_s: float) -> float:
-        """How long the oldest has been waiting, in seconds; 0 when none is."""
-        oldest = next(iter(self._entries.values()), None)
+        """Seconds that the oldest request has waited; 0 when none waits."""
+        oldest = next(iter(self._admitted.values()), None)
         return 0.0 if oldest is None else max(0.0, now_s - oldest.since_s)
 
     def refusal(self, rows: int, size_bytes: int, now_s: float) -> Refusal | None:
-        """Why a request of so many tasks and bytes is not taken now; None when it is."""
-        if not self._entries:
+        """Why a request of this many tasks and bytes is refused now; None when it is not."""
+        if not self._admitted:
             return None
         limits, oldest_s = self._limits, self.oldest_s(now_s)
-        # Who has waited long will wait a while yet.
-        retry_after_s = min(max(oldest_s, SHORTEST_S), LONGEST_S)
+        # The longer PostgreSQL has been behind, the less often clients repeat.
+        retry_after_s = min(max(oldest_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
         if oldest_s > limits.wait_s:
             reason = (
-                f"PostgreSQL is behind: what came {oldest_s:.1f} s ago waits, of {limits.wait_s:g} s allowed"
+                f"PostgreSQL is behind: the oldest submission has waited {oldest_s:.1f} s, "
+                f"and {limits.wait_s:g} s are allowed"
             )
-            return Refusal(Why.LATE, reason, retry_after_s)
+            return Refusal(RefusalCause.LATE, reason, retry_after_s)
         if self.rows + rows > limits.rows:
-            reason = f"{self.rows:,} tasks wait for PostgreSQL, of {limits.rows:,} that may"
-            return Refusal(Why.ROWS, reason, retry_after_s)
+            reason = f"{self.rows:,} tasks wait for PostgreSQL, and {limits.rows:,} are allowed"
+            return Refusal(RefusalCause.ROWS, reason, retry_after_s)
         if self.size_bytes + size_bytes > limits.size_bytes:
-            reason = (
-                f"{self.size_bytes:,} bytes of tasks wait for PostgreSQL, of {limits.size_bytes:,} that may"
-            )
-            return Refusal(Why.BYTES, reason, retry_after_s)
+            reason = f"{self.size_bytes:,} bytes of tasks wait for PostgreSQL, and {limits.size_bytes:,} are allowed"
+            return Refusal(RefusalCause.BYTES, reason, retry_after_s)
         return None
 
     def enter(self, rows: int, size_bytes: int, now_s: float) -> int:
-        """Takes a request; returns its ticket."""
+        """Admits a request and returns its ticket."""
         ticket = next(self._tickets)
-        self._entries[ticket] = _Entry(rows, size_bytes, now_s)
+        self._admitted[ticket] = _Admitted(rows, size_bytes, now_s)
         self.rows += rows
         self.size_bytes += size_bytes
         return ticket
 
     def leave(self, ticket: int) -> None:
-        """It was answered."""
-        entry = self._entries.pop(ticket)
-        self.rows -= entry.rows
-        self.size_bytes -= entry.size_bytes
+        """Removes a request that was answered."""
+        request = self._admitted.pop(ticket)
+        self.rows -= request.rows
+        self.size_bytes -= request.size_bytes
 
 
-class Load(NamedTuple):
-    """What is in hand of one partition."""
+class PartitionLoad(NamedTuple):
+    """Records of one partition that were read and are not in PostgreSQL yet."""
 
     rows: int
     size_bytes: int
 
 
-def crowded(
-    in_hand: Mapping[Reader, Load], paused: Collection[Reader], *, rows: int, size_bytes: int
-) -> set[Reader]:
-    """Those partitions that are not read on for now.
+def partitions_to_pause(
+    loads: Mapping[Partition, PartitionLoad], paused: Collection[Partition], *, rows: int, size_bytes: int
+) -> set[Partition]:
+    """The partitions that are not to be read for now.
 
-    One that is read stops at either limit; one that is paused goes on when no more than half of both is left, so that none is
-    stopped and started with every batch.
+    A partition pauses at either limit and resumes at half of both. The distance keeps it from
+    pausing and resuming with every batch.
 
     Args:
-        in_hand: what was read and is not in PostgreSQL, by partition.
-        paused: which are paused now.
-        rows: records of one partition at which it is paused.
-        size_bytes: bytes of one partition at which it is paused.
+        loads: what is in flight, by partition.
+        paused: the partitions that are paused now.
+        rows: records of one partition at which it pauses.
+        size_bytes: bytes of one partition at which it pauses.
     """
-    found = set()
-    for reader, load in in_hand.items():
+    partitions = set()
+    for partition, load in loads.items():
         full = load.rows >= rows or load.size_bytes >= size_bytes
-        half = load.rows * 2 > rows or load.size_bytes * 2 > size_bytes
-        if full or (half and reader in paused):
-            found.add(reader)
-    return found
+        over_half = load.rows * 2 > rows or load.size_bytes * 2 > size_bytes
+        if full or (over_half and partition in paused):
+            partitions.add(partition)
+    return partitions

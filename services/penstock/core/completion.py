@@ -1,16 +1,17 @@
-"""What becomes of a task when an attempt ends: the decision behind every row the stage processor writes."""
+"""Decides where a task goes when an attempt ends."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
 
+from penstock.core.attempt import AttemptId
 from penstock.core.retry import RetryPolicy
-from penstock.core.task import Happening, State, after
+from penstock.core.task import State, Transition, after
 
 
 class Outcome(StrEnum):
-    """How an attempt ended. The first four are a worker's to report, `expired` the platform's."""
+    """How an attempt ended. Workers report the first four, the platform sets `expired`."""
 
     NEXT = "next"
     DONE = "done"
@@ -20,9 +21,9 @@ class Outcome(StrEnum):
 
 
 class Fence(NamedTuple):
-    """Names one attempt of one stage of one task: what a commit must still find in order to take effect.
+    """One attempt of one stage of one task: a commit takes effect only if the task is still in it.
 
-    `step` counts the stages a task has entered, so that a stage visited twice is not the same attempt twice.
+    `step` counts the stages a task has entered, so that a stage visited twice has two steps.
     """
 
     id: int
@@ -30,13 +31,18 @@ class Fence(NamedTuple):
     stage: str
     attempt: int
 
+    @property
+    def attempt_id(self) -> AttemptId:
+        """The attempt without its stage, which its step implies."""
+        return AttemptId(self.id, self.step, self.attempt)
+
     def ids(self) -> dict[str, object]:
-        """By which an entry of a log can be found."""
+        """The fields of a log record about this attempt."""
         return {"task": self.id, "step": self.step, "stage": self.stage, "attempt": self.attempt}
 
 
-class Tally(NamedTuple):
-    """Vain tries of the current stage so far.
+class FailureCounts(NamedTuple):
+    """Failures and losses of the current stage so far.
 
     Attributes:
         failures: attempts whose handler failed.
@@ -47,12 +53,12 @@ class Tally(NamedTuple):
     losses: int = 0
 
 
-# A stage just entered.
-UNTRIED = Tally()
+# A stage that was just entered.
+NO_FAILURES = FailureCounts()
 
 
-class Verdict(NamedTuple):
-    """Where a task goes when an attempt ends.
+class Conclusion(NamedTuple):
+    """The place of a task after an attempt ended.
 
     Attributes:
         state: the new state.
@@ -60,7 +66,7 @@ class Verdict(NamedTuple):
         step: the new step.
         attempt: the new attempt.
         delay_s: seconds until it may be released; 0 when at once.
-        tally: vain tries of the stage it is now in.
+        counts: failures and losses of the new stage.
     """
 
     state: State
@@ -68,7 +74,7 @@ class Verdict(NamedTuple):
     step: int
     attempt: int
     delay_s: float
-    tally: Tally
+    counts: FailureCounts
 
 
 def conclude(
@@ -78,63 +84,65 @@ def conclude(
     next_stage: str | None = None,
     delay_s: float = 0.0,
     permanent: bool = False,
-    tally: Tally | None = None,
+    counts: FailureCounts | None = None,
     policy: RetryPolicy | None = None,
     max_losses: int = 3,
     chance: float = 0.0,
-) -> Verdict:
-    """Decides what becomes of a task.
+) -> Conclusion:
+    """Decides where a task goes.
 
     Args:
         fence: the attempt that ended.
         outcome: how it ended.
         next_stage: with NEXT, the stage to enter.
         delay_s: with RETRY, the seconds the handler asked for.
-        permanent: with FAIL, the handler knows that trying again is useless.
-        tally: with FAIL and EXPIRED, the vain tries before this one.
-        policy: with FAIL and EXPIRED, how often to try.
-        max_losses: with EXPIRED, how many workers the stage may lose before its task is quarantined.
+        permanent: with FAIL, whether the handler ruled out a retry.
+        counts: with FAIL and EXPIRED, the failures and losses before this one.
+        policy: with FAIL and EXPIRED, the attempts there may be and their delays.
+        max_losses: with EXPIRED, how many workers the stage may lose before its task is
+            quarantined.
         chance: with FAIL and EXPIRED, a random number from 0 to 1 for the jitter.
     """
     if outcome is Outcome.NEXT:
         assert next_stage is not None
-        return Verdict(
-            after(State.RUNNING, Happening.ADVANCED), next_stage, fence.step + 1, 0, delay_s, UNTRIED
+        return Conclusion(
+            after(State.RUNNING, Transition.ADVANCED), next_stage, fence.step + 1, 0, delay_s, NO_FAILURES
         )
-    tally = tally or UNTRIED
+    counts = counts or NO_FAILURES
     if outcome is Outcome.DONE:
-        return Verdict(
-            after(State.RUNNING, Happening.SUCCEEDED), fence.stage, fence.step, fence.attempt, 0.0, tally
+        return Conclusion(
+            after(State.RUNNING, Transition.SUCCEEDED), fence.stage, fence.step, fence.attempt, 0.0, counts
         )
     if outcome is Outcome.RETRY:
-        # Asked for by the handler (polling a remote job, say): not a vain try, so not counted.
-        return Verdict(
-            after(State.RUNNING, Happening.RETRIED),
+        # A handler that asks for a retry, to poll a remote job for example, has not failed.
+        return Conclusion(
+            after(State.RUNNING, Transition.RETRIED),
             fence.stage,
             fence.step,
             fence.attempt + 1,
             delay_s,
-            tally,
+            counts,
         )
     policy = policy or RetryPolicy()
-    end: Happening | None = None
+    end: Transition | None = None
     if outcome is Outcome.EXPIRED:
-        # Counted apart (W8): a task that kills its workers is no task that fails, and one that may be tried only
-        # once is not tried again because its worker was lost.
-        tally = Tally(tally.failures, tally.losses + 1)
-        tries = tally.failures + tally.losses
-        if tally.losses >= max_losses:
-            end = Happening.QUARANTINED
-        elif policy.exhausted(tries):
-            end = Happening.FAILED
+        # Losses have a limit of their own (W8): a task that kills its workers is quarantined,
+        # however often it may fail. Losses also use up attempts: a task that may be tried once is
+        # not tried again when its worker is lost.
+        counts = FailureCounts(counts.failures, counts.losses + 1)
+        failures = counts.failures + counts.losses
+        if counts.losses >= max_losses:
+            end = Transition.QUARANTINED
+        elif policy.exhausted(failures):
+            end = Transition.FAILED
     else:
-        tally = Tally(tally.failures + 1, tally.losses)
-        tries = tally.failures
-        if permanent or policy.exhausted(tries):
-            end = Happening.FAILED
+        counts = FailureCounts(counts.failures + 1, counts.losses)
+        failures = counts.failures
+        if permanent or policy.exhausted(failures):
+            end = Transition.FAILED
     if end is not None:
-        return Verdict(after(State.RUNNING, end), fence.stage, fence.step, fence.attempt, 0.0, tally)
-    wait_s = policy.delay_s(tries, chance)
-    return Verdict(
-        after(State.RUNNING, Happening.RETRIED), fence.stage, fence.step, fence.attempt + 1, wait_s, tally
+        return Conclusion(after(State.RUNNING, end), fence.stage, fence.step, fence.attempt, 0.0, counts)
+    wait_s = policy.delay_s(failures, chance)
+    return Conclusion(
+        after(State.RUNNING, Transition.RETRIED), fence.stage, fence.step, fence.attempt + 1, wait_s, counts
     )

@@ -1,7 +1,7 @@
-"""What becomes of a call to a callback target: delivered, tried again later, or dead. Pure: no I/O, no clock.
+"""Decides the outcome of a call: delivered, retry, or dead. Pure: no I/O, no clock.
 
-By the Standard Webhooks convention any 2xx means delivered and 410 means that the target is gone for good.
-Everything else, redirects and silence included, may be different next time.
+By the Standard Webhooks convention any 2xx means delivered, and 410 means that the target is gone
+for good. Every other result, redirects and timeouts included, is retried.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class Reason(enum.StrEnum):
     """Why a callback is dead."""
 
     GONE = "gone"
-    """The target answered 410: it wants no more of this."""
+    """The target answered 410."""
     EXHAUSTED = "exhausted"
-    """Every attempt of the schedule was made in vain."""
+    """Every attempt of the schedule has failed."""
     UNCALLABLE = "uncallable"
-    """The target is not something that can be called."""
+    """The target's URL cannot be called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The target has it."""
+    """The target has accepted the callback."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryIn:
-    """To be tried again.
+    """The callback is called again.
 
     Attributes:
         seconds: from now.
@@ -43,27 +43,27 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Never to be tried again, unless a person says so.
+    """The callback is not called again unless an operator replays it.
 
     Attributes:
-        reason: why not.
+        reason: why the callback is dead.
     """
 
     reason: Reason
 
 
-Fate = Delivered | RetryIn | Dead
+Outcome = Delivered | RetryIn | Dead
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPolicy:
-    """How often and how patiently a target is called.
+    """How often and when a callback is attempted.
 
     Attributes:
-        schedule_s: delay after each vain attempt but the last, in seconds: one more attempt than delays is made.
-            The default is the convention's own: over about 27 hours.
-        jitter: share of a delay that is random, from 0 (none) to 1 (anything from nothing to the whole).
-        retry_after_max_s: what a target asks for with Retry-After is honoured up to this, in seconds.
+        schedule_s: delays between attempts, in seconds; there is one attempt more than delays. The
+            default is the schedule of the Standard Webhooks convention, about 27 hours.
+        jitter: random share of a delay, from 0 (none) to 1 (the whole delay).
+        retry_after_max_s: longest Retry-After that is honoured, in seconds.
     """
 
     schedule_s: tuple[float, ...] = (5, 300, 1800, 7200, 18_000, 36_000, 36_000)
@@ -72,11 +72,11 @@ class DeliveryPolicy:
 
     @property
     def attempts(self) -> int:
-        """Attempts in all, the first included."""
+        """Total number of attempts."""
         return len(self.schedule_s) + 1
 
     def problems(self) -> list[str]:
-        """What makes no sense, one sentence each."""
+        """Invalid values, one sentence each."""
         found = []
         # Written so that NaN is refused too.
         if not all(0 <= delay < float("inf") for delay in self.schedule_s):
@@ -92,18 +92,18 @@ class DeliveryPolicy:
         status: int | None,
         attempt: int,
         retry_after_s: float | None,
-        chance: float,
+        random_share: float,
         *,
         callable_target: bool = True,
-    ) -> Fate:
-        """What becomes of a callback after a call.
+    ) -> Outcome:
+        """The outcome of one call.
 
         Args:
-            status: what the target answered; None when it did not answer.
-            attempt: which attempt this was, from 1.
-            retry_after_s: seconds the target asked to be left alone; None when it did not ask.
-            chance: a random number from 0 (inclusive) to 1, the caller's.
-            callable_target: False when no call can ever be made to it.
+            status: HTTP status of the answer; None without one.
+            attempt: number of the attempt, from 1.
+            retry_after_s: the target's Retry-After in seconds; None without one.
+            random_share: a random number from 0 (inclusive) to 1, for the jitter.
+            callable_target: False when the URL can never be called.
         """
         if not callable_target:
             return Dead(Reason.UNCALLABLE)
@@ -113,24 +113,24 @@ class DeliveryPolicy:
             return Dead(Reason.GONE)
         if attempt >= self.attempts:
             return Dead(Reason.EXHAUSTED)
-        delay_s = self.schedule_s[attempt - 1] * (1 - self.jitter * chance)
+        delay_s = self.schedule_s[attempt - 1] * (1 - self.jitter * random_share)
         if retry_after_s is not None:
-            # A floor, never a way to be called sooner or hardly ever.
+            # Retry-After can lengthen the delay, up to the limit, and never shortens it.
             delay_s = max(delay_s, min(retry_after_s, self.retry_after_max_s))
         return RetryIn(delay_s)
 
 
 def parse_retry_after(text: str | None, now: datetime) -> float | None:
-    """Seconds from `now` that a Retry-After header asks for; None when there is none or it makes no sense.
+    """Seconds from `now` that a Retry-After header asks for; None without a valid header.
 
     Args:
-        text: the header: whole seconds or an HTTP date (RFC 9110, section 10.2.3).
-        now: the present moment, with its time zone.
+        text: the header's value: whole seconds or an HTTP date (RFC 9110, section 10.2.3).
+        now: the current time, with its time zone.
     """
     if text is None:
         return None
     text = text.strip()
-    # Nobody means more digits than these, and a thousand of them would not fit a float.
+    # A float would overflow with hundreds of digits.
     if text.isascii() and text.isdigit() and len(text) <= 12:
         return float(text)
     try:

@@ -1,10 +1,10 @@
-"""How many of the callbacks that are held for a target may go. Pure; time is an argument.
+"""How many held callbacks of one target may be drained now. Pure; time is an argument.
 
-A target that hangs is probed, with one callback at a time and less and less often; one that answers is given what waits
-for it at a bounded rate, so that it is not felled by its own backlog.
+A target that hangs is probed: one callback at a time, with a wait that doubles. A target that
+answers receives its backlog at a bounded rate, so that the backlog does not overload it.
 
-What has been let go takes its way through database and topic, and arrives in bursts. So the calls are bound to the same rate
-as what is let go, as long as some of that may be on its way (`under_way`; `core.rates` keeps the clock).
+Drained callbacks pass through PostgreSQL and Kafka and arrive in bursts. While some of them may be
+on their way (`is_draining`), the calls are bound to the same rate (see `core.call_pacer`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# What is let go is with its path within this time, in seconds, whatever it takes to be called after that.
-ON_ITS_WAY_S = 2.0
+# A drained callback reaches its path within this many seconds; waiting for its call comes on top.
+TRANSIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class DrainPolicy:
-    """How fast.
+    """How fast held callbacks are drained.
 
     Attributes:
-        rate: callbacks a second, to a target that answers; both what is let go and what is called of it.
-        probe_s: seconds between the first probes of one that hangs; each wait is twice the one before.
-        probe_most_s: but no longer than this.
+        rate: callbacks per second to a target that answers; it bounds the draining and the calls.
+        probe_s: seconds between the first probes of a target that hangs; each wait doubles.
+        probe_most_s: the longest such wait, in seconds.
     """
 
     rate: float = 20.0
@@ -31,7 +31,7 @@ class DrainPolicy:
     probe_most_s: float = 60.0
 
     def problems(self) -> list[str]:
-        """What makes no sense, one sentence each."""
+        """Invalid values, one sentence each."""
         found = [
             f"{name}={getattr(self, name)} must be above 0"
             for name in ("rate", "probe_s")
@@ -44,51 +44,52 @@ class DrainPolicy:
 
 
 class Drain:
-    """What one target may be given.
+    """The drain of one target.
 
     Args:
         policy: how fast.
     """
 
-    __slots__ = ("_called_s", "_policy", "_probe_at_s", "_room", "_seen_s", "_wait_s")
+    __slots__ = ("_allowed_at_s", "_budget", "_draining_until_s", "_policy", "_probe_at_s", "_wait_s")
 
     def __init__(self, policy: DrainPolicy) -> None:
         self._policy = policy
         self._wait_s = policy.probe_s
         self._probe_at_s = -math.inf
-        self._room = 0.0
-        self._seen_s = -math.inf
-        self._called_s = -math.inf
+        self._budget = 0.0
+        self._allowed_at_s = -math.inf
+        self._draining_until_s = -math.inf
 
     def allow(self, now_s: float, *, hanging: bool, waiting: int = 0) -> int:
-        """How many may go now; they count as gone.
+        """How many callbacks may be drained now; they count as drained.
 
         Args:
-            now_s: seconds on any clock that does not step.
-            hanging: the target's latest call was slow.
-            waiting: how many wait already for its turn on their path; with what is let go now no more than a second's worth
-                do. What one path cannot take is better held.
+            now_s: seconds on a monotonic clock.
+            hanging: whether the target's latest call was slow.
+            waiting: callbacks of the target that already wait on the diverted path. Together with
+                the drained ones they may amount to one second of calls, because surplus callbacks
+                are better held in PostgreSQL.
         """
-        passed_s, self._seen_s = now_s - self._seen_s, now_s
+        passed_s, self._allowed_at_s = now_s - self._allowed_at_s, now_s
         if hanging:
-            self._room = 0.0
+            self._budget = 0.0
             if now_s < self._probe_at_s:
                 return 0
             self._probe_at_s = now_s + self._wait_s
             self._wait_s = min(2 * self._wait_s, self._policy.probe_most_s)
             return 1
         self._wait_s, self._probe_at_s = self._policy.probe_s, -math.inf
-        # What was not taken is not saved up for more than a second; the part of one that is left is never lost.
+        # A token bucket of one second's calls; it keeps fractions of a token.
         most = max(1.0, self._policy.rate)
-        self._room += min(passed_s * self._policy.rate, most)
-        allowed = max(0, min(int(self._room), math.ceil(most) - waiting))
-        self._room = min(self._room - allowed, most)
+        self._budget += min(passed_s * self._policy.rate, most)
+        allowed = max(0, min(int(self._budget), math.ceil(most) - waiting))
+        self._budget = min(self._budget - allowed, most)
         if allowed or waiting:
-            # What was let go while the first of it was on its way is behind that, and comes before this.
+            # Up to one second's callbacks may still be on their way and are called before these.
             calls = allowed + waiting + most
-            self._called_s = now_s + 2 * ON_ITS_WAY_S + calls / self._policy.rate
+            self._draining_until_s = now_s + 2 * TRANSIT_S + calls / self._policy.rate
         return allowed
 
-    def under_way(self, now_s: float) -> bool:
-        """Whether some of what was let go of a drain may still have to be called."""
-        return now_s < self._called_s
+    def is_draining(self, now_s: float) -> bool:
+        """Whether some drained callbacks may not have been called yet."""
+        return now_s < self._draining_until_s

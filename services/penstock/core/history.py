@@ -1,7 +1,8 @@
-"""What becomes of tasks that have ended: when they move to history, and how a day of history is retired. Pure.
+"""History of finished tasks: when a task moves there, and the steps that retire a day of it. Pure.
 
-A day is sealed, archived and dropped, in this order, each step noted before the next begins; so whoever takes over after
-a crash goes on from the notes. In doubt it keeps: what is not known to be archived is not dropped.
+A day is sealed, archived and dropped, in this order. Each step is recorded before the next begins,
+so the process that takes over after a crash continues from the record. When in doubt, nothing is
+dropped: a day must be known to be archived.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How long what is kept where.
+    """Retention of finished tasks.
 
     Attributes:
-        keep: how long a task stays where it was after it has ended.
-        retain: how long a day stays in history after it is over; None is for ever.
+        keep: how long a finished task stays in the hot tables.
+        retain: how long a day stays in history after its end; None is forever.
         archive: whether a day is archived before it is dropped.
     """
 
@@ -28,16 +29,16 @@ class Policy:
     archive: bool
 
     def ended_before(self, now: datetime) -> datetime:
-        """The moment before which a task must have ended to be moved."""
+        """Tasks that ended before this moment move to history."""
         return now - self.keep
 
-    def is_over(self, day: date, now: datetime) -> bool:
+    def is_expired(self, day: date, now: datetime) -> bool:
         """Whether a day is to be retired."""
         return self.retain is not None and span_of(day)[1] + self.retain <= now
 
 
 class Step(StrEnum):
-    """What is done next about a part of history that is over."""
+    """A step that retires a partition of history."""
 
     SEAL = "seal"
     ARCHIVE = "archive"
@@ -46,14 +47,14 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A partition of history as its notes have it.
+    """A partition of history, as recorded in `history_part`.
 
     Attributes:
         day: on which its tasks ended (UTC).
-        number: from 1; another one begins when a task is moved after its day was dropped.
+        number: from 1; a further part begins when a task moves after its day was dropped.
         tasks: how many it has.
-        sealed: no task is moved into it any more.
-        archived: its object was found whole.
+        sealed: no further task moves into it.
+        archived: its object was verified.
     """
 
     day: date
@@ -64,13 +65,13 @@ class Part:
 
     @property
     def object_key(self) -> str:
-        """Where its archive is kept."""
+        """The object that archives it."""
         return f"history/day={self.day}/part-{self.number}.ndjson.gz"
 
 
 def next_step(part: Part, policy: Policy, now: datetime) -> Step | None:
-    """What to do next about a part that is there; None while it stays."""
-    if not policy.is_over(part.day, now):
+    """The next step for a part that has not been dropped; None while its day is retained."""
+    if not policy.is_expired(part.day, now):
         return None
     if not part.sealed:
         return Step.SEAL
@@ -85,16 +86,16 @@ def day_of(moment: datetime) -> date:
 
 
 def span_of(day: date) -> tuple[datetime, datetime]:
-    """From when a day lasts, and until (not with) when."""
+    """The first moment of a day, and the first moment of the next."""
     begin = datetime.combine(day, time(), UTC)
     return begin, begin + _DAY
 
 
 def rest_s(tasks: int, took_s: float, rate: float) -> float:
-    """Seconds to rest after a batch: no more than `rate` tasks a second, and idle at least half of the time.
+    """Seconds to rest after a batch: at least its duration, and enough for the rate.
 
     Args:
-        tasks: looked at in the batch.
+        tasks: examined in the batch.
         took_s: seconds it took.
         rate: tasks a second, above 0.
     """

@@ -1,24 +1,29 @@
-"""What operators do to many tasks at once: which tasks each verb can reach, what it makes of one, and at what pace.
+"""Bulk operations on tasks: the states that a verb reaches, its changes, and its batches.
 
-`applied` and `onward` are what the statements of `operations.sql` and `advance.sql` do; these are tested against them.
+The statements of `operations.sql` and `advance.sql` implement `apply` and `state_after_attempt`;
+tests compare them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock.core.task import FINAL, Happening, State, after, sources
+from penstock.core.task import FINAL, State, Transition, after, sources
 
-# Tasks changed in one transaction: a batch that fails is small, and nobody waits long behind its locks.
-AT_A_TIME = 1_000
-# Batches a second of an operation that has a rate.
-BATCHES_A_SECOND = 10.0
+# Most tasks changed in one transaction. It bounds how long other services wait for the locks of a
+# batch.
+BATCH_SIZE = 1_000
+# Batches a second of an operation with a rate.
+BATCHES_PER_SECOND = 10.0
 
 
 class Verb(StrEnum):
-    """What can be done to tasks by filter."""
+    """Changes that operators make to tasks by filter."""
 
     CANCEL = "cancel"
     PAUSE = "pause"
@@ -27,22 +32,22 @@ class Verb(StrEnum):
     RECOVER = "recover"
 
 
-_HAPPENING = {
-    Verb.CANCEL: Happening.CANCELLED,
-    Verb.PAUSE: Happening.PAUSED,
-    Verb.RESUME: Happening.RESUMED,
-    Verb.RECOVER: Happening.RECOVERED,
+_TRANSITIONS = {
+    Verb.CANCEL: Transition.CANCELLED,
+    Verb.PAUSE: Transition.PAUSED,
+    Verb.RESUME: Transition.RESUMED,
+    Verb.RECOVER: Transition.RECOVERED,
 }
 
 
-class Standing(NamedTuple):
-    """What a verb looks at in a task, and may change.
+class TaskSnapshot(NamedTuple):
+    """The fields of a task that a verb reads and changes.
 
     Attributes:
-        state: where it is.
-        attempt: which run of its stage.
-        pausing: while running: it is to be paused when its stage ends.
-        due_ahead: its delay is not over.
+        state: its state.
+        attempt: number of the attempt within its stage.
+        pausing: whether a running task pauses at the end of its stage.
+        due_ahead: whether its delay is not over.
     """
 
     state: State
@@ -54,17 +59,56 @@ class Standing(NamedTuple):
 def reachable(verb: Verb) -> frozenset[State]:
     """The states in which a verb changes a task."""
     if verb is Verb.RESUME:
-        # A mark may be left on what does not run: by a process of a version that did not know of it.
+        # Also tasks that are not paused: a process of an earlier version may have left `pausing` on
+        # them.
         return frozenset(State) - FINAL
-    happening = _HAPPENING.get(verb)
-    return frozenset(State) - FINAL if happening is None else sources(happening)
+    transition = _TRANSITIONS.get(verb)
+    return frozenset(State) - FINAL if transition is None else sources(transition)
 
 
-def applied(verb: Verb, task: Standing) -> Standing | None:
-    """What a verb makes of a task; None when there is nothing to change.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """The tasks of an operation; a task matches when it has all given properties.
 
-    A queued task that is paused leaves its attempt: the record on Kafka speaks of one that is over. So does a
-    recovered one, since the attempt it ended with has its place in the history.
+    Attributes:
+        ids: its id is one of these.
+        type: name of its type.
+        stage: name of its stage.
+        key: its concurrency key.
+        states: its state is one of these.
+        labels: it has all of these.
+        priorities: its priority is one of these.
+        created_since: it was created then or later.
+        created_until: it was created before.
+        finished_since: it ended then or later.
+        finished_until: it ended before.
+        error: a part of the kind or the message of its error; upper and lower case are equal.
+    """
+
+    ids: Sequence[int] | None = None
+    type: str | None = None
+    stage: str | None = None
+    key: str | None = None
+    states: Sequence[State] | None = None
+    labels: Mapping[str, str] | None = None
+    priorities: Sequence[int] | None = None
+    created_since: datetime | None = None
+    created_until: datetime | None = None
+    finished_since: datetime | None = None
+    finished_until: datetime | None = None
+    error: str | None = None
+
+    def states_for(self, verb: Verb) -> list[State]:
+        """The states of the filter in which a verb changes a task."""
+        return [state for state in State if state in reachable(verb) and state in (self.states or State)]
+
+
+def apply(verb: Verb, task: TaskSnapshot) -> TaskSnapshot | None:
+    """The task after a verb; None when the verb does not change it.
+
+    Pausing a queued task starts a new attempt, because the record of the old attempt is on Kafka
+    and a worker may claim it. Recovering starts a new attempt as well, because the history has the
+    attempt that ended.
     """
     if task.state not in reachable(verb):
         return None
@@ -72,27 +116,32 @@ def applied(verb: Verb, task: Standing) -> Standing | None:
         return task._replace(pausing=False) if task.pausing else None
     if verb is Verb.PAUSE and task.state is State.RUNNING:
         return None if task.pausing else task._replace(pausing=True)
-    state = after(task.state, _HAPPENING[verb]) if verb in _HAPPENING else task.state
+    state = after(task.state, _TRANSITIONS[verb]) if verb in _TRANSITIONS else task.state
     if verb is Verb.RESUME and task.due_ahead:
         state = State.SCHEDULED
-    moved_on = verb is Verb.RECOVER or (verb is Verb.PAUSE and task.state is State.QUEUED)
-    return Standing(
+    new_attempt = verb is Verb.RECOVER or (verb is Verb.PAUSE and task.state is State.QUEUED)
+    return TaskSnapshot(
         state,
-        task.attempt + moved_on,
+        task.attempt + new_attempt,
         task.pausing and verb is Verb.REPRIORITISE,
         task.due_ahead and verb not in (Verb.CANCEL, Verb.RECOVER),
     )
 
 
-def onward(state: State, *, pausing: bool) -> State:
-    """Where a task goes that would go to `state` when its attempt ends: what is to be paused does not go on by itself."""
+def state_after_attempt(state: State, *, pausing: bool) -> State:
+    """The state of a task when its attempt ends; a task that is pausing does not run again.
+
+    Args:
+        state: the state without a pause.
+        pausing: whether the task pauses at the end of its stage.
+    """
     return State.PAUSED if pausing and state in (State.READY, State.SCHEDULED) else state
 
 
-def batch(rate: float | None) -> int:
-    """How many tasks to change at a time.
+def batch_size(rate: float | None) -> int:
+    """The number of tasks in one batch.
 
     Args:
-        rate: tasks a second; None is as many as go.
+        rate: tasks a second; None is without a limit.
     """
-    return AT_A_TIME if rate is None else max(1, min(AT_A_TIME, math.ceil(rate / BATCHES_A_SECOND)))
+    return BATCH_SIZE if rate is None else max(1, min(BATCH_SIZE, math.ceil(rate / BATCHES_PER_SECOND)))

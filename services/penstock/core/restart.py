@@ -1,4 +1,4 @@
-"""When to start a process again that has ended: at once the first time, ever later while it keeps failing."""
+"""Computes when to restart a process: exponential backoff, reset after a steady run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How patiently a process that dies is started again.
+    """The delays between restarts of a process.
 
     Attributes:
         first_s: delay before the first restart, in seconds.
-        factor: each further delay is this much longer.
-        longest_s: no delay is longer, in seconds.
-        steady_s: a process that ran this long, in seconds, has recovered: the count starts anew.
+        factor: ratio of each further delay to the one before.
+        longest_s: upper limit of the delay, in seconds.
+        steady_s: a process that ran for this many seconds has recovered, which resets the count.
     """
 
     first_s: float = 0.5
@@ -24,7 +24,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RestartState:
-    """How often in a row a process has ended without having run steadily in between."""
+    """The number of consecutive failures without a steady run in between."""
 
     failures: int = 0
 
@@ -32,18 +32,18 @@ class RestartState:
 def after_exit(
     policy: RestartPolicy, state: RestartState, *, started_at: float, now: float
 ) -> tuple[RestartState, float]:
-    """What follows from a process having ended at `now`.
+    """Counts the exit of a process at `now` and computes the delay before its restart.
 
     Args:
         policy: the delays.
-        state: what `after_exit` returned last, or a new `RestartState`.
+        state: the state that the last call returned, or a new `RestartState`.
         started_at: when the process was started, on the clock of `now`, in seconds.
-        now: when it ended.
+        now: when the process ended, in seconds.
 
     Returns:
         The state to keep, and the seconds to wait before starting the process again.
     """
     failures = 1 if now - started_at >= policy.steady_s else state.failures + 1
-    # The exponent is bounded so that a process failing for weeks does not overflow a float.
+    # The exponent is bounded: after weeks of failures it would overflow a float.
     delay = min(policy.longest_s, policy.first_s * policy.factor ** min(failures - 1, 64))
     return RestartState(failures), delay

@@ -1,4 +1,4 @@
-"""When to try again: exponential back-off with jitter, and when to give up."""
+"""Retries: exponential back-off with jitter, and how many attempts there may be."""
 
 from __future__ import annotations
 
@@ -6,15 +6,45 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How often and how patiently a stage is tried.
+class Backoff:
+    """Exponential back-off with jitter.
 
     Attributes:
-        max_attempts: tries in all, the first included; 1 never retries.
-        base_s: delay before the second try, in seconds.
+        base_s: the first delay, in seconds.
         factor: each further delay is this much longer.
-        max_s: no delay is longer, in seconds.
-        jitter: share of the delay that is random, from 0 (none) to 1 (anything from nothing to the whole).
+        max_s: the longest delay, in seconds.
+        jitter: share of a delay that is random, from 0 (none) to 1 (any delay from 0 to the full
+            one).
+    """
+
+    base_s: float
+    factor: float
+    max_s: float
+    jitter: float
+
+    def delay_s(self, failures: int, chance: float) -> float:
+        """Seconds to wait after `failures` failed attempts (at least 1).
+
+        Args:
+            failures: failed attempts so far.
+            chance: a random number from 0 (inclusive) to 1, the caller's.
+        """
+        # The exponent is bounded: a task that is retried for weeks would overflow a float.
+        full = min(self.max_s, self.base_s * self.factor ** min(max(failures - 1, 0), 64))
+        return full * (1 - self.jitter * chance)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a stage is tried, and after which delays.
+
+    Attributes:
+        max_attempts: attempts in all, the first included; 1 never retries.
+        base_s: delay before the second attempt, in seconds.
+        factor: each further delay is this much longer.
+        max_s: the longest delay, in seconds.
+        jitter: share of a delay that is random, from 0 (none) to 1 (any delay from 0 to the full
+            one).
     """
 
     max_attempts: int = 3
@@ -24,7 +54,7 @@ class RetryPolicy:
     jitter: float = 0.5
 
     def problems(self) -> list[str]:
-        """What makes no sense, one sentence each."""
+        """One sentence for each value that makes no sense."""
         found = []
         if self.max_attempts < 1:
             found.append(f"max_attempts={self.max_attempts} must be at least 1")
@@ -36,17 +66,10 @@ class RetryPolicy:
             found.append(f"jitter={self.jitter} must be from 0 to 1")
         return found
 
-    def exhausted(self, tries: int) -> bool:
-        """Whether `tries` tries, all in vain, are all there may be."""
-        return tries >= self.max_attempts
+    def exhausted(self, failures: int) -> bool:
+        """Whether `failures` failed attempts are all that there may be."""
+        return failures >= self.max_attempts
 
-    def delay_s(self, tries: int, chance: float) -> float:
-        """Seconds to wait after `tries` vain tries (at least 1).
-
-        Args:
-            tries: vain tries so far.
-            chance: a random number from 0 (inclusive) to 1, the caller's.
-        """
-        # The exponent is bounded so that a task retried for weeks does not overflow a float.
-        full = min(self.max_s, self.base_s * self.factor ** min(max(tries - 1, 0), 64))
-        return full * (1 - self.jitter * chance)
+    def delay_s(self, failures: int, chance: float) -> float:
+        """Seconds to wait after `failures` failed attempts; see `Backoff.delay_s`."""
+        return Backoff(self.base_s, self.factor, self.max_s, self.jitter).delay_s(failures, chance)

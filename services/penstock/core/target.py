@@ -1,7 +1,8 @@
-"""Whom a callback is owed to. Pure.
+"""Identity of callback targets. Pure.
 
-A target is an address as one namespace calls it: two namespaces that call the same URL have two targets, and what one of them meets
-there, or says of it, is nothing to the other. The namespace is that of the callback's type (`core.access.namespace_of`).
+A target is one URL in one namespace. Two namespaces that call the same URL have two targets:
+health, rate and operators' decisions of one do not affect the other. The namespace is that of the
+task type (`core.access.namespace_of`).
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from penstock.core.access import DEFAULT_NAMESPACE, namespace_of
 
 
 class TargetId(NamedTuple):
-    """Which target. In the order of their namespaces, where they are sorted.
+    """Identity of a target; sorts by namespace, then URL.
 
     Attributes:
-        namespace: in which it is called.
-        url: the address.
+        namespace: of the task type that calls it.
+        url: of the target.
     """
 
     namespace: str
     url: str
 
     def __str__(self) -> str:
-        """For people: where there are no namespaces, the URL alone."""
+        """For people: in the default namespace, the URL alone."""
         return self.url if self.namespace == DEFAULT_NAMESPACE else f"{self.url} ({self.namespace})"
 
 
 def target_of(type_name: str, url: str) -> TargetId:
-    """An address as the tasks of a type call it."""
+    """The target of a URL for the tasks of a type."""
     return TargetId(namespace_of(type_name), url)

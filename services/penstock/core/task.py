@@ -1,4 +1,4 @@
-"""What a task can be and what can happen to it: the one transition table.
+"""The states of a task and its transitions, in one table.
 
     scheduled ─due▶ ready ─released▶ queued ─claimed▶ running ─┬▶ ready        next stage, attempt 0
                       ▲                                        ├▶ waiting      children, event, timer
@@ -7,10 +7,10 @@
     paused · cancelled · quarantined                           └▶ failed ─recovered▶ ready
 
     scheduled · ready · queued ─paused▶ paused ─resumed▶ ready · scheduled, by the delay that is left
-                       running ─paused▶ running, and then paused where it would go on
+                       running ─paused▶ running, and paused at the end of its stage
 
-A result may find its task still `queued`: claims are written to PostgreSQL only once they have lived for a
-moment (see `penstock.heartbeats`), so every transition out of `running` is also one out of `queued`.
+A result may find its task still `queued`, because a short claim is never written to PostgreSQL (see
+`penstock.heartbeats`). So every transition out of `running` is also one out of `queued`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.errors import Conflict
 
 
 class State(StrEnum):
-    """Where a task is. The words are the same in the schema, the API and the docs."""
+    """The state of a task. The words are the same in the schema, the API and the docs."""
 
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -35,8 +35,8 @@ class State(StrEnum):
     QUARANTINED = "quarantined"
 
 
-class Happening(StrEnum):
-    """What can happen to a task."""
+class Transition(StrEnum):
+    """The events that move a task."""
 
     DUE = "due"
     RELEASED = "released"
@@ -67,55 +67,55 @@ class Priority(IntEnum):
 
 FINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.QUARANTINED})
 # A worker may hold a task in these, so a result or a lease can end the attempt.
-IN_HAND = frozenset({State.QUEUED, State.RUNNING})
+IN_FLIGHT = frozenset({State.QUEUED, State.RUNNING})
 
 _OPEN = frozenset(State) - FINAL
 
-TRANSITIONS: dict[tuple[State, Happening], State] = {
-    (State.SCHEDULED, Happening.DUE): State.READY,
-    (State.READY, Happening.RELEASED): State.QUEUED,
-    (State.QUEUED, Happening.CLAIMED): State.RUNNING,
-    # Its record is: Kafka no longer has it, and nobody has claimed it.
-    (State.QUEUED, Happening.LOST): State.READY,
+TRANSITIONS: dict[tuple[State, Transition], State] = {
+    (State.SCHEDULED, Transition.DUE): State.READY,
+    (State.READY, Transition.RELEASED): State.QUEUED,
+    (State.QUEUED, Transition.CLAIMED): State.RUNNING,
+    # Its record is lost: Kafka no longer has it, and no worker has claimed it.
+    (State.QUEUED, Transition.LOST): State.READY,
     # Another worker claims a record that was delivered twice: the lease moves to it.
-    (State.RUNNING, Happening.CLAIMED): State.RUNNING,
+    (State.RUNNING, Transition.CLAIMED): State.RUNNING,
     **{
-        (state, happening): target
-        for state in IN_HAND
-        for happening, target in (
-            (Happening.ADVANCED, State.READY),
-            (Happening.RETRIED, State.SCHEDULED),
-            (Happening.SUSPENDED, State.WAITING),
-            (Happening.SUCCEEDED, State.SUCCEEDED),
-            (Happening.FAILED, State.FAILED),
-            (Happening.QUARANTINED, State.QUARANTINED),
+        (state, transition): target
+        for state in IN_FLIGHT
+        for transition, target in (
+            (Transition.ADVANCED, State.READY),
+            (Transition.RETRIED, State.SCHEDULED),
+            (Transition.SUSPENDED, State.WAITING),
+            (Transition.SUCCEEDED, State.SUCCEEDED),
+            (Transition.FAILED, State.FAILED),
+            (Transition.QUARANTINED, State.QUARANTINED),
         )
     },
-    (State.WAITING, Happening.WOKEN): State.READY,
-    # What has a delay left goes back to it: `penstock.core.operations`.
-    (State.PAUSED, Happening.RESUMED): State.READY,
-    # As a new attempt: the record on Kafka is left one that is over.
-    **{(state, Happening.PAUSED): State.PAUSED for state in (State.SCHEDULED, State.READY, State.QUEUED)},
-    # Its stage ends first: it is marked, and the mark can be taken away.
-    (State.RUNNING, Happening.PAUSED): State.RUNNING,
-    (State.RUNNING, Happening.RESUMED): State.RUNNING,
-    **{(state, Happening.CANCELLED): State.CANCELLED for state in _OPEN},
-    **{(state, Happening.RECOVERED): State.READY for state in (State.FAILED, State.QUARANTINED)},
+    (State.WAITING, Transition.WOKEN): State.READY,
+    # A task with delay left returns to `scheduled`: `penstock.core.operations`.
+    (State.PAUSED, Transition.RESUMED): State.READY,
+    # With a new attempt, so that the record on Kafka is stale.
+    **{(state, Transition.PAUSED): State.PAUSED for state in (State.SCHEDULED, State.READY, State.QUEUED)},
+    # Its stage ends first: the task is marked, and the mark can be removed.
+    (State.RUNNING, Transition.PAUSED): State.RUNNING,
+    (State.RUNNING, Transition.RESUMED): State.RUNNING,
+    **{(state, Transition.CANCELLED): State.CANCELLED for state in _OPEN},
+    **{(state, Transition.RECOVERED): State.READY for state in (State.FAILED, State.QUARANTINED)},
 }
 
 
-def after(state: State, happening: Happening) -> State:
-    """The state a task is in after something happened to it.
+def after(state: State, transition: Transition) -> State:
+    """The state of a task after a transition.
 
     Raises:
-        Conflict: that cannot happen to a task in this state.
+        Conflict: the state has no such transition.
     """
-    target = TRANSITIONS.get((state, happening))
+    target = TRANSITIONS.get((state, transition))
     if target is None:
-        raise Conflict(f"a task that is {state} cannot be {happening}")
+        raise Conflict(f"a task that is {state} cannot be {transition}")
     return target
 
 
-def sources(happening: Happening) -> frozenset[State]:
-    """The states in which something can happen; SQL fences are tested against these."""
-    return frozenset(state for state, what in TRANSITIONS if what is happening)
+def sources(transition: Transition) -> frozenset[State]:
+    """The states that have a transition; SQL fences are tested against these."""
+    return frozenset(state for state, each in TRANSITIONS if each is transition)

@@ -1,13 +1,18 @@
 """The window: how many records of a type may wait on its ready topic. Pure: no I/O, no clock.
 
-What is on Kafka can no longer change its order, so there should be no more than the workers get done in about a second;
-with less they might run dry. What they take tells little of that: a worker that starts takes thousands of records into its
-hand at once. So a sample of what was released is watched until its attempts end, and the rate at which they do is the drain.
+Records on Kafka keep their order, so a late urgent task waits behind all of them. The window
+therefore holds about one second of the workers' work; a smaller one would leave workers without
+records.
 
-A drain measured so is no more than the window lets through. Workers that leave next to nothing of it are hungry: then it is
-some times larger, and falls back once they leave something. So it grows as long as it is what holds them up.
+The consumer group's lag does not show the completion rate, because a worker that starts takes
+thousands of records at once. The window follows a sample of released attempts instead, and measures
+the rate at which they end.
 
-In doubt the window is small: at rest, at the start and when nothing ends it is the floor.
+The measured rate is limited by the window itself. When workers leave almost nothing of the window,
+they are starved: the window grows by a factor, and shrinks again when they leave enough.
+
+When in doubt, the window is small: it is the floor at rest, at the start, and while no attempt
+ends.
 """
 
 from __future__ import annotations
@@ -17,38 +22,40 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.core.leases import Key
+from penstock.core.attempt import AttemptId
 
-# Attempts watched of one type: the error of the rate is about one over the root of how many of them end in a horizon.
-MOST_WATCHED = 256
-# The rate is that of the last so many seconds, and what was seen before a pause of this length says nothing of now.
+# Largest sample of a type. The rate's error is about 1/√n, where n sampled attempts end within the
+# horizon.
+MAX_SAMPLE = 256
+# The rate covers this many seconds. After a pause of this length the sample starts anew.
 HORIZON_S = 2.0
-# Hungry workers have left no more than this share of the window.
-LEFT = 0.25
-# What hunger makes of a window at most, and how long nobody must be hungry until it is half that.
-MOST_TIMES = 4
-SATED_S = 1.0
+# Workers are starved when they leave at most this share of the window.
+STARVED_SHARE = 0.25
+# The largest factor for starved workers, and the seconds of sufficient lag after which the factor
+# halves.
+MAX_FACTOR = 4
+SUFFICIENT_S = 1.0
 
 
 class Reason(StrEnum):
-    """What a window's size goes by."""
+    """The bound that sets the window's size. The values are labels of a metric."""
 
     FLOOR = "floor"
     DRAIN = "drain"
-    HUNGER = "hunger"
+    STARVED = "hunger"
     CEILING = "ceiling"
-    # A second's starts of a type with a rate: less than the window itself.
+    # One second of starts, when the type has a rate and that is less than the window.
     RATE = "rate"
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPolicy:
-    """How large a window may be.
+    """Bounds of a window.
 
     Attributes:
-        floor: fewest records, at least 1; the ceiling where that is lower.
+        floor: fewest records, at least 1; a lower ceiling takes precedence.
         ceiling: most records.
-        work_s: seconds of the workers' work that it holds between the two.
+        work_s: seconds of the workers' work that the window holds between the two.
     """
 
     floor: int
@@ -65,87 +72,92 @@ class Window:
 
     def __init__(self, policy: WindowPolicy) -> None:
         self._policy = policy
-        # Attempts under watch, and how many each of them stands for.
-        self._watched: dict[Key, int] = {}
+        # Sampled attempts in flight, each with the number of attempts that it represents.
+        self._sample: dict[AttemptId, int] = {}
         self._stride = 1
-        self._passed = 0
+        self._since_stride = 0
         self._ended = 0
-        # When it was looked, oldest first, and how many had ended by then.
-        self._looks: deque[tuple[float, int]] = deque()
-        self._times = 1
-        self._hungry_s = float("-inf")
+        # (seconds, attempts that had ended by then), oldest first.
+        self._measurements: deque[tuple[float, int]] = deque()
+        self._factor = 1
+        self._factor_changed_s = float("-inf")
 
     @property
-    def drain_per_s(self) -> float:
-        """Attempts that end each second; 0 when nobody knows."""
-        if len(self._looks) < 2:
+    def completions_per_s(self) -> float:
+        """The completion rate: attempts that end per second; 0 while it is unknown."""
+        if len(self._measurements) < 2:
             return 0.0
-        (begin_s, before), (end_s, after) = self._looks[0], self._looks[-1]
+        (begin_s, before), (end_s, after) = self._measurements[0], self._measurements[-1]
         return (after - before) / (end_s - begin_s)
 
     @property
     def size(self) -> int:
         """Most records that may wait."""
-        return self._sized()[0]
+        return self._size_and_reason()[0]
 
     @property
     def reason(self) -> Reason:
-        """What the size goes by."""
-        return self._sized()[1]
+        """The bound that sets the size."""
+        return self._size_and_reason()[1]
 
-    def _sized(self) -> tuple[int, Reason]:
+    def _size_and_reason(self) -> tuple[int, Reason]:
         policy = self._policy
-        drained = int(self.drain_per_s * policy.work_s)
-        wanted = max(drained, policy.floor) * self._times
+        by_rate = int(self.completions_per_s * policy.work_s)
+        wanted = max(by_rate, policy.floor) * self._factor
         if wanted >= policy.ceiling:
             return policy.ceiling, Reason.CEILING
-        if self._times > 1:
-            return wanted, Reason.HUNGER
-        return wanted, Reason.DRAIN if drained > policy.floor else Reason.FLOOR
+        if self._factor > 1:
+            return wanted, Reason.STARVED
+        return wanted, Reason.DRAIN if by_rate > policy.floor else Reason.FLOOR
 
-    def left(self, records: int, now_s: float) -> None:
-        """So many were left by the workers of a window that was at least half full when it was last looked at."""
-        if records <= self.size * LEFT:
-            self._times = min(MOST_TIMES, self._times * 2)
-            self._hungry_s = now_s
-        elif self._times > 1 and now_s - self._hungry_s >= SATED_S:
-            self._times //= 2
-            self._hungry_s = now_s
-
-    def released(self, keys: Sequence[Key], now_s: float) -> None:
-        """These went to the ready topic."""
-        if not self._looks or now_s - self._looks[-1][0] > HORIZON_S:
-            # When those ended that were watched before the pause, nobody can tell.
-            self._watched.clear()
-            self._stride, self._passed, self._ended = 1, 0, 0
-            self._looks = deque([(now_s, 0)])
-        # Each of them stands for the stride that leads to it.
-        first = (-self._passed - 1) % self._stride
-        self._watched.update(dict.fromkeys(keys[first :: self._stride], self._stride))
-        self._passed += len(keys)
-        while len(self._watched) > MOST_WATCHED:
-            self._stride *= 2
-            every_other = list(self._watched.items())[1::2]
-            self._watched = {key: 2 * stands_for for key, stands_for in every_other}
-
-    def watched(self) -> list[Key]:
-        """The attempts of which it must be known whether they have ended."""
-        return list(self._watched)
-
-    def looked(self, under_way: Collection[Key], now_s: float) -> None:
-        """Of those that are watched, only these have not ended.
+    def observe_lag(self, lag: int, now_s: float) -> None:
+        """Adapts the factor to the records that the workers left.
 
         Args:
-            under_way: keys out of `watched`, as it was at the last call.
-            now_s: when they were looked at.
+            lag: records left of a window that was at least half full at the observation before.
+            now_s: seconds on any clock that does not step.
         """
-        if not self._looks or now_s <= self._looks[-1][0]:
+        if lag <= self.size * STARVED_SHARE:
+            self._factor = min(MAX_FACTOR, self._factor * 2)
+            self._factor_changed_s = now_s
+        elif self._factor > 1 and now_s - self._factor_changed_s >= SUFFICIENT_S:
+            self._factor //= 2
+            self._factor_changed_s = now_s
+
+    def add_released(self, attempt_ids: Sequence[AttemptId], now_s: float) -> None:
+        """Adds some of the attempts that went to the ready topic to the sample."""
+        if not self._measurements or now_s - self._measurements[-1][0] > HORIZON_S:
+            # The moments at which the sampled attempts ended during the pause are unknown.
+            self._sample.clear()
+            self._stride, self._since_stride, self._ended = 1, 0, 0
+            self._measurements = deque([(now_s, 0)])
+        # Each sampled attempt represents the stride that leads to it.
+        first = (-self._since_stride - 1) % self._stride
+        self._sample.update(dict.fromkeys(attempt_ids[first :: self._stride], self._stride))
+        self._since_stride += len(attempt_ids)
+        while len(self._sample) > MAX_SAMPLE:
+            self._stride *= 2
+            every_other = list(self._sample.items())[1::2]
+            self._sample = {attempt_id: 2 * weight for attempt_id, weight in every_other}
+
+    def sample(self) -> list[AttemptId]:
+        """The attempts for `observe_sample`."""
+        return list(self._sample)
+
+    def observe_sample(self, in_flight: Collection[AttemptId], now_s: float) -> None:
+        """Counts the sampled attempts that have ended.
+
+        Args:
+            in_flight: the attempts of the last `sample()` that have not ended.
+            now_s: when that was read.
+        """
+        if not self._measurements or now_s <= self._measurements[-1][0]:
             return
-        for key in [key for key in self._watched if key not in under_way]:
-            self._ended += self._watched.pop(key)
-        self._looks.append((now_s, self._ended))
-        # One look before the horizon stays: the rate is that from there on.
-        while len(self._looks) > 2 and now_s - self._looks[1][0] >= HORIZON_S:
-            self._looks.popleft()
-        if len(self._watched) < MOST_WATCHED // 4:
+        for attempt_id in [attempt_id for attempt_id in self._sample if attempt_id not in in_flight]:
+            self._ended += self._sample.pop(attempt_id)
+        self._measurements.append((now_s, self._ended))
+        # One measurement before the horizon stays: the rate is measured from there.
+        while len(self._measurements) > 2 and now_s - self._measurements[1][0] >= HORIZON_S:
+            self._measurements.popleft()
+        if len(self._sample) < MAX_SAMPLE // 4:
             self._stride = 1

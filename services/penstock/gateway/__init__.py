@@ -1,29 +1,35 @@
-"""The gateway: tasks in and out over HTTP, and work for workers that do not speak Kafka.
+"""The gateway: the HTTP API for tasks, and the access of HTTP workers to Kafka.
 
 Guarantees
-- Answered with 200 or 201 means committed in PostgreSQL. A batch is inserted whole or not at all.
-- A repeated idempotency key returns the first task, also to requests that race.
-- A task handed out by `POST /hold_task` was claimed on Kafka, and its offset committed, before the answer is
-  sent; what nobody was there to take stays in its partition. When the answer cannot be written, the task is handed back at
-  once; a client that goes away later loses its lease in time, and the task is tried again.
-- No task waits for long with a gateway that has no worker for it while another member of the type's group could take it.
-- What `POST /set_task` accepts is on Kafka with acks=all; whether it takes effect is the fence's decision.
-- What is on its way to Kafka for HTTP workers is bounded: beyond, reports, beats and requests for work are answered
-  429 with `Retry-After`, and nothing of them was done.
-- What waits for PostgreSQL to be submitted is bounded, in tasks, bytes and seconds (`core.admission`): beyond, submissions are
-  answered 429 with `Retry-After`, and nothing of them was done.
-- An operation by filter is written down before it is answered and goes on until it has ended or is stopped, whoever dies; each task
-  that matches when its turn comes is changed once and counted once in the audit.
-- Where PENSTOCK_GATEWAY_AUTH is set, nobody does anything without a key or token whose role and namespaces allow it; what belongs to
-  foreign namespaces is answered as what does not exist (`gateway.access`, `gateway.ownership`).
-- Every refusal is a problem document that points at the field; no internals leave the process.
+- A response 200 or 201 means that the change is committed in PostgreSQL. A batch is inserted whole
+  or not at all.
+- Requests with the same idempotency key return the same task, also when they race.
+- Before `POST /hold_task` answers with a task, Kafka has its claim and the committed offset. A
+  record without a request stays in its partition. When the response cannot be written, the gateway
+  retries the task at once. When the client disconnects later, the lease expires and the task is
+  retried.
+- A task does not wait long at a gateway without a worker for it while another member of the type's
+  group could take it.
+- What `POST /set_task` accepts is on Kafka with acks=all. The fence decides whether it takes
+  effect.
+- The bytes of reports on their way to Kafka are bounded. Beyond the bound, reports, heartbeats and
+  requests for tasks are answered 429 with `Retry-After`, and have no effect.
+- The submissions that wait for PostgreSQL are bounded in tasks, bytes and seconds
+  (`core.admission`). Beyond the bound, submissions are answered 429 with `Retry-After`, and have no
+  effect.
+- A bulk operation has a row before it is answered, and runs until it has ended or is stopped, also
+  after a crash. Each task that matches when its batch runs is changed once and counted once.
+- With PENSTOCK_GATEWAY_AUTH set, a request needs an API key or token whose role and namespaces
+  permit it. Resources of other namespaces are answered like resources that do not exist
+  (`gateway.access`, `gateway.visibility`).
+- Every refusal is a problem document that points at the fault, and reveals no internals.
 
-It takes tasks while Kafka is away (their release waits), and answers 503 with `Retry-After` to what needs a
-server that is away. In doubt it refuses: a request that may not have taken effect is never acknowledged, and
-the client's idempotency key makes repeating it safe.
+The gateway accepts tasks while Kafka is unavailable; their release waits. A request that needs an
+unavailable server is answered 503 with `Retry-After`. It fails closed: a request that may have had
+no effect is never acknowledged, and an idempotency key makes repeating it safe.
 
-A producer that is broken for good ends the process, whoever met it: its supervisor starts another.
+A Kafka producer that cannot recover ends the process, and its supervisor starts another.
 
-It listens on loopback unless told otherwise, beyond that only with authentication, and refuses what pages of other sites make
-browsers send. Who asks and cannot be checked is refused.
+The gateway listens on a loopback address by default, and beyond loopback only with authentication.
+It refuses changes that pages of other sites make a browser send.
 """

@@ -1,13 +1,14 @@
-"""Who asks, and whether they may: before anything of a request is read.
+"""Authentication and authorization of requests, before a body is read.
 
-What this module guarantees: with PENSTOCK_GATEWAY_AUTH set no route but the open ones of `gateway.rules` does anything for
-whom it does not know, or for a role that may not. It fails closed: what cannot be checked is answered 503. What is confined to
-namespaces is told the types it may see (`among`); a handler that asks for them sees no others.
+What this module guarantees: with PENSTOCK_GATEWAY_AUTH set, every route that is not open needs a
+valid API key or token whose role permits its action (`gateway.rules`). It fails closed: a token
+that cannot be checked is answered 503. A request that is limited to namespaces carries the types
+that it may see.
 """
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -16,115 +17,125 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from penstock import metrics
-from penstock.core.access import ANYBODY, Action, Grant
-from penstock.core.allowance import Allowance
+from penstock.core.access import UNRESTRICTED, Action, Grant
+from penstock.core.token_bucket import TokenBucket
 from penstock.errors import Forbidden, Throttled, Unauthenticated, Unavailable
 from penstock.gateway.rules import RULES, Rule, route_of
 from penstock.metrics import Sample
-from penstock.postgres.types import KnownTypes
+from penstock.postgres.types import TypeCache
 
 GRANT = web.RequestKey("grant", Grant)
-_AMONG = web.RequestKey("among", list)
+_VISIBLE_TYPES = web.RequestKey("visible_types", list)
 
-# Whose allowance is remembered at once; beyond, that of whoever has been quiet for longest begins anew.
-_REMEMBERED = 10_000
+# Most actors with a rate limit in memory. Beyond them, the gateway forgets the actor that has been
+# idle longest, which may then burst again.
+_MAX_BUCKETS = 10_000
+# An actor that was idle may send the requests of this many seconds at once.
+_BURST_S = 2.0
 
-WHY = ("nobody", "unknown", "role", "rate", "unavailable")
+# Values of the metric's label.
+REFUSAL_CAUSES = ("nobody", "unknown", "role", "rate", "unavailable")
 
 
-class Recogniser(Protocol):
-    """A way to prove who one is."""
+class Authenticator(Protocol):
+    """Checks tokens of one kind."""
 
-    def takes(self, token: str) -> bool:
-        """Whether a token looks like one of its kind."""
+    def accepts(self, token: str) -> bool:
+        """Whether a token has the form of this kind."""
         ...
 
-    async def recognise(self, token: str) -> Grant | None:
-        """What the sender may do; None when the token proves nothing.
+    async def authenticate(self, token: str) -> Grant | None:
+        """The grant of a token; None when the token is not valid.
 
         Raises:
-            Unavailable: it cannot be checked now.
+            Unavailable: the token cannot be checked now.
         """
         ...
 
 
 def grant_of(request: web.Request) -> Grant:
-    """What whoever sent a request may do: everything, where nobody is asked who they are."""
-    grant: Grant = request.get(GRANT, ANYBODY)
+    """The grant of a request; unrestricted when authentication is off."""
+    grant: Grant = request.get(GRANT, UNRESTRICTED)
     return grant
 
 
-def among(request: web.Request) -> Sequence[str] | None:
-    """The names of the types that whoever sent a request may see; None is all of them."""
-    # Confined and without a list is a mistake of ours, and shows nothing.
-    return None if grant_of(request).namespaces is None else request[_AMONG]
+def visible_types(request: web.Request) -> Sequence[str] | None:
+    """The names of the types that a request may see; None is all."""
+    # A limited request without the list is a bug; the KeyError keeps it from showing all types.
+    return None if grant_of(request).namespaces is None else request[_VISIBLE_TYPES]
 
 
-class Gate:
-    """Lets requests through, for a middleware of its own.
+class AuthMiddleware:
+    """The middleware that authenticates, limits and authorizes requests.
 
     Args:
-        recognisers: the ways to prove who one is; the first that takes a token decides.
-        known: which types there are.
-        rate: requests a second that one actor may make, unless its key says otherwise; 0 is no limit.
-        before_change: asked before what may change something; raises when it must not.
+        authenticators: the first that accepts a token decides.
+        types: the registered types.
+        rate: requests a second of one actor, unless its API key has another limit; 0 is no limit.
+        before_change: called before a request that may change something; raises to refuse it.
     """
 
     def __init__(
         self,
-        recognisers: Sequence[Recogniser],
-        known: KnownTypes,
+        authenticators: Sequence[Authenticator],
+        types: TypeCache,
         rate: float,
         before_change: Callable[[], None],
     ) -> None:
-        self._recognisers = recognisers
-        self._known = known
+        self._authenticators = authenticators
+        self._types = types
         self._rate = rate
         self._before_change = before_change
-        self._allowances: OrderedDict[str, tuple[float, Allowance]] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._refused: Counter[str] = Counter()
 
     def samples(self) -> Iterator[Sample]:
-        """What is to be told of it (`penstock.metrics`)."""
-        for why in WHY:
-            yield Sample(metrics.GATEWAY_REFUSED, self._refused[why], (why,))
+        """Its metrics (`penstock.metrics`)."""
+        for cause in REFUSAL_CAUSES:
+            yield Sample(metrics.GATEWAY_REFUSED, self._refused[cause], (cause,))
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Lets a request through, or tells why not."""
+        """Calls the handler, or raises the reason for a refusal."""
         route = route_of(request)
-        # Where there is no route there is nothing to protect, and the same 404 or 405 for everybody.
+        # An unknown route has nothing to protect: every client receives the same 404 or 405.
         if route is None:
             return await handler(request)
         rule = RULES[route]
         if rule.action is not None:
-            grant = await self._known_as(request)
+            grant = await self._authenticate(request)
             request[GRANT] = grant
-            self._require_allowance(grant)
+            self._require_rate(grant)
             self._require_rule(grant, rule)
             if rule.action is not Action.READ:
                 self._before_change()
             if grant.namespaces is not None:
-                # Without a query while no type has changed.
-                await self._known.require(())
-                request[_AMONG] = [one.name for one in self._known if grant.covers(one.name)]
+                # Needs no query unless a type has changed.
+                await self._types.require(())
+                request[_VISIBLE_TYPES] = [
+                    task_type.name for task_type in self._types if grant.covers(task_type.name)
+                ]
         return await handler(request)
 
-    async def _known_as(self, request: web.Request) -> Grant:
+    async def _authenticate(self, request: web.Request) -> Grant:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             self._refused["nobody"] += 1
             raise Unauthenticated("send `Authorization: Bearer …` with an API key or token")
-        recogniser = next((one for one in self._recognisers if one.takes(token)), None)
+        authenticator = next(
+            (accepting for accepting in self._authenticators if accepting.accepts(token)), None
+        )
         try:
-            grant = await recogniser.recognise(token) if recogniser else None
+            grant = await authenticator.authenticate(token) if authenticator else None
         except Unavailable:
             self._refused["unavailable"] += 1
             raise
         if grant is None:
             self._refused["unknown"] += 1
-            raise Unauthenticated("this key or token is not valid, or not any more")
+            raise Unauthenticated(
+                "this API key or token is not valid, has expired or was revoked: use another"
+            )
         return grant
 
     def _require_rule(self, grant: Grant, rule: Rule) -> None:
@@ -132,47 +143,49 @@ class Gate:
         if not grant.allows(rule.action):
             self._refused["role"] += 1
             roles = ", ".join(sorted(grant.roles)) or "no role"
-            raise Forbidden(f"this takes a role that may {rule.action}; {roles} may not")
+            raise Forbidden(f"this route needs a role that may {rule.action}; {roles} may not")
 
-    def _require_allowance(self, grant: Grant) -> None:
+    def _require_rate(self, grant: Grant) -> None:
         rate = grant.rate or self._rate
         if not rate:
             return
-        now_s = asyncio.get_running_loop().time()
-        known_rate, allowance = self._allowances.pop(grant.actor, (rate, None))
-        if allowance is None or known_rate != rate:
-            allowance = Allowance(rate, now_s)
-        self._allowances[grant.actor] = (rate, allowance)
-        if len(self._allowances) > _REMEMBERED:
-            self._allowances.popitem(last=False)
-        wait_s = allowance.take(now_s)
-        if wait_s:
+        now_s = time.monotonic()
+        bucket = self._buckets.pop(grant.actor, None)
+        if bucket is None or bucket.rate != rate:
+            bucket = TokenBucket(rate, now_s, capacity_s=_BURST_S, full=True)
+        self._buckets[grant.actor] = bucket
+        if len(self._buckets) > _MAX_BUCKETS:
+            self._buckets.popitem(last=False)
+        if not bucket.available(now_s):
             self._refused["rate"] += 1
-            raise Throttled(f"more than {rate:g} requests a second by {grant.actor}", retry_after_s=wait_s)
+            raise Throttled(
+                f"more than {rate:g} requests a second by {grant.actor}", retry_after_s=bucket.wait_s()
+            )
+        bucket.take()
 
 
-class KnownKeysLike(Protocol):
-    """What is asked of `penstock.postgres.api_keys.KnownKeys`."""
+class ApiKeyLookup(Protocol):
+    """The part of `penstock.postgres.api_keys.ApiKeyCache` that this module uses."""
 
-    def recognise(self, token: str) -> Grant | None:
-        """See there."""
+    def authenticate(self, token: str) -> Grant | None:
+        """See `ApiKeyCache`."""
         ...
 
 
-class ByKey:
-    """Recognises API keys.
+class ApiKeyAuthenticator:
+    """Authenticates API keys.
 
     Args:
-        keys: the copy of those that hold.
+        api_keys: the valid keys.
     """
 
-    def __init__(self, keys: KnownKeysLike) -> None:
-        self._keys = keys
+    def __init__(self, api_keys: ApiKeyLookup) -> None:
+        self._api_keys = api_keys
 
-    def takes(self, token: str) -> bool:
-        """Whether it looks like one."""
+    def accepts(self, token: str) -> bool:
+        """Whether a token has the form of an API key."""
         return token.startswith("pk_")
 
-    async def recognise(self, token: str) -> Grant | None:
-        """See `Recogniser`."""
-        return self._keys.recognise(token)
+    async def authenticate(self, token: str) -> Grant | None:
+        """See `Authenticator`."""
+        return self._api_keys.authenticate(token)

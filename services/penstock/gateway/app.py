@@ -1,4 +1,4 @@
-"""Wiring of the gateway."""
+"""Wires the gateway."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from aiohttp import web
 
 from penstock import process
 from penstock.errors import CannotStart
-from penstock.gateway.authentication import Access
+from penstock.gateway.authentication import Authentication
 from penstock.gateway.broker import Broker
-from penstock.gateway.callbacks import Callbacks
-from penstock.gateway.door import Door
-from penstock.gateway.hold import Hold
-from penstock.gateway.keys import Keys
-from penstock.gateway.operations import Operations
-from penstock.gateway.pages import Pages
-from penstock.gateway.requests import Requests
+from penstock.gateway.callbacks import CallbackRoutes
+from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
+from penstock.gateway.hold import WorkerRoutes
+from penstock.gateway.operations import OperationRoutes
+from penstock.gateway.pages import PageRoutes
+from penstock.gateway.request_metrics import RequestMetrics
 from penstock.gateway.rules import require_rules
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.targets import Targets
-from penstock.gateway.tasks import Tasks
-from penstock.gateway.types import Types, keep_fresh
-from penstock.gateway.waiting import Waiting
-from penstock.http.listening import accepting
-from penstock.http.server import harden, problems, same_origin
+from penstock.gateway.submission_limiter import SubmissionLimiter
+from penstock.gateway.targets import TargetRoutes
+from penstock.gateway.tasks import TaskRoutes
+from penstock.gateway.types import TypeRoutes, keep_fresh
+from penstock.gateway.why import BacklogRoutes
+from penstock.http.listener import listen
+from penstock.http.server import add_security_headers, problem_middleware, same_origin_middleware
 from penstock.metrics import Sample
 from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
 from penstock.postgres.health import missing_migrations
-from penstock.postgres.types import KnownTypes
+from penstock.postgres.types import TypeCache
 
 NAME = "gateway"
 
 log = logging.getLogger(__name__)
 
-# For answers under way when the process is asked to stop; long-polls are answered at once.
+# How long a stopping gateway waits for responses under way; long polls are answered at once.
 STOP_S = 10.0
 
 
@@ -50,11 +50,12 @@ def create_app(
 
     Args:
         settings: of the gateway.
-        listening: told the port, which matters when the settings say 0.
+        listening: called with the port, which is unknown before when the settings have 0.
     """
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
-        # First: a wrong setting is told also while the database is away.
+        # Before the database, so that a wrong setting is reported while the database is
+        # unavailable.
         objects = ObjectStore(settings.objects)
         async with open_pool(
             settings.postgres, NAME, pooled=settings.pooled, size=settings.gateway_connections
@@ -65,45 +66,48 @@ def create_app(
                     f"the database lacks {', '.join(missing)}: run `penstock migrate` against it"
                 )
             broker = Broker(settings, pool)
-            known = KnownTypes(pool)
-            door = Door(settings)
-            requests = Requests()
-            hold = Hold(settings, pool, known, objects, broker)
-            operations = Operations(settings, pool, broker)
-            access = Access(settings, pool, known)
+            types = TypeCache(pool)
+            limiter = SubmissionLimiter(settings)
+            request_metrics = RequestMetrics()
+            workers = WorkerRoutes(settings, pool, types, objects, broker)
+            operations = OperationRoutes(settings, pool, broker)
+            authentication = Authentication(settings, pool, types)
             app = web.Application(
-                middlewares=[requests.middleware(), *access.around(problems, same_origin)],
+                middlewares=[
+                    request_metrics.middleware(),
+                    *authentication.middlewares(problem_middleware, same_origin_middleware),
+                ],
                 client_max_size=settings.gateway_body_limit_bytes,
             )
-            app.on_response_prepare.append(harden)
-            app.add_routes(Tasks(settings, pool, known, objects, broker, door).routes())
-            app.add_routes(Waiting(settings, pool).routes())
-            app.add_routes(Types(settings, pool, known).routes())
-            app.add_routes(Keys(settings, pool).routes())
-            app.add_routes(Targets(settings, pool, known).routes())
-            app.add_routes(Callbacks(settings, pool).routes())
+            app.on_response_prepare.append(add_security_headers)
+            app.add_routes(TaskRoutes(settings, pool, types, objects, broker, limiter).routes())
+            app.add_routes(BacklogRoutes(settings, pool).routes())
+            app.add_routes(TypeRoutes(settings, pool, types).routes())
+            app.add_routes(ConcurrencyKeyRoutes(settings, pool).routes())
+            app.add_routes(TargetRoutes(settings, pool, types).routes())
+            app.add_routes(CallbackRoutes(settings, pool).routes())
             app.add_routes(operations.routes())
-            app.add_routes(hold.routes())
-            pages = Pages(pool, broker, telling=not settings.auth_kinds)
+            app.add_routes(workers.routes())
+            pages = PageRoutes(pool, broker, show_reasons=not settings.auth_kinds)
             app.add_routes(pages.routes())
             require_rules(app.router.routes())
 
-            def serves(port: int) -> None:
+            def started(port: int) -> None:
                 listening(port)
                 ready()
 
             def samples() -> Iterator[Sample]:
-                yield from door.samples()
-                yield from requests.samples()
-                yield from access.samples()
+                yield from limiter.samples()
+                yield from request_metrics.samples()
+                yield from authentication.samples()
 
-            async with access, serving(settings, NAME, samples, pages.probes()):
-                await process.leading(
-                    _serve(app, settings, hold, stopping, serves),
+            async with authentication, serving(settings, NAME, samples, pages.probes()):
+                await process.run_with_background(
+                    _serve(app, settings, workers, stopping, started),
                     broker.run(),
-                    keep_fresh(settings, known),
+                    keep_fresh(settings, types),
                     operations.run(),
-                    access.run(),
+                    authentication.run(),
                 )
 
     return service
@@ -112,30 +116,25 @@ def create_app(
 async def _serve(
     app: web.Application,
     settings: GatewaySettings,
-    hold: Hold,
+    workers: WorkerRoutes,
     stopping: asyncio.Event,
-    serves: Callable[[int], None],
+    started: Callable[[int], None],
 ) -> None:
     runner = web.AppRunner(app, shutdown_timeout=STOP_S)
     await runner.setup()
     try:
-        await _listen(runner, settings, stopping, serves)
+        await _accept(runner, settings, stopping, started)
     finally:
-        # Before the server waits for its answers: long-polls end now, and whatever ends the gateway, its members leave
-        # their groups instead of being missed.
-        await hold.close()
+        # Before the server waits for its responses: it ends the long polls and leaves the groups.
+        # Otherwise the groups would wait for the session timeout of this member.
+        await workers.close()
         await runner.cleanup()
 
 
-def main() -> int:
-    """Runs the service with settings from the environment."""
-    return process.run(NAME, create_app(GatewaySettings.load()), stall_s=process.STALL_S)
-
-
-async def _listen(
-    runner: web.AppRunner, settings: GatewaySettings, stopping: asyncio.Event, serves: Callable[[int], None]
+async def _accept(
+    runner: web.AppRunner, settings: GatewaySettings, stopping: asyncio.Event, started: Callable[[int], None]
 ) -> None:
-    """Takes connections until `stopping` is set.
+    """Accepts connections until `stopping` is set.
 
     Raises:
         CannotStart: the port is not free.
@@ -143,13 +142,21 @@ async def _listen(
     async with AsyncExitStack() as stack:
         try:
             port = await stack.enter_async_context(
-                accepting(runner, settings.gateway_host, settings.gateway_port)
+                listen(runner, settings.gateway_host, settings.gateway_port)
             )
         except OSError as error:
             raise CannotStart(
                 f"cannot listen on {settings.gateway_host}:{settings.gateway_port} ({error.strerror}): "
                 "set PENSTOCK_GATEWAY_PORT to a free port"
             ) from error
-        log.info("listening on http://%s:%d", settings.gateway_host, port)
-        serves(port)
+        log.info(
+            "The gateway listens",
+            extra={"event": "gateway_listening", "url": f"http://{settings.gateway_host}:{port}"},
+        )
+        started(port)
         await stopping.wait()
+
+
+def main() -> int:
+    """Runs the service with settings from the environment."""
+    return process.run(NAME, create_app(GatewaySettings.load()), stall_s=process.STALL_S)

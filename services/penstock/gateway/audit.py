@@ -1,8 +1,10 @@
-"""The audit: who asked for what that may have changed something, and what was answered.
+"""The audit of requests: who sent each request that may change something, and its status.
 
-What this module guarantees: every such request of somebody known is in `audit_request` within `WRITTEN_S`, also one that was refused for its
-role or failed. When it cannot be written it fails closed: once `MOST_WAITING` wait, such requests are answered 503, and nothing
-of them is done; such refusals are then left out of it, and counted in the log. What was answered in the last moments before a process is killed is lost from it; an orderly end writes all.
+What this module guarantees: every authenticated request that may change something is in
+`audit_request` after `WRITE_DELAY_S`, also when it was refused or failed. It fails closed: while
+`MAX_PENDING` entries wait for PostgreSQL, such requests are answered 503 and not executed. Those
+refusals are not in the audit; the log has their number. A process that is killed loses the entries
+of its last moments, and an orderly end writes all.
 """
 
 from __future__ import annotations
@@ -20,20 +22,19 @@ from aiohttp.typedefs import Handler
 from penstock.core.access import Action, storable
 from penstock.errors import PostgresUnavailable
 from penstock.gateway.access import GRANT
+from penstock.gateway.request_metrics import CLIENT_CLOSED_REQUEST
 from penstock.gateway.rules import RULES, route_of
 from penstock.postgres import audit
 
 log = logging.getLogger(__name__)
 
-WRITTEN_S = 0.2
-MOST_WAITING = 20_000
-_AT_ONCE = 2_000
-_AGAIN_S = 1.0
-_PRUNED_EVERY_S = 3600.0
-_PRUNED_AT_ONCE = 5_000
-# When the client had gone before it was answered, as nginx writes it.
-_GONE = 499
-# Answers to requests that nobody has begun to carry out.
+WRITE_DELAY_S = 0.2
+MAX_PENDING = 20_000
+_ENTRIES_PER_STATEMENT = 2_000
+_RETRY_S = 1.0
+_PRUNE_INTERVAL_S = 3600.0
+_PRUNE_BATCH = 5_000
+# Statuses of requests that were not executed.
 _REFUSALS = frozenset({401, 403, 413, 429, 503})
 
 NOTHING_CHANGED = web.RequestKey("nothing_changed", bool)
@@ -48,43 +49,43 @@ class _Entry(NamedTuple):
     remote: str | None
 
 
-class Audit:
-    """Writes it down, for a middleware of its own: the outermost, so that it sees what is answered.
+class RequestAudit:
+    """The middleware that collects entries, and the loop that writes them.
 
     Args:
-        pool: of the database.
-        days: after which rows are removed.
+        pool: the database.
+        days: age at which rows are removed.
     """
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record], days: int) -> None:
         self._pool = pool
         self._days = days
-        self._waiting: deque[_Entry] = deque()
-        self._come = asyncio.Event()
-        self._left_out = 0
+        self._pending: deque[_Entry] = deque()
+        self._added = asyncio.Event()
+        self._omitted = 0
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Notes what becomes of a request."""
-        status = _GONE
+        """Adds an entry with the status of the response; the outermost middleware, to see it."""
+        status = CLIENT_CLOSED_REQUEST
         try:
             response = await handler(request)
             status = response.status
             return response
         finally:
-            self._put(request, status)
+            self._add(request, status)
 
-    def _put(self, request: web.Request, status: int) -> None:
+    def _add(self, request: web.Request, status: int) -> None:
         grant, route = request.get(GRANT), route_of(request)
         if grant is None or route is None or request.get(NOTHING_CHANGED):
             return
         if RULES[route].action is Action.READ:
             return
-        if len(self._waiting) >= MOST_WAITING and status in _REFUSALS:
-            # Nothing was done. A client that tries again and again must not fill the memory.
-            self._left_out += 1
+        if len(self._pending) >= MAX_PENDING and status in _REFUSALS:
+            # Bounds the memory while clients repeat refused requests.
+            self._omitted += 1
             return
-        self._waiting.append(
+        self._pending.append(
             _Entry(
                 datetime.now(UTC),
                 grant.actor,
@@ -94,52 +95,59 @@ class Audit:
                 request.remote,
             )
         )
-        self._come.set()
+        self._added.set()
 
     def require_room(self) -> None:
-        """Does nothing while what is done can be written down.
+        """Returns while a change can be audited.
 
         Raises:
-            PostgresUnavailable: it cannot.
+            PostgresUnavailable: too many entries wait.
         """
-        if len(self._waiting) >= MOST_WAITING:
-            raise PostgresUnavailable("the audit cannot be written: nothing is changed until it can")
+        if len(self._pending) >= MAX_PENDING:
+            raise PostgresUnavailable("the audit cannot be written, so changes are refused until it can")
 
     async def run(self) -> None:
-        """Writes what comes and removes what is old, until cancelled."""
+        """Writes new entries and removes old rows, until cancelled."""
         loop = asyncio.get_running_loop()
         prune_at = loop.time()
         while True:
             try:
-                await asyncio.wait_for(self._come.wait(), max(0.0, prune_at - loop.time()))
-                # What comes together is one statement.
-                await asyncio.sleep(WRITTEN_S)
+                await asyncio.wait_for(self._added.wait(), max(0.0, prune_at - loop.time()))
+                # Entries of this time share one statement.
+                await asyncio.sleep(WRITE_DELAY_S)
             except TimeoutError:
                 pass
-            self._come.clear()
+            self._added.clear()
             try:
                 await self.write()
                 if loop.time() >= prune_at:
-                    prune_at = loop.time() + _PRUNED_EVERY_S
-                    while await audit.prune(self._pool, self._days, most=_PRUNED_AT_ONCE) == _PRUNED_AT_ONCE:
+                    prune_at = loop.time() + _PRUNE_INTERVAL_S
+                    while await audit.prune(self._pool, self._days, limit=_PRUNE_BATCH) == _PRUNE_BATCH:
                         pass
             except PostgresUnavailable as error:
-                log.warning("the audit waits: %s", error)
-                self._come.set()
-                await asyncio.sleep(_AGAIN_S)
+                log.warning(
+                    "The audit cannot be written; trying again",
+                    extra={"event": "audit_delayed", "pending": len(self._pending), "error": error},
+                )
+                self._added.set()
+                await asyncio.sleep(_RETRY_S)
 
     async def write(self) -> None:
-        """Writes all that waits.
+        """Writes all pending entries.
 
         Raises:
-            PostgresUnavailable: some of it still waits.
+            PostgresUnavailable: some entries are still pending.
         """
-        while self._waiting:
-            entries = [self._waiting[number] for number in range(min(_AT_ONCE, len(self._waiting)))]
+        while self._pending:
+            entries = [self._pending[i] for i in range(min(_ENTRIES_PER_STATEMENT, len(self._pending)))]
             await audit.write(self._pool, entries)
-            # Only now: what was not written still waits. Others only add behind.
+            # Only now, so that a failed write loses nothing. Meanwhile entries were added at the
+            # end only.
             for _ in entries:
-                self._waiting.popleft()
-        if self._left_out:
-            log.warning("the audit is written again; %d refusals are not in it", self._left_out)
-            self._left_out = 0
+                self._pending.popleft()
+        if self._omitted:
+            log.warning(
+                "The audit is written again; it lacks refused requests",
+                extra={"event": "audit_recovered", "omitted": self._omitted},
+            )
+            self._omitted = 0

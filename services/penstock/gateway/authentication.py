@@ -1,4 +1,4 @@
-"""Wiring of who may ask: keys, tokens, allowances and the audit, as the settings have them."""
+"""Wires authentication: API keys, tokens, rate limits and the audit, according to the settings."""
 
 from __future__ import annotations
 
@@ -12,51 +12,58 @@ import asyncpg
 
 from penstock import metrics, process
 from penstock.errors import PostgresUnavailable
-from penstock.gateway.access import WHY, ByKey, Gate, Recogniser
-from penstock.gateway.audit import Audit
-from penstock.gateway.oidc import ByToken
+from penstock.gateway.access import (
+    REFUSAL_CAUSES,
+    ApiKeyAuthenticator,
+    Authenticator,
+    AuthMiddleware,
+)
+from penstock.gateway.audit import RequestAudit
+from penstock.gateway.oidc import OidcAuthenticator
 from penstock.gateway.settings import GatewaySettings
 from penstock.metrics import Sample
-from penstock.postgres.api_keys import KnownKeys
-from penstock.postgres.types import KnownTypes
+from penstock.postgres.api_keys import ApiKeyCache
+from penstock.postgres.types import TypeCache
 
 log = logging.getLogger(__name__)
 
 
-class Access:
-    """All of it, for the time of an `async with` block; nothing where PENSTOCK_GATEWAY_AUTH is off.
+class Authentication:
+    """The parts of authentication, for the time of an `async with` block.
+
+    There are none when PENSTOCK_GATEWAY_AUTH is off.
 
     Args:
         settings: of the gateway.
-        pool: of the database.
-        known: which types there are.
+        pool: the database.
+        types: the registered types.
     """
 
     def __init__(
-        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], known: KnownTypes
+        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], types: TypeCache
     ) -> None:
         kinds = settings.auth_kinds
-        self._keys = KnownKeys(settings.sessions, pool) if "keys" in kinds else None
-        self._tokens = ByToken(settings) if "oidc" in kinds else None
-        recognisers: list[Recogniser] = []
-        if self._keys is not None:
-            recognisers.append(ByKey(self._keys))
-        if self._tokens is not None:
-            recognisers.append(self._tokens)
-        self._audit = Audit(pool, settings.gateway_audit_days) if kinds else None
-        self._gate = (
-            Gate(recognisers, known, settings.gateway_key_rate, self._audit.require_room)
+        self._api_keys = ApiKeyCache(settings.sessions, pool) if "keys" in kinds else None
+        self._oidc = OidcAuthenticator(settings) if "oidc" in kinds else None
+        authenticators: list[Authenticator] = []
+        if self._api_keys is not None:
+            authenticators.append(ApiKeyAuthenticator(self._api_keys))
+        if self._oidc is not None:
+            authenticators.append(self._oidc)
+        self._audit = RequestAudit(pool, settings.gateway_audit_days) if kinds else None
+        self._auth = (
+            AuthMiddleware(authenticators, types, settings.gateway_key_rate, self._audit.require_room)
             if self._audit
             else None
         )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if self._keys is not None:
-            # The first request already is to be judged by them.
-            await self._keys.load()
-        if self._tokens is not None:
-            await self._stack.enter_async_context(self._tokens)
+        if self._api_keys is not None:
+            # Before the gateway listens, so that its first request can be authenticated.
+            await self._api_keys.load()
+        if self._oidc is not None:
+            await self._stack.enter_async_context(self._oidc)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -65,32 +72,34 @@ class Access:
             try:
                 await self._audit.write()
             except PostgresUnavailable as error:
-                log.warning("the end of the audit is lost: %s", error)
+                log.warning(
+                    "The last entries of the audit are lost", extra={"event": "audit_lost", "error": error}
+                )
 
-    def around(self, told: Any, *others: Any) -> list[Any]:
+    def middlewares(self, problem_middleware: Any, *others: Any) -> list[Any]:
         """All middlewares, the outermost first.
 
         Args:
-            told: turns errors into answers; the audit is around it, to see them.
-            others: what is refused to everybody.
+            problem_middleware: turns errors into responses; the audit is outside, so that it sees
+                the status.
+            others: middlewares that do not depend on the grant.
         """
-        if self._audit is None or self._gate is None:
-            return [told, *others]
-        return [self._audit.middleware, told, *others, self._gate.middleware]
+        if self._audit is None or self._auth is None:
+            return [problem_middleware, *others]
+        return [self._audit.middleware, problem_middleware, *others, self._auth.middleware]
 
     def samples(self) -> Iterator[Sample]:
-        """What is to be told of it (`penstock.metrics`)."""
-        if self._gate is not None:
-            return self._gate.samples()
-        # Nobody is asked, so nobody is refused: the same names for dashboards, whatever the settings.
-        return iter([Sample(metrics.GATEWAY_REFUSED, 0, (why,)) for why in WHY])
+        """Its metrics (`penstock.metrics`); the same names with and without authentication."""
+        if self._auth is not None:
+            return self._auth.samples()
+        return iter([Sample(metrics.GATEWAY_REFUSED, 0, (cause,)) for cause in REFUSAL_CAUSES])
 
     async def run(self) -> None:
-        """Keeps the keys fresh and writes the audit, until cancelled."""
+        """Refreshes the API keys and writes the audit, until cancelled."""
         if self._audit is None:
             await asyncio.Event().wait()
             return
-        if self._keys is None:
+        if self._api_keys is None:
             await self._audit.run()
             return
-        await process.leading(self._audit.run(), self._keys.run())
+        await process.run_with_background(self._audit.run(), self._api_keys.run())

@@ -1,104 +1,89 @@
-"""One statement for many requests: what arrives while a statement runs goes into the next.
-
-A single submission at low load is one statement at once; under load the batches grow by themselves.
-"""
+"""Inserts submissions of concurrent requests with shared statements (micro-batching)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import asyncpg
 
+from penstock.concurrency.batcher import Batcher
 from penstock.contracts.submission import Submission
 from penstock.errors import Unavailable
 from penstock.postgres import tasks
 from penstock.postgres.connection import lent
 from penstock.postgres.tasks import Submitted
 
-# Beyond this a statement gains nothing and delays those behind it.
-STATEMENT_TASKS = 1_000
+# A larger statement is no faster, and delays the requests behind it.
+TASKS_PER_STATEMENT = 1_000
 
-# Statements under way at once: while one waits for another gateway's uncommitted key, others go on.
-LANES = 2
+# Concurrent statements. While one waits for an idempotency key that another gateway has not
+# committed, the other one continues.
+CONCURRENT_STATEMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _SubmitRequest:
     submissions: Sequence[Submission]
     answer: asyncio.Future[list[Submitted]]
 
 
-class Batcher:
+class SubmissionBatcher:
     """Inserts submissions.
 
     Args:
-        pool: of the database.
+        pool: the database.
         connect_s: seconds to wait for a connection.
     """
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record], connect_s: float) -> None:
         self._pool = pool
         self._connect_s = connect_s
-        self._waiting: deque[_Request] = deque()
-        self._lanes: set[asyncio.Task[None]] = set()
+        self._requests: Batcher[_SubmitRequest] = Batcher(
+            self._insert,
+            max_size=TASKS_PER_STATEMENT,
+            size_of=lambda request: len(request.submissions),
+            writers=CONCURRENT_STATEMENTS,
+        )
 
     async def submit(self, submissions: Sequence[Submission]) -> list[Submitted]:
-        """Inserts one request's tasks, all or none, together with those of others; in the order given.
+        """Inserts all tasks of one request or none, and returns them in their order.
 
         Raises:
-            Throttled: no connection was free in time; nothing was inserted.
-            PostgresUnavailable: they may not be there; submitting them again is safe with idempotency keys.
+            Throttled: no connection was free in time; no task was inserted.
+            PostgresUnavailable: the tasks may be inserted or not; submitting them again is safe
+                with idempotency keys.
         """
-        request = _Request(submissions, asyncio.get_running_loop().create_future())
-        self._waiting.append(request)
-        if len(self._lanes) < LANES:
-            lane = asyncio.create_task(self._work())
-            self._lanes.add(lane)
-            lane.add_done_callback(self._lanes.discard)
+        request = _SubmitRequest(submissions, asyncio.get_running_loop().create_future())
+        self._requests.add(request)
         return await request.answer
 
-    async def _work(self) -> None:
-        # Requests that are ready to run now come first, so that a burst becomes one statement.
-        await asyncio.sleep(0)
-        while self._waiting:
-            await self._insert(self._next_batch())
-
-    def _next_batch(self) -> list[_Request]:
-        batch = [self._waiting.popleft()]
-        size = len(batch[0].submissions)
-        while self._waiting and size + len(self._waiting[0].submissions) <= STATEMENT_TASKS:
-            batch.append(self._waiting.popleft())
-            size += len(batch[-1].submissions)
-        return batch
-
-    async def _insert(self, batch: Sequence[_Request]) -> None:
-        together = [submission for request in batch for submission in request.submissions]
+    async def _insert(self, requests: Sequence[_SubmitRequest]) -> None:
+        submissions = [submission for request in requests for submission in request.submissions]
         try:
             async with lent(self._pool, self._connect_s) as connection:
-                submitted = await tasks.submit(connection, together)
+                submitted = await tasks.submit(connection, submissions)
         except Unavailable as error:
-            for request in batch:
-                _settle(request, error)
-        except Exception as error:  # noqa: BLE001 (handed to whoever asked)
-            if len(batch) == 1:
-                _settle(batch[0], error)
+            for request in requests:
+                _answer(request, error)
+        except Exception as error:  # noqa: BLE001 (raised by `submit`)
+            if len(requests) == 1:
+                _answer(requests[0], error)
                 return
-            # What the database will not take must cost its own request alone.
-            for request in batch:
+            # One invalid request must not fail the other requests of its statement.
+            for request in requests:
                 await self._insert([request])
         else:
             position = 0
-            for request in batch:
+            for request in requests:
                 end = position + len(request.submissions)
-                _settle(request, submitted[position:end])
+                _answer(request, submitted[position:end])
                 position = end
 
 
-def _settle(request: _Request, outcome: list[Submitted] | Exception) -> None:
-    # The client may have gone, and its handler with it.
+def _answer(request: _SubmitRequest, outcome: list[Submitted] | Exception) -> None:
+    # The handler was cancelled when its client disconnected.
     if request.answer.done():
         return
     if isinstance(outcome, Exception):

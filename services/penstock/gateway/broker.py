@@ -1,19 +1,20 @@
-"""The gateway's way to Kafka: one producer, connected as soon as a broker can be reached.
+"""The gateway's connection to Kafka: one producer, which connects in the background.
 
-The gateway serves without it: tasks are taken into PostgreSQL, and what cancelling them owes is left to the sweeper.
+The gateway also serves without it: submissions need only PostgreSQL, and the sweeper publishes the
+outbox entries of cancellations.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Iterable, Sequence
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
-from penstock.contracts.event import Owed
+from penstock.concurrency.retry import retry_until_available
+from penstock.contracts.event import OutboxEntry
 from penstock.errors import Fatal, KafkaUnavailable
 from penstock.kafka.connection import make_producer, start
 from penstock.kafka.health import probe
@@ -22,9 +23,6 @@ from penstock.kafka.topics import Topic
 from penstock.postgres import outbox
 from penstock.settings import Kafka
 
-log = logging.getLogger(__name__)
-
-CONNECT_AGAIN_S = 1.0
 STOP_S = 5.0
 
 
@@ -32,8 +30,8 @@ class Broker:
     """Sends to Kafka once connected.
 
     Args:
-        settings: where Kafka is.
-        pool: of the database, for striking out what is published.
+        settings: address of Kafka.
+        pool: the database, in which published outbox entries are deleted.
     """
 
     def __init__(self, settings: Kafka, pool: asyncpg.Pool[asyncpg.Record]) -> None:
@@ -41,7 +39,7 @@ class Broker:
         self._pool = pool
         self._producer: AIOKafkaProducer | None = None
         self._publisher: Publisher | None = None
-        self._why_not = "not connected yet"
+        self._connect_error = "not connected yet"
 
     @property
     def producer(self) -> AIOKafkaProducer:
@@ -51,66 +49,68 @@ class Broker:
             KafkaUnavailable: no broker has been reached yet.
         """
         if self._producer is None:
-            raise KafkaUnavailable(f"Kafka at {self._settings.kafka}: {self._why_not}")
+            raise KafkaUnavailable(f"Kafka at {self._settings.kafka}: {self._connect_error}")
         return self._producer
 
     async def send(self, topic: Topic, records: Iterable[tuple[bytes | None, bytes]]) -> None:
         """Writes (key, value) records, and returns once Kafka has them all.
 
         Raises:
-            KafkaUnavailable: some may not be there; send all of them again. When the producer is broken for good,
-                `run` has been told, and it is the next process that takes them.
+            KafkaUnavailable: Kafka may lack some; send all of them again. When the producer cannot
+                recover, `run` raises as well, and the process is replaced.
         """
         try:
             await send_all(self.producer, self._settings.prefix + topic.name, records)
         except Fatal as error:
             if self._publisher is not None:
                 self._publisher.fail(error)
-            raise KafkaUnavailable(f"{error}: this gateway starts anew") from error
+            raise KafkaUnavailable(f"{error}: this gateway restarts") from error
 
-    def owe(self, owed: Owed) -> None:
-        """Publishes what a committed transaction owes, in the background; the sweeper does when this cannot."""
+    def enqueue(self, entry: OutboxEntry) -> None:
+        """Publishes the outbox entry of a committed transaction in the background.
+
+        The sweeper publishes it when the gateway cannot.
+        """
         if self._publisher is not None:
-            self._publisher.owe(owed)
+            self._publisher.enqueue(entry)
 
     async def probe(self) -> None:
-        """Asks any broker for the topics there are.
+        """Lists the topics, to see that a broker answers.
 
         Raises:
-            KafkaUnavailable: none answers.
+            KafkaUnavailable: no broker answers.
         """
         await probe(self.producer, self._settings.kafka)
 
     async def run(self) -> None:
-        """Connects, then publishes until cancelled; what is under way is finished if Kafka answers.
+        """Connects, then publishes until cancelled; then completes what is under way.
 
         Raises:
-            Fatal: the producer is broken for good, whoever has found it.
+            Fatal: the producer cannot recover.
         """
         producer = await self._connect()
-        publisher = Publisher(producer, self._settings, self._strike_out)
+        publisher = Publisher(producer, self._settings, self._delete_published)
         self._producer, self._publisher = producer, publisher
         try:
             await publisher.run()
         finally:
-            # A broker that has gone away must not keep us from stopping.
+            # With a timeout, so that the gateway stops without Kafka, too.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(publisher.drain(), STOP_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(producer.stop(), STOP_S)
 
     async def _connect(self) -> AIOKafkaProducer:
-        while True:
+        async def connect() -> AIOKafkaProducer:
             producer = make_producer(self._settings)
             try:
                 await start(producer)
             except KafkaUnavailable as error:
-                if self._why_not != str(error):
-                    self._why_not = str(error)
-                    log.warning("%s: trying again every %g s", error, CONNECT_AGAIN_S)
-                await asyncio.sleep(CONNECT_AGAIN_S)
-            else:
-                return producer
+                self._connect_error = str(error)
+                raise
+            return producer
 
-    async def _strike_out(self, ids: Sequence[int]) -> None:
-        await outbox.paid(self._pool, ids)
+        return await retry_until_available(connect, waiting_for="connection to Kafka")
+
+    async def _delete_published(self, ids: Sequence[int]) -> None:
+        await outbox.delete_published(self._pool, ids)

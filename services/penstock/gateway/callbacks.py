@@ -1,6 +1,7 @@
-"""Callbacks as rows: looking at them, and replaying those that have ended.
+"""Routes of callbacks: finding them, and replaying those that have ended.
 
-Replaying is bounded in each request and safe to repeat: what was replayed is not dead any more.
+A replay changes a bounded number of callbacks and is safe to repeat, since a replayed callback is
+not dead any more.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ import orjson
 from aiohttp import web
 
 from penstock.errors import InvalidRecord
+from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES, timestamp_in
 from penstock.gateway.openapi import conform
-from penstock.gateway.ownership import LONGEST_NAMESPACE, namespace_meant, namespaces_seen
-from penstock.gateway.rehearsal import COUNTED, SHOWN, moment_of
+from penstock.gateway.paging import MAX_PAGE_SIZE, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.targets import LONGEST_URL
-from penstock.gateway.tasks import json_of
+from penstock.gateway.targets import MAX_URL_LENGTH
+from penstock.gateway.tasks import read_json
+from penstock.gateway.views import pick
+from penstock.gateway.visibility import MAX_NAMESPACE_LENGTH, target_namespace, visible_namespaces
 from penstock.http.problems import BadParameter
 from penstock.http.server import (
-    LARGEST_ID,
-    choice_in_query,
-    number_in_query,
+    MAX_ID,
+    choice_parameter,
+    integer_parameter,
     refuse_unknown_parameters,
     respond,
-    text_in_query,
+    text_parameter,
 )
 from penstock.postgres import callbacks, replay, targets
-from penstock.postgres.replay import AT_A_TIME, Found, Place, Which
+from penstock.postgres.replay import BATCH_SIZE, CallbackFilter, Cursor, FoundCallback
 
 STATES = ("pending", "held", "delivered", "dead")
-PAGE = 50
-LARGEST_PAGE = 500
-# Most that one request replays; more of them are asked for again.
-REPLAYED = 10_000
+# Most callbacks that one request replays; the client repeats the request for more.
+MAX_REPLAYED = 10_000
 
-_SAME = (
+_COLUMNS = (
     "id",
     "namespace",
     "target",
@@ -55,12 +56,12 @@ _SAME = (
 )
 
 
-class Callbacks:
+class CallbackRoutes:
     """The routes below /callbacks.
 
     Args:
         settings: limits.
-        pool: of the database.
+        pool: the database.
     """
 
     def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record]) -> None:
@@ -68,156 +69,156 @@ class Callbacks:
         self._pool = pool
 
     def routes(self) -> list[web.RouteDef]:
-        """What this class answers."""
+        """The routes of this class."""
         return [
             web.get("/callbacks", self.find, allow_head=False),
             web.post("/callbacks/replay", self.replay),
         ]
 
     async def find(self, request: web.Request) -> web.Response:
-        """GET /callbacks: in the order of their targets and then of their creation, by keyset."""
+        """GET /callbacks: in the order of target and creation."""
         refuse_unknown_parameters(
             request, "id", "target", "namespace", "task_id", "state", "since", "until", "limit", "cursor"
         )
-        task_id = number_in_query(request, "task_id", 0, low=1, high=LARGEST_ID) or None
-        ids = _ids_in(request)
-        anywhere = ids is not None or task_id is not None
-        state = choice_in_query(request, "state", "" if anywhere else "dead", (*STATES, "")) or None
-        if state in (None, "delivered") and not anywhere:
-            raise BadParameter("those delivered are found by task_id or id", parameter="state")
-        which = Which(
+        task_id = integer_parameter(request, "task_id", 0, low=1, high=MAX_ID) or None
+        ids = _read_ids(request)
+        named = ids is not None or task_id is not None
+        state = choice_parameter(request, "state", "" if named else "dead", (*STATES, "")) or None
+        if state in (None, "delivered") and not named:
+            raise BadParameter("delivered callbacks are found by task_id or id only", parameter="state")
+        filters = CallbackFilter(
             ids=ids,
             task_id=task_id,
-            target=text_in_query(request, "target", longest=LONGEST_URL),
+            target=text_parameter(request, "target", longest=MAX_URL_LENGTH),
             state=state,
-            since=_moment_in(request, "since"),
-            until=_moment_in(request, "until"),
-            namespaces=namespaces_seen(
-                request, text_in_query(request, "namespace", longest=LONGEST_NAMESPACE)
+            since=_read_timestamp(request, "since"),
+            until=_read_timestamp(request, "until"),
+            namespaces=visible_namespaces(
+                request, text_parameter(request, "namespace", longest=MAX_NAMESPACE_LENGTH)
             ),
         )
-        limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
+        size = page_size(request)
         found = await replay.find(
-            self._pool, which, behind=_place_in(request), limit=LARGEST_PAGE if ids else limit + 1
+            self._pool, filters, after=_read_cursor(request), limit=MAX_PAGE_SIZE if ids else size + 1
         )
-        page = found if ids else found[:limit]
-        return respond(
-            {
-                "callbacks": await self._shown(page),
-                "next": f"{page[-1].place.seq} {page[-1].place.target}" if len(found) > len(page) else None,
-            }
-        )
+        page, next_cursor = split_page(found, MAX_PAGE_SIZE if ids else size, _cursor)
+        return respond({"callbacks": await self._documents(page), "next": next_cursor})
 
     async def replay(self, request: web.Request) -> web.Response:
         """POST /callbacks/replay."""
         refuse_unknown_parameters(request)
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "ReplayRequest")
         namespace = raw.get("namespace")
         if "target" in raw:
-            # All of a target, and not of an address.
-            namespace = namespace_meant(request, namespace)
-        which = Which(
+            # A target is a URL in one namespace.
+            namespace = target_namespace(request, namespace)
+        filters = CallbackFilter(
             ids=raw.get("ids"),
             task_id=int(raw["task_id"]) if "task_id" in raw else None,
             target=raw.get("target"),
             state=raw.get("state", "dead"),
-            since=moment_of(raw, "since"),
-            until=moment_of(raw, "until"),
-            namespaces=namespaces_seen(request, namespace),
+            since=timestamp_in(raw, "since"),
+            until=timestamp_in(raw, "until"),
+            namespaces=visible_namespaces(request, namespace),
         )
-        if which.state == "delivered" and which.ids is None:
+        if filters.state == "delivered" and filters.ids is None:
             raise InvalidRecord(
-                "delivered callbacks are replayed by their ids only: each would be heard twice",
+                "delivered callbacks are replayed by their ids only, since their targets receive them twice",
                 pointer="/state",
             )
-        limit = int(raw.get("limit", REPLAYED))
+        limit = int(raw.get("limit", MAX_REPLAYED))
         if raw.get("dry_run"):
-            return respond(await self._rehearse(which))
-        return respond(await self._replay(which, limit, raw.get("rate"), raw.get("start_in_s", 0.0)))
+            return respond(await self._dry_run(filters))
+        return respond(await self._replay(filters, limit, raw.get("rate"), raw.get("start_in_s", 0.0)))
 
-    async def _rehearse(self, which: Which) -> dict[str, Any]:
-        found = await replay.find(self._pool, which, behind=Place(), limit=COUNTED + 1)
-        counted = found[:COUNTED]
-        of_target = Counter(one.target for one in counted)
-        disabled = await targets.disabled(self._pool, [*of_target])
+    async def _dry_run(self, filters: CallbackFilter) -> dict[str, Any]:
+        found = await replay.find(self._pool, filters, after=Cursor(), limit=MAX_COUNTED + 1)
+        counted = found[:MAX_COUNTED]
+        by_target = Counter(callback.target for callback in counted)
+        disabled = await targets.disabled(self._pool, [*by_target])
         return {
             "dry_run": True,
             "replayed": len(counted),
-            "held": sum(of_target[target] for target in disabled),
-            "disabled": sorted({target.url for target in disabled})[:SHOWN],
+            "held": sum(by_target[target] for target in disabled),
+            "disabled": sorted({target.url for target in disabled})[:MAX_EXAMPLES],
             "more": len(found) > len(counted),
-            "examples": await self._shown(counted[:SHOWN]),
+            "examples": await self._documents(counted[:MAX_EXAMPLES]),
         }
 
     async def _replay(
-        self, which: Which, limit: int, rate: float | None, start_in_s: float
+        self, filters: CallbackFilter, limit: int, rate: float | None, start_in_s: float
     ) -> dict[str, Any]:
-        place, more = Place(), True
+        cursor, more = Cursor(), True
         replayed, held = 0, 0
-        first: list[str] = []
+        examples: list[str] = []
         disabled: dict[str, None] = {}
         while more and replayed < limit:
-            size = min(AT_A_TIME, limit - replayed)
-            found = await replay.find(self._pool, which, behind=place, limit=size + 1)
+            size = min(BATCH_SIZE, limit - replayed)
+            found = await replay.find(self._pool, filters, after=cursor, limit=size + 1)
             more, found = len(found) > size, found[:size]
             if not found:
                 break
-            place = found[-1].place
+            cursor = found[-1].position
             gap_s = 1 / rate if rate else 0.0
-            due_in_s = [start_in_s + (replayed + number) * gap_s for number in range(len(found))]
-            assert which.state is not None
-            rows = await replay.replay(self._pool, found, due_in_s, state=which.state)
+            due_in_s = [start_in_s + (replayed + i) * gap_s for i in range(len(found))]
+            assert filters.state is not None
+            rows = await replay.replay(self._pool, found, due_in_s, state=filters.state)
             if rows and not replayed:
-                await callbacks.announce(self._pool, start_in_s)
+                await callbacks.notify_due(self._pool, start_in_s)
             replayed += len(rows)
-            waiting = [row["target"] for row in rows if row["state"] == "held"]
-            held += len(waiting)
-            disabled.update(dict.fromkeys(waiting))
-            first += [row["id"] for row in rows][: SHOWN - len(first)]
+            held_targets = [row["target"] for row in rows if row["state"] == "held"]
+            held += len(held_targets)
+            disabled.update(dict.fromkeys(held_targets))
+            examples += [row["id"] for row in rows][: MAX_EXAMPLES - len(examples)]
         return {
             "dry_run": False,
             "replayed": replayed,
             "held": held,
-            "disabled": [*disabled][:SHOWN],
+            "disabled": [*disabled][:MAX_EXAMPLES],
             "more": more,
-            "examples": [_document(row) for row in await replay.read(self._pool, first)],
+            "examples": [_document(row) for row in await replay.read(self._pool, examples)],
         }
 
-    async def _shown(self, found: Sequence[Found]) -> list[dict[str, Any]]:
-        return [_document(row) for row in await replay.read(self._pool, [one.id for one in found])]
+    async def _documents(self, found: Sequence[FoundCallback]) -> list[dict[str, Any]]:
+        rows = await replay.read(self._pool, [callback.id for callback in found])
+        return [_document(row) for row in rows]
 
 
 def _document(row: asyncpg.Record) -> dict[str, Any]:
     return {
-        **{name: row[name] for name in _SAME},
+        **pick(row, _COLUMNS),
         "error": orjson.loads(row["error"]) if row["error"] else None,
     }
 
 
-def _ids_in(request: web.Request) -> list[str] | None:
+def _read_ids(request: web.Request) -> list[str] | None:
     ids = request.query.getall("id", [])
-    if len(ids) > LARGEST_PAGE or any("\0" in one for one in ids):
-        raise BadParameter(f"give at most {LARGEST_PAGE} ids", parameter="id")
+    if len(ids) > MAX_PAGE_SIZE or any("\0" in callback_id for callback_id in ids):
+        raise BadParameter(f"give at most {MAX_PAGE_SIZE} ids", parameter="id")
     return ids or None
 
 
-def _moment_in(request: web.Request, name: str) -> datetime | None:
-    text = text_in_query(request, name)
+def _read_timestamp(request: web.Request, name: str) -> datetime | None:
+    text = text_parameter(request, name)
     try:
-        moment = datetime.fromisoformat(text) if text else None
+        timestamp = datetime.fromisoformat(text) if text else None
     except ValueError:
-        moment = None
-    if text and (moment is None or moment.tzinfo is None):
-        raise BadParameter("must be a moment such as 2026-11-21T09:30:00Z", parameter=name)
-    return moment
+        timestamp = None
+    if text and (timestamp is None or timestamp.tzinfo is None):
+        raise BadParameter("must be a time with its zone, such as 2026-11-21T09:30:00Z", parameter=name)
+    return timestamp
 
 
-def _place_in(request: web.Request) -> Place:
-    text = text_in_query(request, "cursor", longest=LONGEST_URL + 20)
+def _cursor(last: FoundCallback) -> str:
+    return f"{last.position.seq} {last.position.target}"
+
+
+def _read_cursor(request: web.Request) -> Cursor:
+    text = text_parameter(request, "cursor", longest=MAX_URL_LENGTH + 20)
     if text is None:
-        return Place()
-    seq, blank, target = text.partition(" ")
-    if not (blank and seq.isascii() and seq.isdigit() and len(seq) < 19):
-        raise BadParameter("give `next` of the page before", parameter="cursor")
-    return Place(target, int(seq))
+        return Cursor()
+    seq, space, target = text.partition(" ")
+    if not (space and seq.isascii() and seq.isdigit() and len(seq) < 19):
+        raise BadParameter("must be `next` of the page before", parameter="cursor")
+    return Cursor(target, int(seq))

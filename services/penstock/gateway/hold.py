@@ -1,4 +1,4 @@
-"""Workers that speak HTTP: `POST /hold_task` claims a batch, `POST /set_task` reports one."""
+"""Routes of HTTP workers: `POST /hold_task` claims tasks, `POST /set_task` reports results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import asyncpg
 from aiohttp import ClientError, web
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES
-from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms, group_by_terms
 from penstock.contracts.inbound import read_result
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import RESULTS_PER_RECORD, Failure, StageResult, encode_results
 from penstock.contracts.validation import problems
+from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
-from penstock.core.giving_back import Patience
-from penstock.core.leases import Key
-from penstock.core.task import IN_HAND, State
+from penstock.core.idle_backoff import IdleBackoff
+from penstock.core.task import IN_FLIGHT, State
 from penstock.errors import (
     Fatal,
     Invalid,
@@ -35,54 +35,54 @@ from penstock.errors import (
 )
 from penstock.gateway.access import grant_of
 from penstock.gateway.audit import NOTHING_CHANGED
-from penstock.gateway.backlog import Backlog
 from penstock.gateway.broker import Broker
-from penstock.gateway.intake import Intake
-from penstock.gateway.openapi import conform, problems_in
-from penstock.gateway.ownership import own
+from penstock.gateway.openapi import conform, find_faults
+from penstock.gateway.ready_consumer import ReadyConsumer
+from penstock.gateway.report_limiter import ReportLimiter
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import json_of
+from penstock.gateway.tasks import read_json
+from penstock.gateway.visibility import visible_ids
 from penstock.http.server import respond
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
 from penstock.objects import ObjectStore
 from penstock.postgres import leases
-from penstock.postgres.types import KnownTypes, TaskType
+from penstock.postgres.types import TaskType, TypeCache
 
 log = logging.getLogger(__name__)
 
-# Well under the broker's limit of a megabyte a record.
-RECORD_BYTES = 700_000
+# Well below the broker's limit of one megabyte a record.
+MAX_RECORD_BYTES = 700_000
 
 DEFAULT_WAIT_S = 20.0
 DEFAULT_LEASE_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life: its position in the request, the attempt, and what it was claimed with (see `Heartbeat`)."""
+class BeatEntry:
+    """A heartbeat in a request: its index, its attempt and the terms of the claim."""
 
     index: int
-    key: Key
+    attempt_id: AttemptId
     lease_ms: int
     max_attempts: int | None
 
 
-class Hold:
+class WorkerRoutes:
     """The routes of HTTP workers.
 
     Args:
         settings: limits and times.
-        pool: of the database, asked what became of the attempts that workers beat.
-        types: which types there are.
-        objects: for contexts above the inline limit.
-        broker: for claims, beats, results and releases.
+        pool: the database, which knows the state of the attempts in heartbeats.
+        types: the registered types.
+        objects: stores contexts above the inline limit.
+        broker: sends claims, heartbeats and results.
     """
 
     def __init__(
         self,
         settings: GatewaySettings,
         pool: asyncpg.Pool[asyncpg.Record],
-        types: KnownTypes,
+        types: TypeCache,
         objects: ObjectStore,
         broker: Broker,
     ) -> None:
@@ -91,71 +91,78 @@ class Hold:
         self._types = types
         self._objects = objects
         self._broker = broker
-        self._backlog = Backlog(settings.gateway_queue_bytes)
-        self._intakes: dict[str, Intake] = {}
-        self._patience: defaultdict[str, Patience] = defaultdict(
-            lambda: Patience(settings.gateway_give_back_s)
+        self._reports = ReportLimiter(settings.gateway_queue_bytes)
+        self._consumers: dict[str, ReadyConsumer] = {}
+        self._backoffs: defaultdict[str, IdleBackoff] = defaultdict(
+            lambda: IdleBackoff(settings.gateway_give_back_s)
         )
         self._running: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[web.RouteDef]:
-        """What this class answers."""
+        """The routes of this class."""
         return [web.post("/hold_task", self.hold), web.post("/set_task", self.set)]
 
     async def close(self) -> None:
-        """Answers who waits, finishes what is being claimed, and leaves all groups."""
-        for intake in self._intakes.values():
-            intake.close()
+        """Answers the requests that wait, completes the claims under way, and leaves all groups."""
+        for consumer in self._consumers.values():
+            consumer.close()
         if self._running:
             await asyncio.wait(self._running)
 
     async def hold(self, request: web.Request) -> web.Response:
-        """POST /hold_task: answers as soon as there is anything, or with nothing after `wait_s`."""
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        """POST /hold_task: answers once a task is available, or without tasks after `wait_s`."""
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "HoldRequest")
-        # Without a query while the type is known: idle workers cost the database nothing.
+        # A cached type needs no query, so idle workers cost the database nothing.
         await self._types.require([raw["type"]])
         task_type = self._types.get(raw["type"])
         if task_type is None or not grant_of(request).covers(raw["type"]):
             raise UnknownType(f"no task type {raw['type']!r} is registered", pointer="/type")
 
-        self._backlog.require_calm()
+        self._reports.require_half_free()
 
-        # Before anybody joins a group: without a producer nothing could be claimed.
+        # Raises before the gateway joins a group, since it cannot claim anything without a
+        # producer.
         _ = self._broker.producer
-        held = await self._intake(task_type).hold(
+        claimed = await self._consumer(task_type).hold(
             raw["worker"],
             int(raw.get("max", 1)),
             float(raw.get("wait_s", DEFAULT_WAIT_S)),
-            lambda: _waits(request),
+            lambda: _is_connected(request),
             {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
         )
-        if not held.tasks:
+        if not claimed.tasks:
             request[NOTHING_CHANGED] = True
             return respond({"tasks": []})
-        age_s = asyncio.get_running_loop().time() - held.claimed_s
+        age_s = asyncio.get_running_loop().time() - claimed.claimed_s
         response = respond(
-            {"tasks": [task.to_wire() for task in held.tasks], "claimed_ms_ago": math.ceil(age_s * 1000)}
+            {"tasks": [task.to_wire() for task in claimed.tasks], "claimed_ms_ago": math.ceil(age_s * 1000)}
         )
-        if not await _written(request, response):
-            await self._hand_back(raw["worker"], held.tasks)
+        if not await _write_response(request, response):
+            await self._return_tasks(raw["worker"], claimed.tasks)
         return response
 
-    async def _hand_back(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
-        """Another worker shall have what this one was claimed for and was never told: at once, and not as a vain try."""
-        why = Failure(kind="HandedBack", message="its worker had gone before it was told")
-        log.info("%s went before it was told of %d tasks: handed back", worker, len(tasks))
-        results = [StageResult(fence=task.fence, outcome=Outcome.RETRY, error=why) for task in tasks]
+    async def _return_tasks(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
+        """Retries tasks that their worker never received at once, without counting a failure."""
+        failure = Failure(kind="HandedBack", message="the worker disconnected before it received the task")
+        log.info(
+            "A worker disconnected before it received its tasks; they are retried",
+            extra={"event": "tasks_returned", "worker": worker, "tasks": len(tasks)},
+        )
+        results = [StageResult(fence=task.fence, outcome=Outcome.RETRY, error=failure) for task in tasks]
         try:
-            await self._write(worker, [], results)
+            await self._send(worker, [], results)
         except Unavailable as error:
-            log.warning("not handed back: their leases run out: %s", error)
+            log.warning(
+                "Cannot return tasks that were not delivered; they are retried when their leases expire",
+                extra={"event": "return_failed", "worker": worker, "error": error},
+            )
 
     async def set(self, request: web.Request) -> web.Response:
-        """POST /set_task: writes what is sound, and says what is not, entry by entry."""
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
-        # The body is kept by the request: this is its length, and no second reading.
-        with self._backlog.place(len(await request.read())):
+        """POST /set_task: sends valid entries to Kafka, and reports the faults of others."""
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        # The request caches its body, so this does not read it again.
+        with self._reports.reserve(len(await request.read())):
             return await self._set(request, raw)
 
     async def _set(self, request: web.Request, raw: Any) -> web.Response:
@@ -166,150 +173,164 @@ class Hold:
         limit = self._settings.gateway_batch_limit
         if len(entries) > limit:
             raise TooLarge(
-                f"{len(entries):,} results; {limit:,} is the limit: send several", pointer="/results"
+                f"{len(entries):,} results, and {limit:,} are allowed: send several requests",
+                pointer="/results",
             )
         worker = raw["worker"]
-        beats, results, rejected = _sort_out(entries)
-        foreign = await self._foreign(request, beats, results)
-        # As with tasks that are not there: of results nothing is heard, and beats are answered that it is over.
+        beats, results, rejected = _parse_entries(entries)
+        foreign = await self._foreign_tasks(request, beats, results)
+        # Tasks of other namespaces are handled like tasks that do not exist: results have no
+        # effect, beats are answered "over".
         results = [result for result in results if result.fence.id not in foreign]
-        gone = await self._gone(worker, [beat.key for beat in beats if beat.key[0] not in foreign])
-        gone |= {beat.key: "over" for beat in beats if beat.key[0] in foreign}
-        results = [await self._checked_in(result) for result in results]
-        await self._write(worker, [beat for beat in beats if beat.key not in gone], results)
-        told = [{"index": beat.index, "why": gone[beat.key]} for beat in beats if beat.key in gone]
-        accepted = len(entries) - len(rejected) - len(told)
-        return respond({"accepted": accepted, "rejected": rejected, "gone": told})
+        lost = await self._lost_attempts(
+            worker, [beat.attempt_id for beat in beats if beat.attempt_id.task_id not in foreign]
+        )
+        lost |= {beat.attempt_id: "over" for beat in beats if beat.attempt_id.task_id in foreign}
+        results = [await self._store_context(result) for result in results]
+        await self._send(worker, [beat for beat in beats if beat.attempt_id not in lost], results)
+        gone = [
+            {"index": beat.index, "why": lost[beat.attempt_id]} for beat in beats if beat.attempt_id in lost
+        ]
+        accepted = len(entries) - len(rejected) - len(gone)
+        return respond({"accepted": accepted, "rejected": rejected, "gone": gone})
 
-    async def _foreign(
-        self, request: web.Request, beats: Sequence[Beat], results: Sequence[StageResult]
+    async def _foreign_tasks(
+        self, request: web.Request, beats: Sequence[BeatEntry], results: Sequence[StageResult]
     ) -> frozenset[int]:
-        """The tasks that are not this worker's namespaces'; asked for only where it is confined to some."""
-        ids = {beat.key[0] for beat in beats} | {result.fence.id for result in results}
-        return frozenset(ids) - frozenset(await own(request, self._pool, sorted(ids)))
+        """The ids of tasks outside the namespaces of the request."""
+        ids = {beat.attempt_id.task_id for beat in beats} | {result.fence.id for result in results}
+        return frozenset(ids) - frozenset(await visible_ids(request, self._pool, sorted(ids)))
 
-    async def _gone(self, worker: str, keys: Sequence[Key]) -> dict[Key, str]:
-        """Those of the attempts that are not this worker's to go on with, and why."""
-        if not keys:
+    async def _lost_attempts(self, worker: str, attempt_ids: Sequence[AttemptId]) -> dict[AttemptId, str]:
+        """The attempts that the worker must stop, each with the reason."""
+        if not attempt_ids:
             return {}
         try:
-            held = await leases.holders(self._pool, keys)
+            holders = await leases.holders(self._pool, attempt_ids)
         except PostgresUnavailable:
-            # A lease must not end because nobody can say whether it should.
+            # Fail open: the worker keeps its leases while PostgreSQL is unavailable.
             return {}
-        gone = {}
-        for key in keys:
-            found = held.get(key)
-            if found is None:
-                gone[key] = "over"
-            elif found.state == State.CANCELLED:
-                gone[key] = "cancelled"
-            elif found.state not in IN_HAND:
-                gone[key] = "over"
-            elif found.worker not in (None, worker):
-                gone[key] = "taken over"
-        return gone
+        lost = {}
+        for attempt_id in attempt_ids:
+            holder = holders.get(attempt_id)
+            if holder is None:
+                lost[attempt_id] = "over"
+            elif holder.state == State.CANCELLED:
+                lost[attempt_id] = "cancelled"
+            elif holder.state not in IN_FLIGHT:
+                lost[attempt_id] = "over"
+            elif holder.worker not in (None, worker):
+                lost[attempt_id] = "taken over"
+        return lost
 
-    def _intake(self, task_type: TaskType) -> Intake:
-        intake = self._intakes.get(task_type.name)
-        if intake is None or intake.closed:
-            patience = self._patience[task_type.name]
-            patience.ask(asyncio.get_running_loop().time())
-            intake = Intake(self._settings, self._broker, self._objects, task_type, patience)
-            self._intakes[task_type.name] = intake
-            running = asyncio.create_task(self._run(task_type.name, intake))
+    def _consumer(self, task_type: TaskType) -> ReadyConsumer:
+        consumer = self._consumers.get(task_type.name)
+        if consumer is None or consumer.closed:
+            backoff = self._backoffs[task_type.name]
+            backoff.joining(asyncio.get_running_loop().time())
+            consumer = ReadyConsumer(self._settings, self._broker, self._objects, task_type, backoff)
+            self._consumers[task_type.name] = consumer
+            running = asyncio.create_task(self._run(task_type.name, consumer))
             self._running.add(running)
             running.add_done_callback(self._running.discard)
-        return intake
+        return consumer
 
-    async def _run(self, name: str, intake: Intake) -> None:
+    async def _run(self, name: str, consumer: ReadyConsumer) -> None:
         try:
-            await intake.run()
+            await consumer.run()
         except (Unavailable, Fatal) as error:
-            # Its waiters have been told; the next request joins again.
-            log.warning("ready.%s: left the group: %s", name, error)
+            # The consumer has answered its requests with the error; the next request starts another
+            # one.
+            log.warning(
+                "The gateway left the group of a type after an error",
+                extra={"event": "group_left", "task_type": name, "error": error},
+            )
         finally:
-            if self._intakes.get(name) is intake:
-                del self._intakes[name]
+            if self._consumers.get(name) is consumer:
+                del self._consumers[name]
 
-    async def _checked_in(self, result: StageResult) -> StageResult:
+    async def _store_context(self, result: StageResult) -> StageResult:
         if result.context is None or result.context.size <= INLINE_LIMIT_BYTES:
             return result
         return dataclasses.replace(result, context=await self._objects.check_in(result.context))
 
-    async def _write(self, worker: str, beats: Sequence[Beat], results: Sequence[StageResult]) -> None:
-        key = worker.encode()
-        alike: defaultdict[tuple[int, int | None], list[Key]] = defaultdict(list)
-        for beat in beats:
-            alike[beat.lease_ms, beat.max_attempts].append(beat.key)
-        signs = [
-            Heartbeat(Kind.BEAT, worker, lease_ms, keys, limit) for (lease_ms, limit), keys in alike.items()
-        ]
+    async def _send(self, worker: str, beats: Sequence[BeatEntry], results: Sequence[StageResult]) -> None:
+        record_key = worker.encode()
+        heartbeats = group_by_terms(
+            Kind.BEAT,
+            worker,
+            ((beat.attempt_id, LeaseTerms(beat.lease_ms, beat.max_attempts)) for beat in beats),
+        )
         await self._broker.send(
-            STAGE_RESULTS, [(key, encode_results(worker, chunk)) for chunk in _chunks(results)]
+            STAGE_RESULTS, [(record_key, encode_results(worker, chunk)) for chunk in _chunks(results)]
         )
         if results:
-            # After the results: a lease must not end before Kafka has what it was held for.
-            ended = [(r.fence.id, r.fence.step, r.fence.attempt) for r in results]
-            signs.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
-        await self._broker.send(HEARTBEATS, [(key, sign.encode()) for sign in signs])
+            # After the results: a lease that ended before would let the task run again.
+            ended = [result.fence.attempt_id for result in results]
+            heartbeats.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
+        await self._broker.send(HEARTBEATS, [(record_key, heartbeat.encode()) for heartbeat in heartbeats])
 
 
-def _waits(request: web.Request) -> bool:
-    """Whether the client is still there, as far as the system knows."""
+def _is_connected(request: web.Request) -> bool:
+    """Whether the client is still connected, as far as the operating system knows."""
     return request.transport is not None and not request.transport.is_closing()
 
 
-async def _written(request: web.Request, response: web.Response) -> bool:
-    """Writes an answer; whether the system took it (of a long one all but the end) before the client went."""
+async def _write_response(request: web.Request, response: web.Response) -> bool:
+    """Writes a response; returns whether the system accepted it before the client disconnected.
+
+    The end of a long response may still be in the buffers of the process.
+    """
     try:
         await response.prepare(request)
         await response.write_eof()
     except (ConnectionError, ClientError):
         return False
-    return _waits(request)
+    return _is_connected(request)
 
 
-def _sort_out(
+def _parse_entries(
     entries: Sequence[Any],
-) -> tuple[list[Beat], list[StageResult], list[dict[str, Any]]]:
-    """Beats, results, and what is wrong with the others."""
-    beats: list[Beat] = []
+) -> tuple[list[BeatEntry], list[StageResult], list[dict[str, Any]]]:
+    """Heartbeats, results, and the `rejected` of the response: the faults of invalid entries."""
+    beats: list[BeatEntry] = []
     results: list[StageResult] = []
     rejected: list[dict[str, Any]] = []
     for index, raw in enumerate(entries):
         try:
             if isinstance(raw, dict) and raw.get("outcome") == "progress":
-                found = problems_in(raw, "Progress")
-                if not found:
-                    key = (int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
-                    limit = int(raw["max_attempts"]) if "max_attempts" in raw else None
-                    beats.append(Beat(index, key, int(raw.get("lease_ms", DEFAULT_LEASE_MS)), limit))
+                faults = find_faults(raw, "Progress")
+                if not faults:
+                    attempt_id = AttemptId(int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
+                    max_attempts = int(raw["max_attempts"]) if "max_attempts" in raw else None
+                    lease_ms = int(raw.get("lease_ms", DEFAULT_LEASE_MS))
+                    beats.append(BeatEntry(index, attempt_id, lease_ms, max_attempts))
             else:
-                found = _faults_of_result(raw)
-                if not found:
+                faults = _result_faults(raw)
+                if not faults:
                     results.append(read_result(raw))
         except Invalid as error:
-            found = [InvalidRecord(error.reason, pointer=error.pointer)]
-        if found:
-            errors = [{"pointer": f"/results/{index}{f.pointer}", "detail": f.reason} for f in found]
+            faults = [InvalidRecord(error.reason, pointer=error.pointer)]
+        if faults:
+            errors = [
+                {"pointer": f"/results/{index}{fault.pointer}", "detail": fault.reason} for fault in faults
+            ]
             rejected.append({"index": index, "errors": errors})
     return beats, results, rejected
 
 
-def _faults_of_result(raw: Any) -> list[InvalidRecord]:
-    around = "/results/0"
-    found = problems({"worker": "worker", "results": [raw]}, "stage-results")
-    return [InvalidRecord(one.reason, pointer=one.pointer.removeprefix(around)) for one in found]
+def _result_faults(raw: Any) -> list[InvalidRecord]:
+    faults = problems({"worker": "worker", "results": [raw]}, "stage-results")
+    return [InvalidRecord(fault.reason, pointer=fault.pointer.removeprefix("/results/0")) for fault in faults]
 
 
 def _chunks(results: Sequence[StageResult]) -> Iterator[list[StageResult]]:
-    """Batches that fit a record; tracebacks can make a few results as long as many."""
+    """Splits results into chunks that fit a record; tracebacks can make results large."""
     chunk: list[StageResult] = []
     size = 0
     for result in results:
         length = len(encode_results("", [result]))
-        if chunk and (len(chunk) == RESULTS_PER_RECORD or size + length > RECORD_BYTES):
+        if chunk and (len(chunk) == RESULTS_PER_RECORD or size + length > MAX_RECORD_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(result)

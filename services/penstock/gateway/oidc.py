@@ -1,9 +1,10 @@
-"""Bearer tokens of an OpenID Connect provider: who sent them, by the provider's published keys.
+"""Authenticates bearer tokens of an OpenID Connect provider by the keys that it publishes.
 
-What this module guarantees: only tokens of the issuer, for the audience, within their time and signed by a key that the issuer
-publishes now are taken; and only with an asymmetric algorithm, whatever the token says of itself. The keys are read again
-every `KEYS_S`, and when a token names one that is not among them, at most every `AGAIN_S`. It fails closed: while
-the provider does not answer, the keys last read hold for `TRUST_S`, and after that no token does.
+What this module guarantees: a token is valid only when its issuer, audience and times are right and
+a key that the issuer publishes has signed it. Only asymmetric algorithms are accepted, regardless
+of the token's header. The keys are fetched every `KEY_REFRESH_S`, and when a token names an unknown
+key, at most every `KEY_RETRY_S`. It fails closed: while the provider is unavailable, the last keys
+are valid for `KEY_TRUST_S`, and then no token is valid.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import aiohttp
 import jwt
 import orjson
 
-from penstock.core.access import Grant, namespaces_in, roles_in, storable
+from penstock.core.access import Grant, map_roles, parse_namespaces, storable
 from penstock.errors import Unavailable
 from penstock.gateway.settings import GatewaySettings
 
@@ -28,24 +29,25 @@ log = logging.getLogger(__name__)
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 
-KEYS_S = 300.0
-AGAIN_S = 10.0
-TRUST_S = 3600.0
-# Clocks of others.
+KEY_REFRESH_S = 300.0
+KEY_RETRY_S = 10.0
+KEY_TRUST_S = 3600.0
+# Tolerated difference between the clocks of the provider and the gateway.
 LEEWAY_S = 30
-_ANSWER_S = 5.0
-_MOST_BYTES = 1_000_000
-# A signature takes longer to check than a request to answer: tokens that were found good are remembered until they end.
-_REMEMBERED = 5_000
-_LONGEST_TOKEN = 16_384
+_TIMEOUT_S = 5.0
+_MAX_DOCUMENT_BYTES = 1_000_000
+# Checking a signature takes longer than answering a request, so valid tokens are cached until they
+# expire.
+_MAX_CACHED_TOKENS = 5_000
+_MAX_TOKEN_LENGTH = 16_384
 
 
 class ProviderUnavailable(Unavailable):
-    """The provider does not tell its keys."""
+    """The keys of the OpenID Connect provider cannot be fetched."""
 
 
-class ByToken:
-    """Recognises tokens, for the time of an `async with` block.
+class OidcAuthenticator:
+    """Authenticates tokens, for the time of an `async with` block.
 
     Args:
         settings: issuer, audience and claims.
@@ -59,29 +61,28 @@ class ByToken:
         self._roles = settings.oidc_role_names
         self._session: aiohttp.ClientSession | None = None
         self._keys: dict[str, jwt.PyJWK] = {}
-        self._read_s = self._tried_s = float("-inf")
-        self._reading = asyncio.Lock()
-        # By digest: the grant, and when the token ends.
-        self._good: OrderedDict[bytes, tuple[Grant, float]] = OrderedDict()
+        self._fetched_s = self._tried_s = float("-inf")
+        self._fetching = asyncio.Lock()
+        # By digest of the token: its grant, and when it expires on the monotonic clock.
+        self._cache: OrderedDict[bytes, tuple[Grant, float]] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        # A provider that sends its readers elsewhere is not the one that was named.
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
 
-    def takes(self, token: str) -> bool:
-        """Whether it looks like one: three parts."""
-        return token.isascii() and token.count(".") == 2 and len(token) <= _LONGEST_TOKEN
+    def accepts(self, token: str) -> bool:
+        """Whether a token has the form of a JSON Web Token: three parts."""
+        return token.isascii() and token.count(".") == 2 and len(token) <= _MAX_TOKEN_LENGTH
 
-    async def recognise(self, token: str) -> Grant | None:
-        """What its subject may do; None when it is not good.
+    async def authenticate(self, token: str) -> Grant | None:
+        """The grant of a token; None when the token is not valid.
 
         Raises:
-            ProviderUnavailable: its keys are not known, or not lately enough.
+            ProviderUnavailable: the provider's keys are unknown or too old.
         """
         digest = hashlib.sha256(token.encode()).digest()
         try:
@@ -91,9 +92,9 @@ class ByToken:
         key = await self._key(header.get("kid"))
         if key is None or header.get("alg") not in ALGORITHMS:
             return None
-        remembered = self._good.get(digest)
-        if remembered is not None and remembered[1] > _now_s():
-            return remembered[0]
+        cached = self._cache.get(digest)
+        if cached is not None and cached[1] > time.monotonic():
+            return cached[0]
         try:
             claims = jwt.decode(
                 token,
@@ -105,103 +106,118 @@ class ByToken:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except (jwt.PyJWTError, ValueError) as error:
-            log.info("a bearer token is refused: %s", error)
+            log.info("Refused a bearer token", extra={"event": "bearer_token_refused", "error": error})
             return None
         if not claims["sub"]:
             return None
         grant = self._grant(claims)
-        self._good[digest] = (grant, _now_s() + self._left_s(claims))
-        if len(self._good) > _REMEMBERED:
-            self._good.popitem(last=False)
+        self._cache[digest] = (grant, time.monotonic() + self._remaining_s(claims))
+        if len(self._cache) > _MAX_CACHED_TOKENS:
+            self._cache.popitem(last=False)
         return grant
 
     @staticmethod
-    def _left_s(claims: Mapping[str, Any]) -> float:
-        # By the clock that `jwt.decode` has judged it by, and no longer than the keys are believed.
-        return min(KEYS_S, float(claims["exp"]) - time.time())
+    def _remaining_s(claims: Mapping[str, Any]) -> float:
+        # `jwt.decode` uses the wall clock, too. A withdrawn key takes effect after KEY_REFRESH_S at
+        # most.
+        return min(KEY_REFRESH_S, float(claims["exp"]) - time.time())
 
     def _grant(self, claims: Mapping[str, Any]) -> Grant:
-        # A claim that is not there, or makes no sense, gives nothing.
-        roles = roles_in(_words(claims, self._role_claim), self._roles)
-        words = _words(claims, self._namespace_claim)
+        # A missing or invalid claim gives no role and no namespace.
+        roles = map_roles(_words(claims, self._role_claim), self._roles)
+        names = _words(claims, self._namespace_claim)
         try:
-            namespaces = namespaces_in([*words]) if words else frozenset()
+            namespaces = parse_namespaces(names) if names else frozenset()
         except ValueError as error:
-            log.info("the namespaces of a bearer token make no sense: %s", error)
+            log.info(
+                "A bearer token has invalid namespaces; it permits none",
+                extra={"event": "token_namespaces_refused", "error": error},
+            )
             namespaces = frozenset()
         subject = storable(str(claims["sub"])[:200])
         return Grant(f"oidc:{subject}", roles, namespaces)
 
-    async def _key(self, name: Any) -> jwt.PyJWK | None:
-        now_s = _now_s()
-        old = now_s - self._read_s > KEYS_S
-        # Also while another request's read is under way: what it brings is for all.
-        if (old or self._find(name) is None) and (self._reading.locked() or now_s - self._tried_s > AGAIN_S):
-            await self._read()
-        if _now_s() - self._read_s > TRUST_S:
+    async def _key(self, key_id: Any) -> jwt.PyJWK | None:
+        now_s = time.monotonic()
+        outdated = now_s - self._fetched_s > KEY_REFRESH_S
+        # A fetch that another request has started serves this request as well.
+        if (outdated or self._find(key_id) is None) and (
+            self._fetching.locked() or now_s - self._tried_s > KEY_RETRY_S
+        ):
+            await self._fetch_keys()
+        if time.monotonic() - self._fetched_s > KEY_TRUST_S:
             raise ProviderUnavailable(
-                f"{self._issuer} does not tell its keys: no token is accepted until it does"
+                f"the keys of {self._issuer} cannot be fetched: no token is accepted until they can"
             )
-        return self._find(name)
+        return self._find(key_id)
 
-    def _find(self, name: Any) -> jwt.PyJWK | None:
-        if name is None and len(self._keys) == 1:
+    def _find(self, key_id: Any) -> jwt.PyJWK | None:
+        if key_id is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
-        return self._keys.get(name) if isinstance(name, str) else None
+        return self._keys.get(key_id) if isinstance(key_id, str) else None
 
-    async def _read(self) -> None:
-        async with self._reading:
-            if _now_s() - self._tried_s <= AGAIN_S:
-                # Somebody else has, meanwhile.
+    async def _fetch_keys(self) -> None:
+        async with self._fetching:
+            if time.monotonic() - self._tried_s <= KEY_RETRY_S:
+                # Another request has just fetched them.
                 return
-            self._tried_s = _now_s()
+            self._tried_s = time.monotonic()
             try:
-                self._keys = _keys_in(await self._document(await self._address()))
+                self._keys = _signing_keys(await self._fetch_json(await self._jwks_url()))
             except (aiohttp.ClientError, TimeoutError, ValueError, ProviderUnavailable) as error:
-                log.warning("the keys of %s cannot be read: %s", self._issuer, repr(error))
+                log.warning(
+                    "The keys of the OpenID Connect provider cannot be fetched",
+                    extra={"event": "oidc_keys_unavailable", "issuer": self._issuer, "error": repr(error)},
+                )
                 return
-            # What was signed by a key that is gone must not be remembered.
-            self._good.clear()
-            self._read_s = _now_s()
+            # A token that a withdrawn key has signed is no longer valid.
+            self._cache.clear()
+            self._fetched_s = time.monotonic()
 
-    async def _address(self) -> str:
-        told = await self._document(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
-        if told.get("issuer") != self._issuer:
-            raise ProviderUnavailable(f"it calls itself {told.get('issuer')!r}")
-        return str(told.get("jwks_uri"))
+    async def _jwks_url(self) -> str:
+        configuration = await self._fetch_json(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
+        if configuration.get("issuer") != self._issuer:
+            raise ProviderUnavailable(f"its configuration names the issuer {configuration.get('issuer')!r}")
+        return str(configuration.get("jwks_uri"))
 
-    async def _document(self, url: str) -> dict[str, Any]:
+    async def _fetch_json(self, url: str) -> dict[str, Any]:
         assert self._session is not None, "use it in a `with` block"
-        async with self._session.get(url, allow_redirects=False) as answer:
-            if answer.status != 200:
-                raise ProviderUnavailable(f"{url} answers {answer.status}")
+        # A redirect would move trust to another server than the one in the settings.
+        async with self._session.get(url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise ProviderUnavailable(f"{url} answers {response.status}")
             data = bytearray()
-            async for piece in answer.content.iter_any():
-                data += piece
-                if len(data) > _MOST_BYTES:
-                    raise ProviderUnavailable(f"{url} answers more than {_MOST_BYTES:,} bytes")
-        found = orjson.loads(data)
-        if not isinstance(found, dict):
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if len(data) > _MAX_DOCUMENT_BYTES:
+                    raise ProviderUnavailable(f"{url} answers more than {_MAX_DOCUMENT_BYTES:,} bytes")
+        document = orjson.loads(data)
+        if not isinstance(document, dict):
             raise ProviderUnavailable(f"{url} is no JSON object")
-        return found
+        return document
 
 
-def _keys_in(document: Mapping[str, Any]) -> dict[str, jwt.PyJWK]:
-    """The keys for signatures that are understood, by name."""
-    found = {}
+def _signing_keys(document: Mapping[str, Any]) -> dict[str, jwt.PyJWK]:
+    """The keys for signatures with a supported algorithm, by id."""
+    keys = {}
     for raw in document.get("keys") or ():
         try:
             key = jwt.PyJWK(raw)
         except (jwt.PyJWTError, TypeError, ValueError):
-            # Of a kind that we do not know, which others may.
+            # A key set may have keys of unknown types, for other readers.
             continue
         if key.algorithm_name in ALGORITHMS and key.public_key_use in (None, "sig"):
-            found[key.key_id or ""] = key
-    return found
+            keys[key.key_id or ""] = key
+    return keys
 
 
 def _words(claims: Mapping[str, Any], path: str) -> list[str]:
-    """The words of a claim, by a path with dots: a list of them, or a text with blanks between."""
+    """The words of a claim: a list of strings, or one string with spaces.
+
+    Args:
+        claims: the claims of a token.
+        path: name of the claim; dots lead into objects.
+    """
     value: Any = claims.get(path)
     if value is None:
         value = claims
@@ -209,8 +225,4 @@ def _words(claims: Mapping[str, Any], path: str) -> list[str]:
             value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, str):
         return value.split()
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list) else []

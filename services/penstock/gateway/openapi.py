@@ -1,7 +1,6 @@
-"""The API's description: `schemas/http/openapi.json` with the schemas of `schemas/messages` put where it names them.
+"""The description of the API: `schemas/http/openapi.json`, with `schemas/messages` inlined.
 
-The file is the authority for the requests that have no message of their own, as the message schemas are for the
-others: both are what requests are checked by, so neither can drift from what is served.
+The gateway validates request bodies by this description, so that it cannot differ from the service.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from penstock.contracts.validation import faults
 from penstock.errors import InvalidRecord
 from penstock.http.problems import Faults
 
-_OUTSIDE = "../messages/"
+_MESSAGE_REFERENCE = "../messages/"
 
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole description; every reference is inside it."""
+    """The whole description; all its references are internal."""
     raw: dict[str, Any] = orjson.loads((schemas_folder() / "http" / "openapi.json").read_bytes())
     schemas = raw["components"]["schemas"]
     for name, schema in schemas.items():
         reference = schema.get("$ref", "")
-        if reference.startswith(_OUTSIDE):
-            schemas[name] = _message(reference)
+        if reference.startswith(_MESSAGE_REFERENCE):
+            schemas[name] = _message_schema(reference)
     return raw
 
 
 @cache
 def encoded() -> bytes:
-    """The description as it is served."""
+    """The description as JSON."""
     return orjson.dumps(document(), option=orjson.OPT_INDENT_2)
 
 
-def _message(reference: str) -> dict[str, Any]:
-    file, _, pointer = reference.removeprefix(_OUTSIDE).partition("#")
+def _message_schema(reference: str) -> dict[str, Any]:
+    file, _, pointer = reference.removeprefix(_MESSAGE_REFERENCE).partition("#")
     schema: dict[str, Any] = orjson.loads((schemas_folder() / "messages" / file).read_bytes())
     for part in pointer.split("/")[1:]:
         schema = schema[part]
@@ -56,14 +55,14 @@ def conform(raw: Any, name: str) -> None:
     """Checks a request body against one of the description's schemas.
 
     Raises:
-        InvalidRecord: the one thing at fault.
-        Faults: all of them, when there are several.
+        InvalidRecord: the body has one fault.
+        Faults: the body has several faults.
     """
-    found = problems_in(raw, name)
+    found = find_faults(raw, name)
     if found:
         raise found[0] if len(found) == 1 else Faults(found)
 
 
-def problems_in(raw: Any, name: str) -> list[InvalidRecord]:
-    """Everything at fault in a document by one of the description's schemas; empty when it conforms."""
+def find_faults(raw: Any, name: str) -> list[InvalidRecord]:
+    """The faults of a document by one of the description's schemas."""
     return faults(_validator(name), raw)

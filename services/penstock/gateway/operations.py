@@ -1,9 +1,10 @@
-"""Cancelling, pausing, resuming, re-prioritising and recovering tasks by filter.
+"""Bulk operations: cancelling, pausing, resuming, re-prioritising and recovering tasks by filter.
 
-What this module guarantees: what `POST /operations` acknowledges is written down and goes on until it has ended or is
-stopped, whether its client stays or not: here, or after a crash in whichever gateway looks next. Every task that matches
-when its turn comes is changed once and counted once (`penstock.postgres.operations`). In doubt it waits: while PostgreSQL
-is away nothing goes on. A batch that PostgreSQL refuses for good ends its operation, which says why.
+What this module guarantees: an operation that `POST /operations` acknowledges has a row, and runs
+until it has ended or is stopped. After a crash another gateway continues it. Each task that matches
+when its batch runs is changed once and counted once (`penstock.postgres.operations`). Operations
+wait while PostgreSQL is unavailable. An error that PostgreSQL would repeat ends the operation,
+which then has the error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -21,92 +23,89 @@ import orjson
 from aiohttp import web
 
 from penstock.core.access import Grant
-from penstock.core.operations import Verb
+from penstock.core.operations import TaskFilter, Verb
 from penstock.core.task import Priority, State
 from penstock.errors import Conflict, InvalidRecord, NotFound, PostgresUnavailable
 from penstock.gateway import views
 from penstock.gateway.access import grant_of
 from penstock.gateway.broker import Broker
+from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES, timestamp_in
 from penstock.gateway.openapi import conform
-from penstock.gateway.ownership import own
-from penstock.gateway.rehearsal import COUNTED, SHOWN, moment_of
+from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import json_of
+from penstock.gateway.tasks import read_json
+from penstock.gateway.visibility import visible_ids
 from penstock.http.server import (
-    LARGEST_ID,
-    choice_in_query,
-    number_in_query,
+    MAX_ID,
+    choice_parameter,
     refuse_unknown_parameters,
     respond,
 )
 from penstock.postgres import operations, tasks
-from penstock.postgres.operations import Which
 
 log = logging.getLogger(__name__)
 
 STATES = ("running", "done", "stopped", "failed")
-PAGE = 50
-LARGEST_PAGE = 500
-# Most tasks a dry run looks at: beyond, what it counts is a lower bound.
-LOOKED_AT = 1_000_000
-# How often a gateway looks for what another one has left; its own it goes on with at once.
-ADOPT_S = 10.0
-AGAIN_S = 1.0
+# Most tasks that a dry run examines; its count is a lower bound when there are more.
+MAX_ROWS_EXAMINED = 1_000_000
+# How often a gateway looks for operations that another gateway has left.
+ADOPT_INTERVAL_S = 10.0
+RETRY_S = 1.0
 
-# Characters of namespaces in an id; longer ones are kept as their digest.
-LONGEST_SCOPE = 200
+# Most characters of namespaces in a stored id; longer lists are stored as their digest.
+MAX_SCOPE_LENGTH = 200
 
-# Of no task: a filter names some id.
-NOBODYS_ID = LARGEST_ID
+# The id of no task, for a filter that must match nothing.
+NO_TASK_ID = MAX_ID
 
-_SAME = ("verb", "rate", "state", "changed", "stopped_by", "error", "created_at", "finished_at")
+_COLUMNS = ("verb", "rate", "state", "changed", "stopped_by", "error", "created_at", "finished_at")
 
 
-class Operations:
-    """The routes below /operations, and going on with what was asked there.
+class OperationRoutes:
+    """The routes below /operations, and the loop that runs operations.
 
     Args:
         settings: limits.
-        pool: of the database.
-        broker: publishes what cancelling owes.
+        pool: the database.
+        broker: publishes the outbox entries of cancellations.
     """
 
     def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], broker: Broker) -> None:
         self._settings = settings
         self._pool = pool
         self._broker = broker
-        # When each is gone on with, by the loop's clock.
+        # By id: when the next batch is due, on the loop's clock.
         self._due: dict[str, float] = {}
-        self._which: dict[str, Which] = {}
+        self._filters: dict[str, TaskFilter] = {}
         self._woken = asyncio.Event()
 
     def routes(self) -> list[web.RouteDef]:
-        """What this class answers."""
+        """The routes of this class."""
         return [
-            web.post("/operations", self.begin),
+            web.post("/operations", self.create),
             web.get("/operations", self.find, allow_head=False),
             web.get("/operations/{id}", self.get, allow_head=False),
             web.post("/operations/{id}/stop", self.stop),
         ]
 
-    async def begin(self, request: web.Request) -> web.Response:
-        """POST /operations: the first batch is done when it is answered, unless another has begun it before."""
+    async def create(self, request: web.Request) -> web.Response:
+        """POST /operations: a new operation has run its first batch when it is answered."""
         refuse_unknown_parameters(request)
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "OperationRequest")
         verb = Verb(raw["verb"])
-        await self._confine(request, raw["filter"])
-        which = which_of(raw["filter"])
+        await self._limit_to_visible(request, raw["filter"])
+        filters = task_filter(raw["filter"])
         priority = _priority(raw, verb)
-        if not which.states_for(verb):
-            raise InvalidRecord(f"nothing in these states can be done: {verb}", pointer="/filter/states")
+        if not filters.states_for(verb):
+            raise InvalidRecord(f"the verb {verb} changes no task in these states", pointer="/filter/states")
         if raw.get("dry_run"):
-            return respond(await self._rehearse(verb, which, priority))
+            return respond(await self._dry_run(verb, filters, priority))
         grant = grant_of(request)
-        shown = raw.get("id") or uuid.uuid4().hex
+        public_id = raw.get("id") or uuid.uuid4().hex
         filter_json = orjson.dumps(raw["filter"], option=orjson.OPT_SORT_KEYS).decode()
-        for operation_id in _kept_as(shown, grant):
-            row = await operations.begin(
+        for operation_id in _candidate_ids(public_id, grant):
+            row = await operations.create(
                 self._pool,
                 operation_id,
                 verb,
@@ -122,52 +121,59 @@ class Operations:
             if row is not None and _visible(row, grant):
                 break
         assert row is not None
-        asked = (verb.value, raw["filter"], priority, raw.get("rate"))
-        if not created and (row["verb"], orjson.loads(row["filter"]), row["priority"], row["rate"]) != asked:
-            raise Conflict(f"operation {shown} is another one: give it an id of its own")
-        self._which[operation_id] = which
+        requested = (verb.value, raw["filter"], priority, raw.get("rate"))
+        existing = (row["verb"], orjson.loads(row["filter"]), row["priority"], row["rate"])
+        if not created and existing != requested:
+            raise Conflict(f"operation {public_id} exists with other contents: choose another id")
+        self._filters[operation_id] = filters
         self._due[operation_id] = 0.0
         if created:
             log.info(
-                "operation %s: %s, asked by %s: %s",
-                operation_id,
-                verb,
-                raw["by"],
-                filter_json,
-                extra={"operation": operation_id},
+                "An operation was created",
+                extra={
+                    "event": "operation_created",
+                    "operation": operation_id,
+                    "verb": verb,
+                    "by": raw["by"],
+                    "filter": filter_json,
+                },
             )
-            row = await self._begun(row)
+            row = await self._run_first_batch(row)
         self._woken.set()
-        headers = {"Location": f"/operations/{shown}"}
+        headers = {"Location": f"/operations/{public_id}"}
         return respond(_document(row, grant), 201 if created else 200, headers)
 
-    async def _begun(self, row: asyncpg.Record) -> asyncpg.Record:
+    async def _run_first_batch(self, row: asyncpg.Record) -> asyncpg.Record:
         try:
-            await self._go_on(row["id"])
+            await self._run_batch(row["id"])
             return await operations.get(self._pool, row["id"]) or row
         except PostgresUnavailable as error:
-            # It is written down, and goes on.
-            log.warning("operation %s waits: %s", row["id"], error)
+            # The operation has a row, so the loop runs it later.
+            log.warning(
+                "The first batch of an operation is delayed",
+                extra={"event": "operation_delayed", "operation": row["id"], "error": error},
+            )
             return row
 
-    async def _rehearse(self, verb: Verb, which: Which, priority: int | None) -> dict[str, Any]:
+    async def _dry_run(self, verb: Verb, filters: TaskFilter, priority: int | None) -> dict[str, Any]:
         counts: Counter[str] = Counter()
-        shown: list[int] = []
-        behind, looked, ended = 0, 0, False
-        while not ended and looked < LOOKED_AT and counts.total() < COUNTED:
-            found = await operations.look(
+        example_ids: list[int] = []
+        after_id, examined, ended = 0, 0, False
+        while not ended and examined < MAX_ROWS_EXAMINED and counts.total() < MAX_COUNTED:
+            matches = await operations.find_matching(
                 self._pool,
                 verb,
-                which,
-                behind=behind,
-                upto=LARGEST_ID,
-                limit=COUNTED - counts.total(),
+                filters,
+                after_id=after_id,
+                last_id=MAX_ID,
+                limit=MAX_COUNTED - counts.total(),
                 priority=priority,
             )
-            counts.update(found.states.values())
-            shown += [*found.states][: SHOWN - len(shown)]
-            behind, looked, ended = found.reached or behind, looked + found.looked, found.ended
-        rows = await tasks.some(self._pool, shown)
+            counts.update(matches.states.values())
+            example_ids += [*matches.states][: MAX_EXAMPLES - len(example_ids)]
+            after_id, ended = matches.reached_id or after_id, matches.ended
+            examined += matches.examined
+        rows = await tasks.by_ids(self._pool, example_ids)
         return {
             "dry_run": True,
             "verb": verb.value,
@@ -178,24 +184,20 @@ class Operations:
         }
 
     async def find(self, request: web.Request) -> web.Response:
-        """GET /operations: the audit, latest first."""
+        """GET /operations: the latest first."""
         refuse_unknown_parameters(request, "verb", "state", "limit", "cursor")
-        limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
-        before = number_in_query(request, "cursor", 0, low=1, high=LARGEST_ID)
+        size = page_size(request)
         rows = await operations.find(
             self._pool,
-            verb=choice_in_query(request, "verb", "", (*Verb, "")) or None,
-            state=choice_in_query(request, "state", "", (*STATES, "")) or None,
-            before=before or None,
-            limit=limit + 1,
+            verb=choice_parameter(request, "verb", "", (*Verb, "")) or None,
+            state=choice_parameter(request, "state", "", (*STATES, "")) or None,
+            before_seq=id_cursor(request),
+            limit=size + 1,
             namespaces=grant_of(request).namespaces,
         )
-        page = rows[:limit]
+        page, next_cursor = split_page(rows, size, lambda row: str(row["seq"]))
         return respond(
-            {
-                "operations": [_document(row, grant_of(request)) for row in page],
-                "next": str(page[-1]["seq"]) if len(rows) > limit else None,
-            }
+            {"operations": [_document(row, grant_of(request)) for row in page], "next": next_cursor}
         )
 
     async def get(self, request: web.Request) -> web.Response:
@@ -204,45 +206,46 @@ class Operations:
         return respond(_document(await self._row(request), grant_of(request)))
 
     async def stop(self, request: web.Request) -> web.Response:
-        """POST /operations/{id}/stop: what it has done stays done."""
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        """POST /operations/{id}/stop: tasks that it has changed stay changed."""
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "OperationStop")
         row = await self._row(request)
         await operations.stop(self._pool, row["id"], raw["by"])
         return respond(_document(await self._row(request), grant_of(request)))
 
     async def _row(self, request: web.Request) -> asyncpg.Record:
-        shown, grant = request.match_info["id"], grant_of(request)
-        # Latest first: an id of its own was given because the one that was asked for is somebody else's.
-        for operation_id in [] if "\0" in shown else reversed(_kept_as(shown, grant)):
+        public_id, grant = request.match_info["id"], grant_of(request)
+        # The scoped id first: it exists when the id itself belongs to another namespace.
+        for operation_id in [] if "\0" in public_id else reversed(_candidate_ids(public_id, grant)):
             row = await operations.get(self._pool, operation_id)
             if row is not None and _visible(row, grant):
                 return row
-        raise NotFound(f"there is no operation {shown[:80]!r}")
+        raise NotFound(f"there is no operation {public_id[:80]!r}")
 
-    async def _confine(self, request: web.Request, raw: dict[str, Any]) -> None:
-        """Sees to it that a filter, whoever goes on with it, meets only tasks of whoever asks.
+    async def _limit_to_visible(self, request: web.Request, raw: dict[str, Any]) -> None:
+        """Changes a filter so that it matches only tasks that the request may see.
 
-        By its type, or by its ids, which are narrowed down to those: a type never changes, so once is enough; and gateways of
-        an earlier version go on with such a filter as they do with any.
+        The stored filter has the limit, so gateways of an earlier version, which may continue the
+        operation, respect it. Checking once is enough, since the type of a task never changes.
         """
         grant = grant_of(request)
         if grant.namespaces is None:
             return
         if "type" in raw:
             if not grant.covers(raw["type"]):
-                # As with a type that is not there: nothing matches.
-                raw["ids"] = [NOBODYS_ID]
+                # Matches nothing, like a type that does not exist.
+                raw["ids"] = [NO_TASK_ID]
         elif "ids" in raw:
-            visible = await own(request, self._pool, sorted({int(one) for one in raw["ids"]}))
-            raw["ids"] = list(visible) or [NOBODYS_ID]
+            ids = sorted({int(task_id) for task_id in raw["ids"]})
+            visible = await visible_ids(request, self._pool, ids)
+            raw["ids"] = list(visible) or [NO_TASK_ID]
         else:
             raise InvalidRecord(
-                "name a type or ids: you may change tasks of some namespaces only", pointer="/filter"
+                "give a type or ids: you may change tasks of some namespaces only", pointer="/filter"
             )
 
     async def run(self) -> None:
-        """Goes on with what is written down, a batch of each in turn, until cancelled."""
+        """Runs the batches of all operations in turn, until cancelled."""
         loop = asyncio.get_running_loop()
         adopt_at = 0.0
         while True:
@@ -250,14 +253,17 @@ class Operations:
             try:
                 if loop.time() >= adopt_at:
                     await self._adopt()
-                    adopt_at = loop.time() + ADOPT_S
+                    adopt_at = loop.time() + ADOPT_INTERVAL_S
                 for operation_id, due in [*self._due.items()]:
                     if due <= loop.time():
-                        await self._go_on(operation_id)
+                        await self._run_batch(operation_id)
             except PostgresUnavailable as error:
-                # Nothing was changed, or all of a batch: the row tells which.
-                log.warning("operations wait: %s", error)
-                await asyncio.sleep(AGAIN_S)
+                # A batch is one transaction, so the row of the operation has its exact progress.
+                log.warning(
+                    "Operations are delayed; trying again",
+                    extra={"event": "operations_delayed", "error": error},
+                )
+                await asyncio.sleep(RETRY_S)
                 continue
             next_at = min([adopt_at, *self._due.values()])
             try:
@@ -266,68 +272,78 @@ class Operations:
                 continue
 
     async def _adopt(self) -> None:
-        while found := await operations.running(self._pool, [*self._due]):
-            for operation_id in found:
+        while running_ids := await operations.running_ids(self._pool, [*self._due]):
+            for operation_id in running_ids:
                 row = await operations.get(self._pool, operation_id)
                 assert row is not None
-                log.info("going on with operation %s (%s)", operation_id, row["verb"])
-                self._which[operation_id] = which_of(orjson.loads(row["filter"]))
+                log.info(
+                    "Continuing an operation",
+                    extra={"event": "operation_adopted", "operation": operation_id, "verb": row["verb"]},
+                )
+                self._filters[operation_id] = task_filter(orjson.loads(row["filter"]))
                 self._due[operation_id] = 0.0
 
-    async def _go_on(self, operation_id: str) -> None:
+    async def _run_batch(self, operation_id: str) -> None:
         loop = asyncio.get_running_loop()
-        which = self._which.get(operation_id)
-        if which is None:
-            # It has ended elsewhere: in the request that began it, or in the loop. Who was at it besides may have put it back.
+        filters = self._filters.get(operation_id)
+        if filters is None:
+            # The loop and the creating request may run the same operation; the other one has ended
+            # it.
             self._due.pop(operation_id, None)
             return
         try:
-            step = await operations.go_on(self._pool, operation_id, which, source=self._settings.event_source)
+            result = await operations.run_batch(
+                self._pool, operation_id, filters, source=self._settings.event_source
+            )
         except asyncpg.PostgresError as error:
-            # Not one that passes (these are `PostgresUnavailable`): the next batch would meet it again.
-            log.exception("operation %s fails", operation_id)
+            # Temporary errors are `PostgresUnavailable`; this one would repeat with each batch.
+            log.exception(
+                "An operation failed", extra={"event": "operation_failed", "operation": operation_id}
+            )
             await operations.fail(self._pool, operation_id, f"{type(error).__name__}: {error}")
             wait_s = None
         else:
-            self._broker.owe(step.owed)
-            wait_s = step.wait_s
+            self._broker.enqueue(result.outbox_entry)
+            wait_s = result.wait_s
         if wait_s is None:
             self._due.pop(operation_id, None)
-            self._which.pop(operation_id, None)
+            self._filters.pop(operation_id, None)
         else:
             self._due[operation_id] = loop.time() + wait_s
 
 
-def which_of(raw: dict[str, Any]) -> Which:
-    """A filter of the API that conforms to its schema.
+def task_filter(raw: dict[str, Any]) -> TaskFilter:
+    """Converts a filter that conforms to its schema.
 
     Raises:
-        InvalidRecord: there is no such moment.
+        InvalidRecord: a date in it does not exist.
     """
 
-    def moment(name: str) -> Any:
-        return moment_of(raw, name, "/filter")
+    def timestamp(name: str) -> datetime | None:
+        return timestamp_in(raw, name, "/filter")
 
-    return Which(
-        # JSON Schema counts 81.0 among the integers.
-        ids=sorted({int(one) for one in raw["ids"]}) if "ids" in raw else None,
+    return TaskFilter(
+        # To JSON Schema 81.0 is an integer.
+        ids=sorted({int(task_id) for task_id in raw["ids"]}) if "ids" in raw else None,
         type=raw.get("type"),
         stage=raw.get("stage"),
         states=[State(state) for state in raw["states"]] if "states" in raw else None,
         key=raw.get("key"),
         labels=raw.get("labels"),
         priorities=[int(Priority[name]) for name in raw["priorities"]] if "priorities" in raw else None,
-        created_since=moment("created_since"),
-        created_until=moment("created_until"),
-        finished_since=moment("finished_since"),
-        finished_until=moment("finished_until"),
+        created_since=timestamp("created_since"),
+        created_until=timestamp("created_until"),
+        finished_since=timestamp("finished_since"),
+        finished_until=timestamp("finished_until"),
         error=raw.get("error"),
     )
 
 
 def _priority(raw: dict[str, Any], verb: Verb) -> int | None:
     if (verb is Verb.REPRIORITISE) != ("priority" in raw):
-        raise InvalidRecord("the new priority, which belongs to reprioritise alone", pointer="/priority")
+        raise InvalidRecord(
+            "reprioritise needs the new priority, and other verbs have none", pointer="/priority"
+        )
     return int(Priority[raw["priority"]]) if "priority" in raw else None
 
 
@@ -337,29 +353,32 @@ def _visible(row: asyncpg.Record, grant: Grant) -> bool:
     return row["namespaces"] is not None and grant.namespaces.issuperset(row["namespaces"])
 
 
-def _kept_as(shown: str, grant: Grant) -> Sequence[str]:
-    """Under which ids an operation of this id may be kept.
+def _candidate_ids(public_id: str, grant: Grant) -> Sequence[str]:
+    """The ids under which an operation may be stored, in the order in which they are tried.
 
-    As it is; and where that is taken by an operation that whoever asks may not see, with the namespaces of the grant, so that an
-    id which somebody else has chosen is as free as any. No id that is asked for has the @ of those.
+    An id that an operation of another namespace has is stored with the namespaces of the grant, so
+    that it does not reveal the other operation. Ids in requests have no @, so the two forms never
+    collide.
     """
     if grant.namespaces is None:
-        return (shown,)
-    return (shown, shown + _scope(grant.namespaces))
+        return (public_id,)
+    return (public_id, public_id + _scope(grant.namespaces))
 
 
 def _scope(namespaces: Collection[str]) -> str:
-    named = ".".join(sorted(namespaces))
-    if len(named) > LONGEST_SCOPE:
-        named = hashlib.sha256(named.encode()).hexdigest()
-    return f"@{named}"
+    scope = ".".join(sorted(namespaces))
+    if len(scope) > MAX_SCOPE_LENGTH:
+        scope = hashlib.sha256(scope.encode()).hexdigest()
+    return f"@{scope}"
 
 
 def _document(row: asyncpg.Record, grant: Grant) -> dict[str, Any]:
-    shown: str = row["id"] if grant.namespaces is None else row["id"].removesuffix(_scope(grant.namespaces))
+    public_id: str = row["id"]
+    if grant.namespaces is not None:
+        public_id = public_id.removesuffix(_scope(grant.namespaces))
     return {
-        **{name: row[name] for name in _SAME},
-        "id": shown,
+        **views.pick(row, _COLUMNS),
+        "id": public_id,
         "by": row["asked_by"],
         "actor": row["actor"],
         "filter": orjson.loads(row["filter"]),

@@ -1,4 +1,4 @@
-"""What is no business of tasks: the front page, the documentation, and the probes."""
+"""The front page, the API reference and the probes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from aiohttp import web
 
 import penstock
 from penstock.gateway import openapi
+from penstock.gateway.api_reference import STYLE, render
 from penstock.gateway.broker import Broker
-from penstock.gateway.reference import STYLE, render
 from penstock.http.server import respond
 from penstock.metrics.serving import ALIVE, Probe, readiness
 from penstock.postgres import health as postgres_health
 
 log = logging.getLogger(__name__)
 
-# Seconds for which strangers are told what was found before.
-KEPT_S = 1.0
+# Seconds for which unauthenticated clients receive the last result of the readiness check.
+READINESS_CACHE_S = 1.0
 
-# Nothing on these pages comes from anywhere else, and nothing may.
+# The pages load nothing from other sites, and may not.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -48,25 +48,28 @@ penstock submit demo --context '{{"hello": "world"}}' --watch</pre>
 </main></body></html>"""
 
 
-class Pages:
-    """The routes that are not about tasks.
+class PageRoutes:
+    """The routes of the pages and probes.
 
     Args:
-        pool: probed by /readyz.
-        broker: likewise.
-        telling: whether anybody may hear why something is away, which names servers; else only the log does.
+        pool: the database; /readyz probes it.
+        broker: the connection to Kafka; /readyz probes it.
+        show_reasons: whether /readyz has the reasons, which name servers; otherwise only the log
+            has them.
     """
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], broker: Broker, *, telling: bool = True) -> None:
-        self._telling = telling
-        self._asking = asyncio.Lock()
-        self._asked_s = 0.0
-        self._answer: tuple[dict[str, Any], int] | None = None
+    def __init__(
+        self, pool: asyncpg.Pool[asyncpg.Record], broker: Broker, *, show_reasons: bool = True
+    ) -> None:
+        self._show_reasons = show_reasons
+        self._checking = asyncio.Lock()
+        self._checked_at_s = 0.0
+        self._cached: tuple[dict[str, Any], int] | None = None
         self._pool = pool
         self._broker = broker
 
     def routes(self) -> list[web.RouteDef]:
-        """What this class answers."""
+        """The routes of this class."""
         return [
             web.get("/", self.home),
             web.get("/docs", self.docs),
@@ -77,7 +80,7 @@ class Pages:
         ]
 
     def probes(self) -> dict[str, Probe]:
-        """What a gateway needs."""
+        """The probes of the servers that a gateway needs."""
         return {"postgres": partial(postgres_health.probe, self._pool), "kafka": self._broker.probe}
 
     async def home(self, _request: web.Request) -> web.Response:
@@ -94,27 +97,30 @@ class Pages:
         return web.Response(body=openapi.encoded(), content_type="application/json")
 
     async def livez(self, _request: web.Request) -> web.Response:
-        """GET /livez, and /healthz: the process is alive; restarting it would help nobody."""
+        """GET /livez, and /healthz: the process is alive and needs no restart."""
         return respond(ALIVE)
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """GET /readyz: whether requests would find what they need, and if not, why."""
-        if self._telling:
+        """GET /readyz: whether PostgreSQL and Kafka are available."""
+        if self._show_reasons:
             return respond(*await readiness(self.probes()))
-        # Strangers may ask as often as they like, so PostgreSQL and Kafka are asked for all of them together.
-        async with self._asking:
+        # The route needs no authentication and has no rate limit, so the result is cached.
+        async with self._checking:
             loop = asyncio.get_running_loop()
-            if self._answer is None or loop.time() - self._asked_s > KEPT_S:
-                self._answer = await self._look()
-                self._asked_s = loop.time()
-        return respond(*self._answer)
+            if self._cached is None or loop.time() - self._checked_at_s > READINESS_CACHE_S:
+                self._cached = await self._check()
+                self._checked_at_s = loop.time()
+        return respond(*self._cached)
 
-    async def _look(self) -> tuple[dict[str, Any], int]:
+    async def _check(self) -> tuple[dict[str, Any], int]:
         document, status = await readiness(self.probes())
         if status != HTTPStatus.OK:
-            log.warning("not ready: %s", document["checks"])
+            log.warning(
+                "The gateway is not ready",
+                extra={"event": "readiness_failed", "checks": document["checks"]},
+            )
             document["checks"] = {
-                name: reason if reason == "ok" else "away: the gateway's log tells more"
+                name: reason if reason == "ok" else "unavailable: the gateway's log has the reason"
                 for name, reason in document["checks"].items()
             }
         return document, status

@@ -1,4 +1,4 @@
-"""Who may ask what: one rule for each route. A gateway with a route that has none does not start."""
+"""Authorization rules: the action of each route. A route without a rule prevents the start."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from penstock.errors import CannotStart
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What it takes to ask a route.
+    """The requirements of a route.
 
     Attributes:
-        action: that a role must allow; None is open to everybody: probes, and pages without anything of the deployment.
+        action: the action that a role must permit; None for an open route: probes, and pages
+            without data of the deployment.
     """
 
     action: Action | None
@@ -39,7 +40,7 @@ RULES: Mapping[str, Rule] = {
     "GET /types": _READ,
     "GET /types/{name}": _READ,
     "POST /types": Rule(Action.CONFIGURE),
-    # Pausing and limiting; all else of a type takes `configure` (`gateway.types`).
+    # Pausing and limiting; changes of other settings need `configure` (`gateway.types`).
     "PATCH /types/{name}": _OPERATE,
     "GET /types/{name}/keys": _READ,
     "POST /types/{name}/keys": _OPERATE,
@@ -66,23 +67,23 @@ RULES: Mapping[str, Rule] = {
 
 
 def route_of(request: web.Request) -> str | None:
-    """Method and pattern of the route that a request was led to; None when there is none."""
+    """Method and pattern of the route of a request; None without a route."""
     resource = request.match_info.route.resource
     if resource is None:
         return None
-    # What answers GET may answer HEAD.
+    # A route for GET may also answer HEAD.
     method = "GET" if request.method == "HEAD" else request.method
     return f"{method} {resource.canonical}"
 
 
 def require_rules(routes: Iterable[web.AbstractRoute]) -> None:
-    """Does nothing when each route has a rule.
+    """Checks that each route has a rule.
 
     Raises:
-        CannotStart: one has none; without it nobody could say who may ask it.
+        CannotStart: a route has no rule, so that it would be open or closed by accident.
     """
     for route in routes:
         assert route.resource is not None
         name = f"{'GET' if route.method == 'HEAD' else route.method} {route.resource.canonical}"
         if name not in RULES:
-            raise CannotStart(f"no rule says who may ask {name}: see penstock.gateway.rules")
+            raise CannotStart(f"the route {name} has no rule: add one to penstock.gateway.rules")

@@ -12,73 +12,82 @@ from penstock.settings import Metered, Platform, option
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(Platform, Metered):
-    """See `Platform` and `Metered` for what it shares with others."""
+    """The settings of the gateway only; the base classes have the shared ones."""
 
     gateway_host: str = option(
-        "127.0.0.1", "Address the gateway listens on; 0.0.0.0 opens it to the network."
+        "127.0.0.1", "Address that the gateway listens on; 0.0.0.0 opens it to the network."
     )
-    gateway_port: int = option(8420, "Port the gateway listens on; 0 takes any that is free.")
-    gateway_body_limit_bytes: int = option(8 * 1024 * 1024, "Longest request body.")
-    gateway_batch_limit: int = option(1_000, "Most tasks or results in one request.")
-    gateway_connections: int = option(6, "Most PostgreSQL connections of one gateway.")
-    gateway_buffer: int = option(1_000, "Most tasks of one type fetched ahead for HTTP workers.")
+    gateway_port: int = option(8420, "Port that the gateway listens on; 0 chooses a free one.")
+    gateway_body_limit_bytes: int = option(8 * 1024 * 1024, "Maximum size of a request body in bytes.")
+    gateway_batch_limit: int = option(1_000, "Maximum number of tasks or results in one request.")
+    gateway_connections: int = option(6, "Maximum number of PostgreSQL connections of one gateway.")
+    gateway_buffer: int = option(
+        1_000, "Maximum number of tasks of one type that are prefetched for HTTP workers."
+    )
     gateway_queue_bytes: int = option(
         64 * 1024 * 1024,
-        "Most bytes of HTTP workers' reports and beats on their way to Kafka; what comes beyond is answered 429. "
-        "Tasks are handed out while it is less than half.",
+        "Maximum bytes of HTTP workers' results and heartbeats that wait for Kafka; beyond, requests are answered 429. "
+        "/hold_task returns tasks only below half of it.",
     )
     gateway_submit_rows: int = option(
-        50_000, "Most submitted tasks that wait for PostgreSQL; what comes beyond is answered 429."
+        50_000,
+        "Maximum number of submitted tasks that wait for PostgreSQL; beyond, submissions are answered 429.",
     )
-    gateway_submit_bytes: int = option(64 * 1024 * 1024, "The same in bytes of requests.")
+    gateway_submit_bytes: int = option(
+        64 * 1024 * 1024,
+        "Maximum bytes of submissions that wait for PostgreSQL; beyond, submissions are answered 429.",
+    )
     gateway_submit_wait_s: float = option(
         5.0,
-        "Seconds that the oldest submission may wait for PostgreSQL before new ones are answered 429.",
+        "Seconds that the oldest submission may wait for PostgreSQL; beyond, submissions are answered 429.",
     )
     gateway_linger_s: float = option(
-        30.0, "Seconds without a request of an HTTP worker after which its type's partitions are given back."
+        30.0,
+        "Seconds without a request for a type after which the gateway leaves the consumer group of that type.",
     )
     gateway_give_back_s: float = option(
         1.0,
-        "The same while tasks wait in them and the type has other workers or gateways with some; up to eight times as long "
-        "for a gateway whose workers come back each time.",
+        "Seconds without a request for a type with waiting tasks after which the gateway leaves its consumer group, when "
+        "the group has other members. Doubles up to eightfold while workers return each time.",
     )
 
     gateway_auth: str = option(
         "off",
-        "Who may ask: off (anybody; only on a loopback address), keys (API keys: `penstock keys`), oidc (bearer tokens of "
-        "an OpenID Connect provider) or keys,oidc.",
+        "Authentication of requests: keys (API keys, see `penstock keys`), oidc (bearer tokens of an OpenID Connect "
+        "provider), keys,oidc, or off (allowed on a loopback address only).",
     )
     gateway_key_rate: float = option(
-        500.0, "Most requests a second of one API key or token subject with one gateway; 0 is no limit."
+        500.0, "Maximum requests per second of one API key or token subject at one gateway; 0 is unlimited."
     )
-    gateway_audit_days: int = option(90, "Days after which rows of the audit of requests are removed.")
-    oidc_issuer: str = option("", "URL of the OpenID Connect provider, as its tokens have it in `iss`.")
-    oidc_audience: str = option("", "What tokens must have in `aud`.")
+    gateway_audit_days: int = option(90, "Days that rows of the request audit are kept.")
+    oidc_issuer: str = option("", "URL of the OpenID Connect provider, equal to `iss` in its tokens.")
+    oidc_audience: str = option("", "Audience that tokens must have in `aud`.")
     oidc_role_claim: str = option(
-        "penstock_roles", "Claim with the roles of a token; dots lead into objects (realm_access.roles)."
+        "penstock_roles",
+        "Claim that has the roles of a token; dots address nested objects (realm_access.roles).",
     )
     oidc_namespace_claim: str = option(
-        "penstock_namespaces", "Claim with the namespaces of a token; `*` is all of them."
+        "penstock_namespaces", "Claim that has the namespaces of a token; `*` is all namespaces."
     )
     oidc_roles: tuple[str, ...] = option(
-        (), "What the provider calls our roles: comma-separated NAME=ROLE. Empty: as we do."
+        (),
+        "Roles by the provider's names for them: NAME=ROLE, comma-separated. Empty when the names are equal.",
     )
 
     @property
     def auth_kinds(self) -> frozenset[str]:
-        """The ways to prove who one is; none where nobody is asked."""
+        """The accepted kinds of credentials; empty when authentication is off."""
         kinds = frozenset(word.strip() for word in self.gateway_auth.split(","))
         return frozenset() if kinds == {"off"} else kinds
 
     @property
     def oidc_role_names(self) -> dict[str, str]:
-        """Our roles by the provider's names for them; empty when they are ours."""
+        """Roles by the provider's names for them; empty when the names are equal."""
         return {name: role for name, _, role in (pair.rpartition("=") for pair in self.oidc_roles)}
 
     def validate(self) -> list[str]:
-        """A batch must fit what one statement and one buffer take; what others can reach asks who they are."""
-        problems = super().validate() + self._of_auth()
+        """Limits must fit together, and a gateway on the network must authenticate requests."""
+        problems = super().validate() + self._auth_problems()
         if not 0 <= self.gateway_port <= 65_535:
             problems.append(f"gateway_port={self.gateway_port} must be from 0 to 65535")
         if not 1 <= self.gateway_batch_limit <= 10_000:
@@ -115,7 +124,7 @@ class GatewaySettings(Platform, Metered):
             )
         return problems
 
-    def _of_auth(self) -> list[str]:
+    def _auth_problems(self) -> list[str]:
         kinds = self.auth_kinds
         problems = []
         if not kinds <= {"keys", "oidc"}:
@@ -123,7 +132,7 @@ class GatewaySettings(Platform, Metered):
         elif not kinds and not _is_loopback(self.gateway_host):
             problems.append(
                 f"gateway_host={self.gateway_host} can be reached from outside this machine, and "
-                "gateway_auth=off lets anybody in who does: set PENSTOCK_GATEWAY_AUTH=keys and make a key with "
+                "gateway_auth=off accepts every request: set PENSTOCK_GATEWAY_AUTH=keys and create a key with "
                 "`penstock keys create NAME --role ROLE`, or listen on PENSTOCK_GATEWAY_HOST=127.0.0.1"
             )
         if "oidc" in kinds and not (self.oidc_issuer and self.oidc_audience):
@@ -133,7 +142,7 @@ class GatewaySettings(Platform, Metered):
             )
         if "oidc" in kinds and self.oidc_issuer and not _is_trusted(self.oidc_issuer):
             problems.append(
-                f"oidc_issuer={self.oidc_issuer!r} must be an https:// URL: whoever stands between could name keys of his own"
+                f"oidc_issuer={self.oidc_issuer!r} must be an https:// URL: on http:// an attacker on the network could replace the signing keys"
             )
         problems += [
             f"oidc_roles has {pair!r}, which is not NAME=ROLE with one of {', '.join(Role)}"
@@ -149,7 +158,7 @@ class GatewaySettings(Platform, Metered):
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there; in doubt not."""
+    """Whether only this machine can reach a listener there; False when in doubt."""
     if host.lower() == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
-"""Targets of callbacks: their health, what they are owed, and what operators say of them.
+"""Routes of callback targets: health, backlog, and the settings of operators.
 
-A target is an address as one namespace calls it. URLs do not survive in paths: proxies decode %2F and merge slashes. So they
-stand in the query of a question and in the body of a change. Who is confined to namespaces sees and changes their targets only.
+A target is a URL in a namespace. Proxies decode %2F and merge slashes in paths. So the URL is in
+the query of a GET and in the body of a POST.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import TargetId
 from penstock.errors import NotFound
 from penstock.gateway.openapi import conform
-from penstock.gateway.ownership import LONGEST_NAMESPACE, namespaces_seen, own_target
+from penstock.gateway.paging import page_size, split_page
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import json_of
+from penstock.gateway.tasks import read_json
+from penstock.gateway.views import pick
+from penstock.gateway.visibility import MAX_NAMESPACE_LENGTH, resolve_target, visible_namespaces
 from penstock.http.server import (
-    choice_in_query,
-    number_in_query,
+    choice_parameter,
     refuse_unknown_parameters,
     respond,
-    text_in_query,
+    text_parameter,
 )
 from penstock.postgres import targets
-from penstock.postgres.types import KnownTypes
+from penstock.postgres.types import TypeCache
 
 STATES = ("normal", "abnormal", "disabled")
-PAGE = 50
-# Smaller than pages of tasks: what is held for each is counted.
-LARGEST_PAGE = 100
-LONGEST_URL = 2048
+# Smaller than other pages, since the held callbacks of each target are counted.
+MAX_PAGE_SIZE = 100
+MAX_URL_LENGTH = 2048
 
-_SAME = (
+_COLUMNS = (
     "namespace",
     "url",
     "state",
@@ -53,24 +53,24 @@ _SAME = (
 )
 
 
-class Targets:
+class TargetRoutes:
     """The routes below /targets.
 
     Args:
         settings: limits.
-        pool: of the database.
-        known: which types, and so which namespaces, there are.
+        pool: the database.
+        types: the registered types, which determine the namespaces.
     """
 
     def __init__(
-        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], known: KnownTypes
+        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], types: TypeCache
     ) -> None:
         self._settings = settings
         self._pool = pool
-        self._known = known
+        self._types = types
 
     def routes(self) -> list[web.RouteDef]:
-        """What this class answers."""
+        """The routes of this class."""
         return [
             web.get("/targets", self.find, allow_head=False),
             web.post("/targets/disable", self.disable),
@@ -79,93 +79,92 @@ class Targets:
         ]
 
     async def find(self, request: web.Request) -> web.Response:
-        """GET /targets: in the order of their URLs and then their namespaces, by keyset."""
+        """GET /targets: in the order of URL and namespace."""
         refuse_unknown_parameters(request, "state", "prefix", "url", "namespace", "limit", "cursor")
-        state = choice_in_query(request, "state", "", (*STATES, "")) or None
-        limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
-        url = text_in_query(request, "url", longest=LONGEST_URL)
-        prefix = text_in_query(request, "prefix", longest=LONGEST_URL)
-        asked = text_in_query(request, "namespace", longest=LONGEST_NAMESPACE)
-        namespaces = namespaces_seen(request, asked)
-        after = _after(text_in_query(request, "cursor", longest=LONGEST_URL + 1 + LONGEST_NAMESPACE))
+        state = choice_parameter(request, "state", "", (*STATES, "")) or None
+        size = page_size(request, largest=MAX_PAGE_SIZE)
+        url = text_parameter(request, "url", longest=MAX_URL_LENGTH)
+        prefix = text_parameter(request, "prefix", longest=MAX_URL_LENGTH)
+        namespaces = visible_namespaces(
+            request, text_parameter(request, "namespace", longest=MAX_NAMESPACE_LENGTH)
+        )
+        after = _read_cursor(request)
         if url is not None:
-            found = await targets.get(self._pool, url, namespaces)
+            targets_of_url = await targets.get(self._pool, url, namespaces)
             rows = [
                 row
-                for row in found
+                for row in targets_of_url
                 if state in (None, row["state"])
                 and (after is None or targets.target_in(row)[::-1] > after[::-1])
             ]
         else:
             rows = await targets.find(
-                self._pool, state=state, prefix=prefix, after=after, limit=limit + 1, namespaces=namespaces
+                self._pool, state=state, prefix=prefix, after=after, limit=size + 1, namespaces=namespaces
             )
-        page = rows[:limit]
-        return respond(
-            {
-                "targets": await self._shown(page),
-                "next": _cursor(targets.target_in(page[-1])) if len(rows) > limit else None,
-            }
-        )
+        page, next_cursor = split_page(rows, size, _cursor)
+        return respond({"targets": await self._documents(page), "next": next_cursor})
 
     async def disable(self, request: web.Request) -> web.Response:
-        """POST /targets/disable: also one that nobody has called yet."""
-        raw, target = await self._body(request, "TargetDisable")
+        """POST /targets/disable: the target may be new."""
+        raw, target = await self._read_body(request, "TargetDisable")
         changed = await targets.disable(self._pool, target, raw["why"])
         return await self._answer(target, changed=changed)
 
     async def enable(self, request: web.Request) -> web.Response:
-        """POST /targets/enable: its health begins anew, and what was held is let go."""
-        _raw, target = await self._body(request, "TargetEnable")
+        """POST /targets/enable: resets the health, and requeues held callbacks."""
+        _raw, target = await self._read_body(request, "TargetEnable")
         changed = await targets.enable(self._pool, target)
         return await self._answer(target, changed=changed)
 
     async def limit(self, request: web.Request) -> web.Response:
         """POST /targets/limit."""
-        raw, target = await self._body(request, "TargetLimit")
+        raw, target = await self._read_body(request, "TargetLimit")
         await targets.limit(self._pool, target, raw["rate"])
         return await self._answer(target, changed=True)
 
-    async def _body(self, request: web.Request, schema: str) -> tuple[dict[str, Any], TargetId]:
+    async def _read_body(self, request: web.Request, schema: str) -> tuple[dict[str, Any], TargetId]:
         refuse_unknown_parameters(request)
-        raw: dict[str, Any] = await json_of(request, self._settings.gateway_body_limit_bytes)
+        raw: dict[str, Any] = await read_json(request, self._settings.gateway_body_limit_bytes)
         conform(raw, schema)
-        # A misspelt one would be disabled, and the right one go on being called.
+        # An invalid URL would be a new target, and the intended one would stay as it is.
         subscription.read_one(raw["url"], "/url")
-        return raw, await own_target(request, self._pool, self._known, raw["url"], raw.get("namespace"))
+        return raw, await resolve_target(request, self._pool, self._types, raw["url"], raw.get("namespace"))
 
     async def _answer(self, target: TargetId, *, changed: bool) -> web.Response:
         rows = await targets.get(self._pool, target.url, [target.namespace])
         if not rows:
-            raise NotFound(f"there is no target {target}: nothing was ever sent to it")
-        [shown] = await self._shown(rows)
-        return respond({"changed": changed, "target": shown})
+            raise NotFound(f"there is no target {target}: it has never had a callback")
+        [document] = await self._documents(rows)
+        return respond({"changed": changed, "target": document})
 
-    async def _shown(self, rows: Sequence[asyncpg.Record]) -> list[dict[str, Any]]:
-        shown = [targets.target_in(row) for row in rows]
-        backlog = await targets.backlog(self._pool, shown) if rows else {}
+    async def _documents(self, rows: Sequence[asyncpg.Record]) -> list[dict[str, Any]]:
+        ids = [targets.target_in(row) for row in rows]
+        backlog = await targets.backlog(self._pool, ids) if rows else {}
         return [
             {
-                **{name: row[name] for name in _SAME},
-                "attempts": [_attempt(one) for one in orjson.loads(row["attempts"])],
+                **pick(row, _COLUMNS),
+                "attempts": [_attempt(raw) for raw in orjson.loads(row["attempts"])],
                 "backlog": backlog[target],
             }
-            for row, target in zip(rows, shown, strict=True)
+            for row, target in zip(rows, ids, strict=True)
         ]
 
 
-def _cursor(last: TargetId) -> str:
-    """A place between two targets: the URL, and behind a blank, which no URL has, the namespace unless it is the default one.
+def _cursor(row: asyncpg.Record) -> str:
+    """The URL, and after a space the namespace, unless it is the default one.
 
-    So a page of a gateway that knows no namespaces is followed by the right one, and the other way round.
+    A cursor without a namespace is the form of gateways before namespaces, which may run at the
+    same time.
     """
+    last = targets.target_in(row)
     return last.url if last.namespace == DEFAULT_NAMESPACE else f"{last.url} {last.namespace}"
 
 
-def _after(cursor: str | None) -> TargetId | None:
+def _read_cursor(request: web.Request) -> TargetId | None:
+    cursor = text_parameter(request, "cursor", longest=MAX_URL_LENGTH + 1 + MAX_NAMESPACE_LENGTH)
     if cursor is None:
         return None
-    url, _blank, namespace = cursor.partition(" ")
+    url, _space, namespace = cursor.partition(" ")
     return TargetId(namespace or DEFAULT_NAMESPACE, url)
 
 

@@ -1,4 +1,4 @@
-"""Tasks: submitting, reading and cancelling them."""
+"""Routes of tasks: submitting, reading and cancelling."""
 
 from __future__ import annotations
 
@@ -27,76 +27,73 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.gateway import views
-from penstock.gateway.access import among, grant_of
-from penstock.gateway.batcher import Batcher
+from penstock.gateway.access import grant_of, visible_types
+from penstock.gateway.batcher import SubmissionBatcher
 from penstock.gateway.broker import Broker
-from penstock.gateway.door import Door
 from penstock.gateway.openapi import conform
-from penstock.gateway.ownership import no_task, own, require_own
+from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.submission_limiter import SubmissionLimiter
+from penstock.gateway.visibility import require_visible, task_not_found, visible_ids
 from penstock.http.problems import BadParameter, Faults
 from penstock.http.server import (
-    LARGEST_ID,
-    body_of,
-    choice_in_query,
-    number_in_query,
+    MAX_ID,
+    choice_parameter,
+    read_body,
     refuse_unknown_parameters,
     respond,
-    text_in_query,
+    text_parameter,
 )
 from penstock.objects import ObjectStore
 from penstock.postgres import advance, tasks
-from penstock.postgres.types import KnownTypes
-
-PAGE = 50
-LARGEST_PAGE = 500
+from penstock.postgres.types import TypeCache
 
 
-async def json_of(request: web.Request, limit_bytes: int) -> Any:
+async def read_json(request: web.Request, limit_bytes: int) -> Any:
     """The JSON value of a request's body.
 
     Raises:
-        Malformed: not UTF-8, or not JSON.
-        TooLarge: longer than the limit.
+        Malformed: the body is not JSON in UTF-8.
+        TooLarge: the body is longer than the limit.
     """
-    data = await body_of(request, limit_bytes)
+    data = await read_body(request, limit_bytes)
     try:
         return parse(data, exact=True)
     except InvalidRecord as error:
         raise Malformed(error.reason) from error
 
 
-class Tasks:
+class TaskRoutes:
     """The routes below /tasks.
 
     Args:
         settings: limits.
-        pool: of the database.
-        types: which types there are.
-        objects: for contexts above the inline limit.
-        broker: publishes what cancelling owes.
-        door: lets submissions in while PostgreSQL keeps up.
+        pool: the database.
+        types: the registered types.
+        objects: stores contexts above the inline limit.
+        broker: publishes the outbox entries of cancellations.
+        limiter: limits submissions while PostgreSQL is behind.
     """
 
     def __init__(
         self,
         settings: GatewaySettings,
         pool: asyncpg.Pool[asyncpg.Record],
-        types: KnownTypes,
+        types: TypeCache,
         objects: ObjectStore,
         broker: Broker,
-        door: Door,
+        limiter: SubmissionLimiter,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._types = types
         self._objects = objects
         self._broker = broker
-        self._door = door
-        self._batcher = Batcher(pool, settings.gateway_submit_wait_s)
+        self._limiter = limiter
+        self._batcher = SubmissionBatcher(pool, settings.gateway_submit_wait_s)
 
     def routes(self) -> list[web.RouteDef]:
-        """What this class answers."""
+        """The routes of this class."""
         return [
             web.post("/tasks", self.submit),
             web.get("/tasks", self.find, allow_head=False),
@@ -107,22 +104,22 @@ class Tasks:
         ]
 
     async def submit(self, request: web.Request) -> web.Response:
-        """POST /tasks: one object is one task, an array a batch that is inserted whole or not at all."""
+        """POST /tasks: an object is one task; an array is a batch, inserted whole or not at all."""
         refuse_unknown_parameters(request)
-        self._door.require_open()
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        self._limiter.require_room()
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         rows = len(raw) if isinstance(raw, list) else 1
-        # The body is kept by the request: this is its length, and no second reading.
-        with self._door.place(rows, len(await request.read())):
-            given = request.headers.get(tracing.TRACEPARENT)
-            with tracing.span("submit", given, kind="server", root=True, tasks=rows) as span:
+        # The request caches its body, so this does not read it again.
+        with self._limiter.reserve(rows, len(await request.read())):
+            parent = request.headers.get(tracing.TRACEPARENT)
+            with tracing.span("submit", parent, kind="server", root=True, tasks=rows) as span:
                 return await self._submit(raw, grant_of(request), span.traceparent if span else None)
 
     async def _submit(self, raw: Any, grant: Grant, traceparent: str | None) -> web.Response:
         if isinstance(raw, list):
             submitted = await self._insert(await self._read_batch(raw, grant), traceparent)
-            status = 201 if any(one.created for one in submitted) else 200
-            return respond({"tasks": [{"id": s.id, "created": s.created} for s in submitted]}, status)
+            status = 201 if any(task.created for task in submitted) else 200
+            return respond({"tasks": [{"id": t.id, "created": t.created} for t in submitted]}, status)
         [task] = await self._insert(await self._read([("", raw)], grant), traceparent)
         return respond(
             {"id": task.id, "created": task.created},
@@ -135,156 +132,166 @@ class Tasks:
         if not raw:
             raise InvalidRecord("a batch needs at least one task")
         if len(raw) > limit:
-            raise TooLarge(f"{len(raw):,} tasks in one batch; {limit:,} is the limit: send several")
-        return await self._read([(f"/{index}", one) for index, one in enumerate(raw)], grant)
+            raise TooLarge(
+                f"{len(raw):,} tasks in one batch, and {limit:,} are allowed: send several batches"
+            )
+        return await self._read([(f"/{index}", entry) for index, entry in enumerate(raw)], grant)
 
     async def _read(self, entries: list[tuple[str, Any]], grant: Grant) -> list[Submission]:
-        found: list[Submission] = []
+        submissions: list[Submission] = []
         faults: list[Invalid] = []
         for base, raw in entries:
             try:
-                found.append(Submission.from_wire(raw))
+                submissions.append(Submission.from_wire(raw))
             except Invalid as error:
-                # Reading stops at the first fault; whoever mends the body wants to know of all.
-                found_here: Sequence[Invalid] = problems(raw, "submitted") or [error]
-                faults += [_below(base, fault) for fault in found_here]
+                # `from_wire` stops at the first fault; the answer has all.
+                entry_faults: Sequence[Invalid] = problems(raw, "submitted") or [error]
+                faults += [_with_base(base, fault) for fault in entry_faults]
         if not faults:
-            await self._know({submission.type for submission in found})
+            await self._load_types({submission.type for submission in submissions})
             faults = [
                 UnknownType(
                     f"no task type {submission.type!r} is registered: register it with POST /types",
                     pointer=f"{base}/type",
                 )
-                for (base, _), submission in zip(entries, found, strict=True)
+                for (base, _), submission in zip(entries, submissions, strict=True)
                 if self._types.get(submission.type) is None or not grant.covers(submission.type)
             ]
         if faults:
             raise faults[0] if len(faults) == 1 else Faults(faults)
-        return found
+        return submissions
 
-    async def _know(self, names: set[str]) -> None:
+    async def _load_types(self, names: set[str]) -> None:
         wait_s = self._settings.gateway_submit_wait_s
         try:
             async with asyncio.timeout(wait_s):
                 await self._types.require(names)
         except TimeoutError as error:
-            raise Throttled(f"PostgreSQL is behind: no types within {wait_s:g} s") from error
+            raise Throttled(
+                f"PostgreSQL is behind: the types could not be read within {wait_s:g} s"
+            ) from error
 
     async def _insert(self, submissions: list[Submission], traceparent: str | None) -> list[tasks.Submitted]:
         if traceparent is not None:
-            submissions = [dataclasses.replace(one, traceparent=traceparent) for one in submissions]
-        return await self._batcher.submit([await self._checked_in(submission) for submission in submissions])
+            submissions = [
+                dataclasses.replace(submission, traceparent=traceparent) for submission in submissions
+            ]
+        return await self._batcher.submit(
+            [await self._store_context(submission) for submission in submissions]
+        )
 
-    async def _checked_in(self, submission: Submission) -> Submission:
+    async def _store_context(self, submission: Submission) -> Submission:
         if submission.context.size <= INLINE_LIMIT_BYTES:
             return submission
-        # Before the row: a reference in PostgreSQL always has its object.
+        # Before the row, so that each reference in PostgreSQL has its object.
         context = await self._objects.check_in(submission.context)
         return dataclasses.replace(submission, context=context)
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /tasks/{id}."""
         refuse_unknown_parameters(request, "context")
-        resolve = choice_in_query(request, "context", "value", ("value", "ref")) == "value"
+        resolve = choice_parameter(request, "context", "value", ("value", "ref")) == "value"
         row = await tasks.get(self._pool, id_of(request))
         if not grant_of(request).covers(row["type"]):
-            raise no_task(row["id"])
+            raise task_not_found(row["id"])
         return respond(await views.detail(row, self._objects if resolve else None))
 
     async def find(self, request: web.Request) -> web.Response:
-        """GET /tasks: newest first, by keyset, so that pages hold still while tasks come in."""
+        """GET /tasks: the newest first."""
         refuse_unknown_parameters(
             request, "type", "state", "stage", "key", "label", "idempotency_key", "limit", "cursor"
         )
-        limit = number_in_query(request, "limit", PAGE, low=1, high=LARGEST_PAGE)
-        before = number_in_query(request, "cursor", 0, low=1, high=LARGEST_ID)
+        size = page_size(request)
         rows = await tasks.find(
             self._pool,
-            type_name=text_in_query(request, "type"),
-            states=_states_in(request),
-            stage=text_in_query(request, "stage"),
-            labels=_labels_in(request),
-            idempotency_key=text_in_query(request, "idempotency_key"),
-            key=text_in_query(request, "key"),
-            before=before or None,
-            limit=limit + 1,
-            among=among(request),
+            type_name=text_parameter(request, "type"),
+            states=_read_states(request),
+            stage=text_parameter(request, "stage"),
+            labels=_read_labels(request),
+            idempotency_key=text_parameter(request, "idempotency_key"),
+            concurrency_key=text_parameter(request, "key"),
+            before_id=id_cursor(request),
+            limit=size + 1,
+            visible_types=visible_types(request),
         )
-        more = len(rows) > limit
-        page = rows[:limit]
-        return respond(
-            {
-                "tasks": [views.summary(dict(row)) for row in page],
-                "next": str(page[-1]["id"]) if more else None,
-            }
-        )
+        page, next_cursor = split_page(rows, size, lambda row: str(row["id"]))
+        return respond({"tasks": [views.summary(dict(row)) for row in page], "next": next_cursor})
 
     async def states(self, request: web.Request) -> web.Response:
-        """POST /tasks/states: how many of some tasks are in which state."""
-        ids = await own(request, self._pool, await self._ids(request))
+        """POST /tasks/states: the number of tasks in each state, of the given ids."""
+        ids = await visible_ids(request, self._pool, await self._read_ids(request))
         return respond({"states": await tasks.states_of(self._pool, ids)})
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /tasks/{id}/cancel."""
         task_id = id_of(request)
-        await require_own(request, self._pool, task_id)
-        cancelled, owed = await advance.cancel(self._pool, [task_id], source=self._settings.event_source)
-        self._broker.owe(owed)
+        await require_visible(request, self._pool, task_id)
+        cancelled, outbox_entry = await advance.cancel(
+            self._pool, [task_id], source=self._settings.event_source
+        )
+        self._broker.enqueue(outbox_entry)
         if not cancelled:
             state = (await tasks.get(self._pool, task_id))["state"]
             if state != State.CANCELLED:
-                raise Conflict(f"task {task_id} has already {_ended(state)}: it can no longer be cancelled")
+                raise Conflict(
+                    f"task {task_id} has already {_participle(state)}: it can no longer be cancelled"
+                )
         return respond({"id": task_id, "state": State.CANCELLED, "cancelled": bool(cancelled)})
 
     async def cancel_many(self, request: web.Request) -> web.Response:
-        """POST /tasks/cancel: those that are not final; tells which others had ended and which are no task's."""
-        ids = await self._ids(request)
-        visible = await own(request, self._pool, ids)
-        cancelled, owed = await advance.cancel(self._pool, visible, source=self._settings.event_source)
-        self._broker.owe(owed)
-        done = set(cancelled)
-        left = set(ids) - done
-        ended = await tasks.known(self._pool, left & set(visible)) if left else set()
+        """POST /tasks/cancel: answers which ids were cancelled, final or unknown."""
+        ids = await self._read_ids(request)
+        visible = await visible_ids(request, self._pool, ids)
+        cancelled, outbox_entry = await advance.cancel(
+            self._pool, visible, source=self._settings.event_source
+        )
+        self._broker.enqueue(outbox_entry)
+        remaining = set(ids) - set(cancelled)
+        ended = await tasks.existing_ids(self._pool, remaining & set(visible)) if remaining else set()
         return respond(
-            {"cancelled": sorted(done), "unchanged": sorted(ended), "unknown": sorted(left - ended)}
+            {
+                "cancelled": sorted(set(cancelled)),
+                "unchanged": sorted(ended),
+                "unknown": sorted(remaining - ended),
+            }
         )
 
-    async def _ids(self, request: web.Request) -> list[int]:
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+    async def _read_ids(self, request: web.Request) -> list[int]:
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         conform(raw, "Ids")
-        # JSON Schema counts 81.0 among the integers.
-        return [int(one) for one in raw["ids"]]
+        # To JSON Schema 81.0 is an integer.
+        return [int(task_id) for task_id in raw["ids"]]
 
 
-def _below(base: str, fault: Invalid) -> Invalid:
+def _with_base(base: str, fault: Invalid) -> Invalid:
     return type(fault)(fault.reason, pointer=base + fault.pointer)
 
 
 def id_of(request: web.Request) -> int:
-    """The task id in a request's path.
+    """The task id in the path of a request.
 
     Raises:
-        NotFound: no id is as large.
+        NotFound: it is larger than any id.
     """
     text = request.match_info["id"]
-    if len(text) > 19 or int(text) > LARGEST_ID:
+    if len(text) > 19 or int(text) > MAX_ID:
         raise NotFound(f"there is no task {text[:40]}")
     return int(text)
 
 
-def _ended(state: str) -> str:
+def _participle(state: str) -> str:
     return {"quarantined": "been quarantined"}.get(state, state)
 
 
-def _states_in(request: web.Request) -> list[str]:
-    states = [word for text in request.query.getall("state", []) for word in text.split(",")]
-    for word in states:
-        if word not in frozenset(State):
-            raise BadParameter(f"must be among: {', '.join(State)}", parameter="state")
+def _read_states(request: web.Request) -> list[str]:
+    states = [state for text in request.query.getall("state", []) for state in text.split(",")]
+    for state in states:
+        if state not in frozenset(State):
+            raise BadParameter(f"must be of: {', '.join(State)}", parameter="state")
     return states
 
 
-def _labels_in(request: web.Request) -> dict[str, str]:
+def _read_labels(request: web.Request) -> dict[str, str]:
     labels = {}
     for text in request.query.getall("label", []):
         name, colon, value = text.partition(":")

@@ -1,4 +1,4 @@
-"""Task types: registering and reading them, and the copy kept fresh by notification."""
+"""Routes of task types, and the refresh of their cache by notification."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavaila
 from penstock.gateway.access import grant_of
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import json_of
+from penstock.gateway.tasks import read_json
 from penstock.http.server import respond
 from penstock.postgres import types
 from penstock.postgres.session import Session, open_session
-from penstock.postgres.types import CHANNEL, KnownTypes, TaskType
+from penstock.postgres.types import CHANNEL, TaskType, TypeCache
 
 log = logging.getLogger(__name__)
 
-LISTEN_AGAIN_S = 1.0
-# How often the session that listens is asked whether its server still takes writes.
-ASK_AGAIN_S = 30.0
+LISTEN_RETRY_S = 1.0
+# How often the listening session checks that its server still accepts writes.
+WRITABLE_CHECK_S = 30.0
 
-_WHOLE = (
+_INTEGER_FIELDS = (
     "partitions",
     "lease_ms",
     "max_attempts",
@@ -37,30 +37,29 @@ _WHOLE = (
     "max_in_flight",
     "max_per_key",
 )
-# What whoever operates may change: whether and how fast its tasks are released.
-OPERATED = frozenset({"paused", "max_in_flight", "starts_per_s", "max_per_key"})
-# What makes it another type.
-_FIXED = ("name", "partitions")
+# Fields that an operator may change: whether and how fast tasks are released.
+OPERATOR_FIELDS = frozenset({"paused", "max_in_flight", "starts_per_s", "max_per_key"})
+_IMMUTABLE_FIELDS = ("name", "partitions")
 
 
-class Types:
+class TypeRoutes:
     """The routes below /types.
 
     Args:
         settings: limits.
-        pool: of the database.
-        known: the copy by which submissions are checked.
+        pool: the database.
+        cache: the cache that submissions are checked by.
     """
 
     def __init__(
-        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], known: KnownTypes
+        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], cache: TypeCache
     ) -> None:
         self._settings = settings
         self._pool = pool
-        self._known = known
+        self._cache = cache
 
     def routes(self) -> list[web.RouteDef]:
-        """What this class answers."""
+        """The routes of this class."""
         return [
             web.post("/types", self.register),
             web.get("/types", self.find, allow_head=False),
@@ -70,45 +69,45 @@ class Types:
         ]
 
     async def register(self, request: web.Request) -> web.Response:
-        """POST /types: a new type, or new settings for an old one."""
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
-        wanted = _read(raw)
-        _require_namespace(request, wanted.name)
-        found, created = await types.register(self._pool, wanted)
-        # The notification comes too, but perhaps after this client's next request.
-        self._known.outdated()
-        return respond(found.shown(), 201 if created else 200, {"Location": f"/types/{found.name}"})
+        """POST /types: registers a type, or changes its settings."""
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        settings = _read(raw)
+        _require_namespace(request, settings.name)
+        task_type, created = await types.register(self._pool, settings)
+        # The notification may arrive after this client's next request.
+        self._cache.mark_outdated()
+        return respond(task_type.masked(), 201 if created else 200, {"Location": f"/types/{task_type.name}"})
 
     async def change(self, request: web.Request) -> web.Response:
-        """PATCH /types/{name}: what is left out stays as it is."""
+        """PATCH /types/{name}: fields that the body lacks stay as they are."""
         name = request.match_info["name"]
         _require_visible(request, name)
-        raw = await json_of(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         conform_change(raw, "TaskTypeChange")
-        fixed = next((name for name in _FIXED if name in raw), None)
-        if fixed is not None:
-            raise InvalidRecord(f"the {fixed} of a type cannot be changed", pointer=f"/{fixed}")
-        beyond = ", ".join(sorted(set(raw) - OPERATED))
-        if beyond and not grant_of(request).allows(Action.CONFIGURE):
-            raise Forbidden(f"to change {beyond} takes a role that may {Action.CONFIGURE}")
-        found = await types.change(self._pool, name, lambda known: _read({**known.to_wire(), **raw}))
-        self._known.outdated()
-        return respond(found.shown())
+        immutable = next((field for field in _IMMUTABLE_FIELDS if field in raw), None)
+        if immutable is not None:
+            raise InvalidRecord(f"the {immutable} of a type cannot be changed", pointer=f"/{immutable}")
+        admin_fields = ", ".join(sorted(set(raw) - OPERATOR_FIELDS))
+        if admin_fields and not grant_of(request).allows(Action.CONFIGURE):
+            raise Forbidden(f"a change of {admin_fields} needs a role that may {Action.CONFIGURE}")
+        task_type = await types.change(self._pool, name, lambda current: _read({**current.to_wire(), **raw}))
+        self._cache.mark_outdated()
+        return respond(task_type.masked())
 
     async def find(self, request: web.Request) -> web.Response:
         """GET /types."""
         covers = grant_of(request).covers
-        found = await types.all_types(self._pool)
-        return respond({"types": [one.shown() for one in found.values() if covers(one.name)]})
+        task_types = await types.all_types(self._pool)
+        return respond({"types": [t.masked() for t in task_types.values() if covers(t.name)]})
 
     async def owners(self, request: web.Request) -> web.Response:
-        """GET /owners."""
+        """GET /owners: the task-sync process that releases each type."""
         covers = grant_of(request).covers
-        found = await types.owners(self._pool)
+        owners = await types.owners(self._pool)
         return respond(
             {
                 "owners": [
-                    {"type": name, "process": process} for name, process in found.items() if covers(name)
+                    {"type": name, "process": process} for name, process in owners.items() if covers(name)
                 ]
             }
         )
@@ -117,20 +116,20 @@ class Types:
         """GET /types/{name}."""
         name = request.match_info["name"]
         _require_visible(request, name)
-        found = (await types.all_types(self._pool)).get(name)
-        if found is None:
+        task_type = (await types.all_types(self._pool)).get(name)
+        if task_type is None:
             raise NotFound(f"there is no task type {name!r}")
-        return respond(found.shown())
+        return respond(task_type.masked())
 
 
 def _require_namespace(request: web.Request, name: str) -> None:
     grant = grant_of(request)
     if not grant.covers(name):
         assert grant.namespaces is not None
-        where = ", ".join(sorted(grant.namespaces)) or "no namespace"
+        allowed = ", ".join(sorted(grant.namespaces)) or "no namespace"
         raise Forbidden(
-            f"{name} would be in the namespace {namespace_of(name)}, and you may register types in {where}: "
-            "what stands before the first -- of a type's name is its namespace"
+            f"{name} would be in the namespace {namespace_of(name)}, and you may register types in {allowed}: "
+            "the namespace of a type is the part of its name before the first --"
         )
 
 
@@ -141,31 +140,34 @@ def _require_visible(request: web.Request, name: str) -> None:
 
 def _read(raw: Any) -> TaskType:
     conform(raw, "task-type")
-    # JSON Schema counts 8.0 among the integers.
+    # To JSON Schema 8.0 is an integer.
     return TaskType.from_wire(
-        {**raw, **{name: int(raw[name]) for name in _WHOLE if raw.get(name) is not None}}
+        {**raw, **{name: int(raw[name]) for name in _INTEGER_FIELDS if raw.get(name) is not None}}
     )
 
 
 async def _until_lost(session: Session) -> None:
-    # A server that is demoted without ending its connections says so only to who asks it something.
+    # A server that was demoted may keep its connections; only a query shows that it is read-only.
     while not session.lost.is_set():
         try:
-            await asyncio.wait_for(session.lost.wait(), ASK_AGAIN_S)
+            await asyncio.wait_for(session.lost.wait(), WRITABLE_CHECK_S)
         except TimeoutError:
             await session.fetch("history.now")
             session.ensure()
 
 
-async def keep_fresh(settings: GatewaySettings, known: KnownTypes) -> None:
-    """Marks the copy outdated whenever a type changes, until cancelled."""
+async def keep_fresh(settings: GatewaySettings, cache: TypeCache) -> None:
+    """Marks the cache outdated whenever a type changes, until cancelled."""
     while True:
         try:
             async with open_session(settings.sessions, "gateway types") as session:
-                await session.listen(CHANNEL, lambda _name: known.outdated())
-                # What changed while nobody listened.
-                known.outdated()
+                await session.listen(CHANNEL, lambda _name: cache.mark_outdated())
+                # A type may have changed before the session listened.
+                cache.mark_outdated()
                 await _until_lost(session)
         except (PostgresUnavailable, SessionLost) as error:
-            log.warning("not listening for changes of types: %s", error)
-        await asyncio.sleep(LISTEN_AGAIN_S)
+            log.warning(
+                "The gateway does not receive changes of types; trying again",
+                extra={"event": "type_listener_lost", "error": error},
+            )
+        await asyncio.sleep(LISTEN_RETRY_S)

@@ -1,9 +1,11 @@
-"""Rows of PostgreSQL as the documents of the API."""
+"""Converts rows of PostgreSQL to documents of the API."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import asyncpg
 
 from penstock.contracts.context import Context
 from penstock.errors import CorruptObject
@@ -12,18 +14,23 @@ from penstock.postgres import documents
 from penstock.postgres.documents import summary
 from penstock.postgres.tasks import context_of
 
-__all__ = ["detail", "summary"]
+__all__ = ["detail", "pick", "summary"]
+
+
+def pick(row: Mapping[str, Any] | asyncpg.Record, columns: Sequence[str]) -> dict[str, Any]:
+    """The columns of a row that a document has under the same names."""
+    return {name: row[name] for name in columns}
 
 
 async def detail(row: Mapping[str, Any], objects: ObjectStore | None) -> dict[str, Any]:
     """A task with its context, result, attempts and callbacks.
 
     Args:
-        row: as `penstock.postgres.tasks.get` returns it.
+        row: a row of `penstock.postgres.tasks.get`.
         objects: resolves large contexts; None leaves the references.
 
     Raises:
-        ObjectsUnavailable: the object store does not answer.
+        ObjectsUnavailable: the object store is unavailable.
     """
     document = documents.detail(row)
     if objects is not None:
@@ -38,8 +45,8 @@ async def detail(row: Mapping[str, Any], objects: ObjectStore | None) -> dict[st
 
 async def _resolved(context: Context, name: str, objects: ObjectStore) -> dict[str, Any]:
     try:
-        shown = (await objects.check_out(context)).to_wire(name)
+        document = (await objects.check_out(context)).to_wire(name)
     except CorruptObject as error:
-        # The task itself can still be looked at.
+        # The rest of the task is still shown.
         return {f"{name}_error": str(error)}
-    return {name: shown[name]}
+    return {name: document[name]}

@@ -8,18 +8,18 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from penstock import process
-from penstock.core.acknowledgement import Partition
-from penstock.heartbeats.bereavement import Bereavement
-from penstock.heartbeats.handlers import Watch
-from penstock.heartbeats.reading import Reading
-from penstock.heartbeats.recount import Recount
+from penstock.core.offset_tracker import Partition
+from penstock.heartbeats.group_eviction import GroupEviction
+from penstock.heartbeats.lease_tracker import LeaseTracker
+from penstock.heartbeats.read_watermark import WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.heartbeats.unwatched import UnwatchedAttempts
 from penstock.kafka import health as kafka_health
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import HEARTBEATS
-from penstock.metrics.processing import of_processor
+from penstock.metrics.processing import processor_samples
 from penstock.metrics.serving import serving
 from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
@@ -29,22 +29,22 @@ NAME = "heartbeats"
 
 
 def create_app(settings: HeartbeatsSettings) -> process.Service:
-    """The service: one processor and the watch over its leases; neither goes on without the other."""
+    """The service: a processor, a lease tracker and a publisher; when one fails all end."""
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
             producer = await stack.enter_async_context(running(make_producer(settings)))
-            publisher = Publisher(producer, settings, partial(outbox.paid, pool))
+            publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))
 
             async def take(delivery: Delivery) -> None:
-                await watch.take(delivery)
+                await leases.take(delivery)
 
             async def assigned(partitions: frozenset[Partition]) -> None:
-                await watch.assigned(frozenset(number for _topic, number in partitions))
+                await leases.assigned(frozenset(number for _topic, number in partitions))
 
             async def revoked(partitions: frozenset[Partition]) -> None:
-                watch.revoked(frozenset(number for _topic, number in partitions))
+                leases.revoked(frozenset(number for _topic, number in partitions))
 
             processor = Processor(
                 settings,
@@ -54,17 +54,21 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 on_revoked=revoked,
                 linger_s=settings.linger_s,
             )
-            reading = Reading(processor.ends, processor.expected)
-            lost = Bereavement(settings).lost
-            clock = asyncio.get_running_loop().time
-            watch = Watch(
-                settings, pool, publisher, reading, Recount(settings, pool).look, lost, clock, random.random
+            leases = LeaseTracker(
+                settings,
+                pool,
+                publisher,
+                WatermarkReader(processor.ends, processor.expected),
+                UnwatchedAttempts(settings, pool).find,
+                GroupEviction(settings).evict,
+                asyncio.get_running_loop().time,
+                random.random,
             )
             await stack.enter_async_context(
                 serving(
                     settings,
                     NAME,
-                    lambda: [*of_processor(processor.figures), *watch.samples()],
+                    lambda: [*processor_samples(processor.metrics), *leases.samples()],
                     {
                         "postgres": partial(postgres_health.probe, pool),
                         "kafka": partial(kafka_health.probe, producer, settings.kafka),
@@ -72,7 +76,7 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                     },
                 )
             )
-            await process.leading(processor.run(stopping, ready), watch.run(), publisher.run())
+            await process.run_with_background(processor.run(stopping, ready), leases.run(), publisher.run())
             await publisher.drain()
 
     return service

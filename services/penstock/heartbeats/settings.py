@@ -7,40 +7,44 @@ from dataclasses import dataclass
 from penstock.kafka.processor import ProcessorSettings
 from penstock.settings import Metered, Platform, option
 
-MOST_TICK_S = 30.0
+MAX_TICK_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeartbeatsSettings(ProcessorSettings, Platform, Metered):
-    """See `Platform`, `ProcessorSettings` and `Metered` for what it shares with others."""
+    """The settings of heartbeats only; the base classes have the shared ones."""
 
-    settle_s: float = option(0.5, "Seconds a claim may live in memory only before it is written as running.")
+    settle_s: float = option(
+        0.5, "Seconds that a claim stays in memory before its task is written as running."
+    )
     tick_s: float = option(
-        1.0, "Seconds between looks for expired leases: an expiry is late by at most this."
+        1.0, "Seconds between checks for expired leases; an expiry is late by at most this."
     )
 
     linger_s: float = option(
         0.1,
-        "Seconds claims and beats may wait to be read together: at a low rate one by one costs four times the CPU.",
+        "Seconds that Kafka may delay claims and beats to return more at once, which saves CPU at low rates.",
     )
 
     recount_s: float = option(
         60.0,
-        "Seconds between looks for running tasks that nobody watches (their result never took effect): each gets a lease.",
+        "Seconds between checks for running tasks without a watched lease; each of them gets a new lease.",
     )
 
     def validate(self) -> list[str]:
-        """A claim is held back, unacknowledged, while it settles: that must stay far below a stall."""
+        """A claim stays unacknowledged for settle_s, which must be far below the stall timeout."""
         problems = super().validate()
         if not 0 < self.settle_s < self.stall_timeout_s / 3:
             problems.append(
                 f"settle_s={self.settle_s} must be above 0 and below a third of stall_timeout_s={self.stall_timeout_s}"
             )
         if not 0 <= self.linger_s <= 1:
-            problems.append(f"linger_s={self.linger_s} must be from 0 to 1: leases wait for what is not read")
-        if not 0 < self.tick_s <= MOST_TICK_S:
             problems.append(
-                f"tick_s={self.tick_s} must be above 0 and at most {MOST_TICK_S:g}, a tenth of the lease that types have "
+                f"linger_s={self.linger_s} must be from 0 to 1: heartbeats are read later by as much"
+            )
+        if not 0 < self.tick_s <= MAX_TICK_S:
+            problems.append(
+                f"tick_s={self.tick_s} must be above 0 and at most {MAX_TICK_S:g}, a tenth of the lease that types have "
                 "by default: an expiry is late by as much"
             )
         if self.recount_s <= 0:

@@ -1,1 +1,1 @@
-"""HTTP, by aiohttp: problem+json (RFC 9457) in both directions, and request bodies and queries with precise errors."""
+"""HTTP adapters on aiohttp: problem documents (RFC 9457), request bodies, query parameters."""

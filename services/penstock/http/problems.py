@@ -1,8 +1,9 @@
-"""Problems (RFC 9457): our errors as `application/problem+json`, and back.
+"""Problem documents (RFC 9457): converts errors to `application/problem+json` and back.
 
-Beside the standard's type, title, status, detail and instance a problem may carry `errors`, one entry for
-each thing at fault: `detail` with a JSON Pointer into the body (`pointer`) or the name of a query parameter
-(`parameter`). Both ends use this module, so that a client raises what the gateway raised.
+A problem has the standard members type, title, status, detail and instance. It may also have
+`errors`, with one entry for each fault: `detail`, and either a JSON Pointer into the body
+(`pointer`) or the name of a query parameter (`parameter`). Gateway and client both use this module,
+so that the client raises the error that the gateway raised.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from penstock.errors import (
 
 CONTENT_TYPE = "application/problem+json"
 
-# A batch may be wrong in every entry; nobody reads more than this.
-ERRORS_SHOWN = 100
+# Bounds the document of a batch in which every entry is invalid.
+MAX_ERRORS_SHOWN = 100
 
 
 class BadParameter(Invalid):
-    """A query parameter is wrong.
+    """A query parameter is invalid.
 
     Attributes:
         parameter: its name.
@@ -50,10 +51,10 @@ class BadParameter(Invalid):
 
 
 class Faults(Invalid):
-    """Several things are wrong with one body.
+    """One body has several faults.
 
     Attributes:
-        faults: each of them, in the order of the body.
+        faults: the faults, in the order of the body.
     """
 
     def __init__(self, faults: Sequence[Invalid]) -> None:
@@ -64,15 +65,15 @@ class Faults(Invalid):
 
 
 def relocated(error: Invalid, move: Callable[[str], str]) -> Invalid:
-    """The same error with its pointers, and those of all its faults, changed by `move`."""
+    """A copy of an error in which `move` has changed its pointer and those of its faults."""
     if isinstance(error, Faults):
         return Faults([relocated(fault, move) for fault in error.faults])
     return type(error)(error.reason, pointer=move(error.pointer))
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of problem: a row of the table in the documentation."""
+class ProblemKind:
+    """One kind of problem, with its URI, status and title."""
 
     name: str
     status: int
@@ -85,33 +86,33 @@ class Kind:
         return f"urn:penstock:problem:{self.name}"
 
 
-# The first row whose class fits decides, so subclasses stand before their bases.
+# The first entry whose class matches applies, so subclasses come before their bases.
 KINDS = (
-    Kind("malformed", 400, "The body cannot be read", Malformed),
-    Kind("unknown-type", 422, "No such task type", UnknownType),
-    Kind("too-large", 413, "Larger than the limit", TooLarge),
-    Kind("corrupt-object", 500, "A stored object is not what it was", CorruptObject),
-    Kind("invalid", 422, "The request breaks its contract", Invalid),
-    Kind("unauthenticated", 401, "Not known here", Unauthenticated),
-    Kind("forbidden", 403, "Not allowed", Forbidden),
-    Kind("not-found", 404, "Nothing there", NotFound),
-    Kind("conflict", 409, "Not possible in this state", Conflict),
-    Kind("throttled", 429, "Too much at once", Throttled),
-    Kind("unavailable", 503, "Try again in a moment", Unavailable),
+    ProblemKind("malformed", 400, "The body cannot be read", Malformed),
+    ProblemKind("unknown-type", 422, "No such task type", UnknownType),
+    ProblemKind("too-large", 413, "Larger than the limit", TooLarge),
+    ProblemKind("corrupt-object", 500, "A stored object is corrupt", CorruptObject),
+    ProblemKind("invalid", 422, "The request breaks its contract", Invalid),
+    ProblemKind("unauthenticated", 401, "Not authenticated", Unauthenticated),
+    ProblemKind("forbidden", 403, "Not allowed", Forbidden),
+    ProblemKind("not-found", 404, "Not found", NotFound),
+    ProblemKind("conflict", 409, "Not possible in this state", Conflict),
+    ProblemKind("throttled", 429, "Too many requests", Throttled),
+    ProblemKind("unavailable", 503, "Try again in a moment", Unavailable),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What went wrong, as it travels.
+    """A problem document.
 
     Attributes:
-        type: URI of the kind of problem; "about:blank" when the status says it all.
-        title: the same for every problem of this type.
+        type: URI of the kind; "about:blank" for a problem that only its status describes.
+        title: one sentence that all problems of a kind share.
         status: HTTP status.
-        detail: one sentence about this very occurrence.
-        instance: what it is about: the request's path, or an id to be found in the log.
-        errors: each thing at fault.
+        detail: one sentence about this occurrence.
+        instance: the path of the request, or the id of an entry in the log.
+        errors: one entry for each fault.
     """
 
     type: str
@@ -137,7 +138,7 @@ class Problem:
 
 
 def problem_of(error: PenstockError, instance: str) -> Problem | None:
-    """The problem that tells of an error; None when it is nothing a client should hear of."""
+    """The problem of an error; None when clients must not see the error."""
     for kind in KINDS:
         if isinstance(error, kind.error):
             detail = error.reason if isinstance(error, Invalid) else str(error)
@@ -154,7 +155,7 @@ def problem_of(error: PenstockError, instance: str) -> Problem | None:
 
 def _entries(error: PenstockError) -> list[dict[str, str]]:
     if isinstance(error, Faults):
-        return [entry for fault in error.faults[:ERRORS_SHOWN] for entry in _entries(fault)]
+        return [entry for fault in error.faults[:MAX_ERRORS_SHOWN] for entry in _entries(fault)]
     if isinstance(error, BadParameter):
         return [{"parameter": error.parameter, "detail": error.reason}]
     if isinstance(error, Malformed) or not isinstance(error, Invalid):
@@ -163,12 +164,12 @@ def _entries(error: PenstockError) -> list[dict[str, str]]:
 
 
 def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> PenstockError:
-    """The error that an answer tells of; whatever the body is, there is one.
+    """The error of a response; any body gives one.
 
     Args:
-        status: of the answer.
-        body: of the answer.
-        retry_after_s: seconds that its Retry-After asks for; None when it does not ask.
+        status: status of the response.
+        body: body of the response.
+        retry_after_s: seconds in its Retry-After header; None without one.
     """
     error = _error_of(status, body)
     if status != HTTPStatus.TOO_MANY_REQUESTS:
@@ -184,21 +185,21 @@ def _error_of(status: int, body: bytes) -> PenstockError:
     except orjson.JSONDecodeError:
         document = None
     if not isinstance(document, dict):
-        # A proxy in between, or no gateway at all.
+        # The response of a proxy, or of another server than a gateway.
         excerpt = body[:200].decode(errors="replace")
         kind = GatewayUnavailable if status >= 500 else PenstockError
         return kind(f"status {status} without a problem document: {excerpt!r}")
     detail = str(document.get("detail") or document.get("title") or f"status {status}")
     entries = [entry for entry in document.get("errors") or () if isinstance(entry, dict)]
-    found = next((kind.error for kind in KINDS if kind.uri == document.get("type")), None)
-    if found is None:
-        found = GatewayUnavailable if status in (502, 503, 504) else PenstockError
-    if found is Unavailable:
-        found = GatewayUnavailable
-    if found is Invalid:
-        found = InvalidRecord
-    if not issubclass(found, Invalid):
-        return found(detail)
+    error = next((kind.error for kind in KINDS if kind.uri == document.get("type")), None)
+    if error is None:
+        error = GatewayUnavailable if status in (502, 503, 504) else PenstockError
+    if error is Unavailable:
+        error = GatewayUnavailable
+    if error is Invalid:
+        error = InvalidRecord
+    if not issubclass(error, Invalid):
+        return error(detail)
     if len(entries) > 1:
-        return Faults([found(str(e.get("detail", "")), pointer=str(e.get("pointer", ""))) for e in entries])
-    return found(detail, pointer=str(entries[0].get("pointer", "")) if entries else "")
+        return Faults([error(str(e.get("detail", "")), pointer=str(e.get("pointer", ""))) for e in entries])
+    return error(detail, pointer=str(entries[0].get("pointer", "")) if entries else "")

@@ -1,4 +1,4 @@
-"""Server side: errors become problems, bodies and queries become values or precise errors."""
+"""Server side of HTTP: middlewares, responses, request bodies and query parameters."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 
-# PostgreSQL's bigint: no id is larger.
-LARGEST_ID = 2**63 - 1
+# The largest value of PostgreSQL's bigint.
+MAX_ID = 2**63 - 1
 
 
-class Refused(Exception):  # noqa: N818 (names what happened, as all of ours do)
-    """The request is refused before it is looked at.
+class RequestRefused(Exception):  # noqa: N818 (named after the event, like all errors here)
+    """A request is refused before it is read.
 
     Attributes:
-        status: HTTP status, which says all there is to say.
+        status: HTTP status of the answer.
     """
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
@@ -38,25 +38,41 @@ class Refused(Exception):  # noqa: N818 (names what happened, as all of ours do)
 
 
 @web.middleware
-async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answers every error with a problem document, and none with its internals."""
+async def problem_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answers every error with a problem document, and reveals no internals."""
     try:
         return await handler(request)
-    except web.HTTPException as answer:
-        if answer.status < 400:
+    except web.HTTPException as error:
+        if error.status < 400:
             raise
-        return respond_problem(_problem_of_status(request, answer), _allowed(answer))
+        return respond_problem(_problem_of_status(request, error), _allow_header(error))
     except ConnectionResetError:
-        # The client has gone; there is nobody to tell.
+        # The client has gone, so no answer can be sent.
         raise
-    except Exception as error:  # noqa: BLE001 (told to the client, or logged with its traceback)
+    except Exception as error:  # noqa: BLE001 (the answer or the log has it)
         problem = _problem_of(request, error)
         headers = None
         if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            log.warning("%s %s: %s", request.method, request.path, error)
+            log.warning(
+                "Answered a request with 503",
+                extra={
+                    "event": "request_unserved",
+                    "method": request.method,
+                    "path": request.path,
+                    "error": error,
+                },
+            )
             headers = {"Retry-After": str(RETRY_AFTER_S)}
         elif isinstance(error, Throttled):
-            log.info("%s %s: %s", request.method, request.path, error)
+            log.info(
+                "Answered a request with 429",
+                extra={
+                    "event": "request_throttled",
+                    "method": request.method,
+                    "path": request.path,
+                    "error": error,
+                },
+            )
             headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
         elif isinstance(error, Unauthenticated):
             headers = {"WWW-Authenticate": 'Bearer realm="penstock"'}
@@ -64,19 +80,20 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 @web.middleware
-async def same_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses what a page of another site makes a visitor's browser send to a server on the visitor's machine.
+async def same_origin_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses changes that pages of other sites make a browser send (cross-site request forgery).
 
-    Browsers name the page's origin with every request that changes something; programs name none.
+    Browsers send the page's origin with every request that may change something; programs send
+    none.
     """
     origin = request.headers.get("Origin")
     if origin is not None and request.method not in ("GET", "HEAD") and URL(origin).authority != request.host:
-        raise Refused(HTTPStatus.FORBIDDEN, f"pages of {origin} may not change anything here")
+        raise RequestRefused(HTTPStatus.FORBIDDEN, f"pages of {origin} may not change anything here")
     return await handler(request)
 
 
-# Answers are documents for programs: no browser is to run, frame, keep or share them. Which origins may ask is said nowhere
-# (CORS), so pages of others cannot read them either.
+# No browser may run, frame, store or share an answer. Without CORS headers, pages of other sites
+# cannot read it.
 _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -87,13 +104,13 @@ _SECURITY_HEADERS = {
 }
 
 
-async def harden(_request: web.Request, response: web.StreamResponse) -> None:
-    """Gives every answer the headers that keep browsers from misusing it; for `Application.on_response_prepare`."""
-    hardened(response)
+async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    """Adds the security headers to every response; for `Application.on_response_prepare`."""
+    with_security_headers(response)
 
 
-def hardened(response: web.StreamResponse) -> web.StreamResponse:
-    """The answer with those headers, and without the versions of what made it."""
+def with_security_headers(response: web.StreamResponse) -> web.StreamResponse:
+    """Adds the security headers to a response, and hides the versions of the server's libraries."""
     for name, value in _SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers["Server"] = "penstock"
@@ -101,106 +118,111 @@ def hardened(response: web.StreamResponse) -> web.StreamResponse:
 
 
 def _problem_of(request: web.Request, error: Exception) -> Problem:
-    if isinstance(error, Refused):
-        return plain(error.status, str(error), request.path)
-    found = problem_of(error, request.path) if isinstance(error, PenstockError) else None
-    if found is not None:
-        return found
+    if isinstance(error, RequestRefused):
+        return status_problem(error.status, str(error), request.path)
+    problem = problem_of(error, request.path) if isinstance(error, PenstockError) else None
+    if problem is not None:
+        return problem
     incident = f"urn:uuid:{uuid.uuid4()}"
     log.error(
-        "%s %s failed (%s)",
-        request.method,
-        request.path,
-        incident,
+        "A request failed",
         exc_info=error,
-        extra={"incident": incident},
+        extra={
+            "event": "request_failed",
+            "method": request.method,
+            "path": request.path,
+            "incident": incident,
+        },
     )
-    told = "The gateway failed; its log tells why, under the id given as instance."
-    return plain(HTTPStatus.INTERNAL_SERVER_ERROR, told, incident)
+    detail = "The gateway failed; its log has the cause under the id in `instance`."
+    return status_problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail, incident)
 
 
-def plain(status: HTTPStatus, detail: str, instance: str) -> Problem:
-    """A problem of which the status says all there is to say."""
+def status_problem(status: HTTPStatus, detail: str, instance: str) -> Problem:
+    """A problem that only its status describes."""
     return Problem(type="about:blank", title=status.phrase, status=status, detail=detail, instance=instance)
 
 
-def _problem_of_status(request: web.Request, answer: web.HTTPException) -> Problem:
-    status = HTTPStatus(answer.status)
-    if isinstance(answer, web.HTTPMethodNotAllowed):
-        allowed = ", ".join(sorted(answer.allowed_methods))
-        detail = f"{request.path} does not take {request.method}, only {allowed}"
+def _problem_of_status(request: web.Request, error: web.HTTPException) -> Problem:
+    status = HTTPStatus(error.status)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        detail = f"{request.path} does not support {request.method}, only {allowed}"
     elif status is HTTPStatus.NOT_FOUND:
-        detail = f"There is nothing at {request.path}; /docs lists what there is"
+        detail = f"There is no route {request.path}; /docs lists all routes"
     else:
-        detail = answer.text or status.phrase
-    return plain(status, detail, request.path)
+        detail = error.text or status.phrase
+    return status_problem(status, detail, request.path)
 
 
-def _allowed(answer: web.HTTPException) -> dict[str, str]:
-    return {"Allow": answer.headers["Allow"]} if "Allow" in answer.headers else {}
+def _allow_header(error: web.HTTPException) -> dict[str, str]:
+    return {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
 
 
 def respond_problem(problem: Problem, headers: dict[str, str] | None = None) -> web.Response:
-    """An answer that is a problem document."""
+    """A response with a problem document."""
     return web.Response(
         body=problem.encode(), status=problem.status, content_type=CONTENT_TYPE, headers=headers
     )
 
 
 def respond(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """A JSON answer; moments become RFC 3339 in UTC."""
+    """A JSON response; timestamps become RFC 3339 in UTC."""
     body = orjson.dumps(document, option=orjson.OPT_UTC_Z)
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
-async def body_of(request: web.Request, limit_bytes: int) -> bytes:
+async def read_body(request: web.Request, limit_bytes: int) -> bytes:
     """The bytes of a JSON body.
 
-    Only bodies declared as JSON are taken: a page in somebody's browser can send any other kind to a
-    server on the same machine without asking, but not this one.
+    The body must be declared as JSON: browsers send other media types to any server without a
+    preflight request, but not JSON.
 
     Raises:
-        Refused: the body is not declared as JSON.
-        Malformed: declared in an encoding other than UTF-8, or its compression is broken.
-        TooLarge: longer than the limit.
+        RequestRefused: the body is not declared as JSON.
+        Malformed: the body is declared in an encoding other than UTF-8, or its compression is
+            broken.
+        TooLarge: the body is longer than the limit.
     """
     media = request.content_type
     if media != "application/json" and not media.endswith("+json"):
-        raise Refused(
+        raise RequestRefused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"send JSON with Content-Type: application/json (this is {media})",
+            f"send JSON with Content-Type: application/json (the body is declared as {media})",
         )
     charset = request.charset
     if charset is not None and charset.lower().replace("-", "") not in ("utf8", "usascii"):
-        raise Malformed(f"JSON travels as UTF-8, but the body is declared as {charset}")
+        raise Malformed(f"the body is declared as {charset}: send JSON as UTF-8")
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise TooLarge(f"the body is longer than {limit_bytes:,} bytes") from error
     except (web.RequestPayloadError, HttpProcessingError) as error:
-        raise Malformed(f"the body is not {request.headers.get('Content-Encoding', 'plain')}") from error
+        encoding = request.headers.get("Content-Encoding", "plain")
+        raise Malformed(f"the body is not valid {encoding}, which its Content-Encoding declares") from error
 
 
-def number_in_query(request: web.Request, name: str, default: int, *, low: int, high: int) -> int:
-    """A query parameter that is a whole number.
+def integer_parameter(request: web.Request, name: str, default: int, *, low: int, high: int) -> int:
+    """A query parameter that is an integer.
 
     Raises:
-        BadParameter: it is not one, or out of bounds.
+        BadParameter: it is not an integer from `low` to `high`.
     """
     text = request.query.get(name)
     if text is None:
         return default
-    # Not int() alone, which also takes "1_000", " 7 " and digits of any script.
+    # int() alone would also accept "1_000", " 7 " and the digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
         raise BadParameter(f"must be a whole number from {low:,} to {high:,}", parameter=name)
     return int(text)
 
 
-def text_in_query(request: web.Request, name: str, *, longest: int = 200) -> str | None:
-    """A query parameter that is any text; None when it is not there.
+def text_parameter(request: web.Request, name: str, *, longest: int = 200) -> str | None:
+    """A query parameter that is any text; None without one.
 
     Raises:
-        BadParameter: empty, too long, or with a character that no text of ours can hold.
+        BadParameter: it is empty, longer than `longest`, or has a NUL, which PostgreSQL cannot
+            store.
     """
     text = request.query.get(name)
     if text is not None and (not 0 < len(text) <= longest or "\0" in text):
@@ -208,11 +230,11 @@ def text_in_query(request: web.Request, name: str, *, longest: int = 200) -> str
     return text
 
 
-def choice_in_query(request: web.Request, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """A query parameter that is one of a few words.
+def choice_parameter(request: web.Request, name: str, default: str, choices: tuple[str, ...]) -> str:
+    """A query parameter that is one of `choices`.
 
     Raises:
-        BadParameter: it is none of them.
+        BadParameter: it is another word.
     """
     text = request.query.get(name, default)
     if text not in choices:
@@ -221,11 +243,13 @@ def choice_in_query(request: web.Request, name: str, default: str, choices: tupl
 
 
 def refuse_unknown_parameters(request: web.Request, *known: str) -> None:
-    """A misspelt filter must not silently match everything.
+    """Refuses unknown query parameters, since a misspelt filter would match everything.
 
     Raises:
-        BadParameter: there is one that is not among `known`.
+        BadParameter: a parameter is not in `known`.
     """
     for name in request.query:
         if name not in known:
-            raise BadParameter(f"no such parameter; there are: {', '.join(known) or 'none'}", parameter=name)
+            raise BadParameter(
+                f"no such parameter; this route has: {', '.join(known) or 'none'}", parameter=name
+            )

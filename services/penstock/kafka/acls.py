@@ -1,6 +1,6 @@
-"""What each service may do on Kafka, and nothing else: the one list, of which commands and manifests are printed.
+"""The access list of each service on Kafka, of which commands and manifests are printed.
 
-Reading and writing include looking (Describe). Idempotent producers need no more than Write on a topic they write to.
+Read and Write include Describe. An idempotent producer needs only Write on its topics.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ ALTER = "Alter"
 DESCRIBE_CONFIGS = "DescribeConfigs"
 ALTER_CONFIGS = "AlterConfigs"
 
-# The prefix of names, without the deployment's, of groups that users' own consumers of events may take.
+# The prefix, behind the deployment's, of groups that users' own consumers of events may use.
 CONSUMERS = "consumers."
 _READY = f"{READY}."
 _WORKERS = "workers."
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AccessRule:
     """One entry of an access list.
 
     Attributes:
-        service: who.
+        service: it applies to.
         kind: TOPIC or GROUP.
-        name: in full, or what it begins with.
+        name: in full, or its beginning.
         pattern: LITERAL or PREFIXED.
         operations: Kafka's own names.
     """
@@ -67,7 +67,7 @@ class Allowed:
     operations: tuple[str, ...]
 
     def to_wire(self) -> dict[str, Any]:
-        """As the `acls` of a Strimzi KafkaUser have it."""
+        """As in the `acls` of a Strimzi KafkaUser."""
         return {
             "resource": {"type": self.kind, "name": self.name, "patternType": self.pattern},
             "operations": list(self.operations),
@@ -86,16 +86,18 @@ def _one(kind: str, name: str, *operations: str) -> tuple[str, str, str, tuple[s
     return (kind, name, LITERAL, operations)
 
 
-_OWED = (EVENTS, CALLBACKS, REVOKED)
+_OUTBOX = (EVENTS, CALLBACKS, REVOKED)
 
 _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
-    # Publishes what cancelling owes, speaks for workers without Kafka, and tells why a task waits.
+    # Publishes events of cancellations, writes for workers without Kafka, and explains why a task
+    # waits.
     "gateway": [
-        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS, *_OWED)),
+        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS, *_OUTBOX)),
         _all(TOPIC, _READY, READ, CREATE),
         _all(GROUP, _WORKERS, READ),
     ],
-    # Takes submissions in, releases, and looks whether records are lost; where nothing is left to read it writes a mark.
+    # Ingests, releases, and searches for lost records; it writes a mark where no record is left to
+    # read.
     "task-sync": [
         _one(TOPIC, SUBMITTED.name, READ),
         _one(GROUP, "task-sync", READ),
@@ -105,11 +107,11 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         _one(GROUP, "heartbeats", DESCRIBE),
         _one(GROUP, "stages", DESCRIBE),
     ],
-    # Takes silent workers out of their groups, which Kafka counts as reading as a member.
+    # Removes lost workers from their groups, for which Kafka requires Read.
     "heartbeats": [
         _one(TOPIC, HEARTBEATS.name, READ),
         _one(GROUP, "heartbeats", READ),
-        *_topics(WRITE, of=(HEARTBEATS_REJECTED, *_OWED)),
+        *_topics(WRITE, of=(HEARTBEATS_REJECTED, *_OUTBOX)),
         _one(TOPIC, STAGE_RESULTS.name, DESCRIBE),
         _one(GROUP, "stages", DESCRIBE),
         _all(GROUP, _WORKERS, READ),
@@ -117,7 +119,7 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     "stages": [
         _one(TOPIC, STAGE_RESULTS.name, READ),
         _one(GROUP, "stages", READ),
-        *_topics(WRITE, of=(STAGE_RESULTS_REJECTED, *_OWED)),
+        *_topics(WRITE, of=(STAGE_RESULTS_REJECTED, *_OUTBOX)),
     ],
     "callbacks": [
         *_topics(READ, WRITE, of=(CALLBACKS, CALLBACKS_DIVERTED)),
@@ -133,9 +135,9 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         _one(TOPIC, REVOKED.name, READ),
         *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS)),
     ],
-    # Whoever submits by Kafka.
+    # An application that submits by Kafka.
     "producer": [_one(TOPIC, SUBMITTED.name, WRITE)],
-    # Whoever listens to events.
+    # An application that consumes events.
     "consumer": [
         *_topics(READ, of=(EVENTS, CALLBACKS_RESULTS, CALLBACKS_DEAD)),
         _all(GROUP, CONSUMERS, READ),
@@ -144,29 +146,29 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     "operator": [
         _all(TOPIC, "", READ, CREATE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS),
         _all(GROUP, "", DESCRIBE),
-        *_topics(WRITE, of=(*_OWED, CALLBACKS_DIVERTED)),
+        *_topics(WRITE, of=(*_OUTBOX, CALLBACKS_DIVERTED)),
     ],
 }
 
 SERVICES = tuple(_BY_SERVICE)
 
 
-def acls(prefix: str, services: Iterable[str] = SERVICES, *, types: Iterable[str] = ()) -> list[Allowed]:
-    """What services may do in one deployment.
+def acls(prefix: str, services: Iterable[str] = SERVICES, *, types: Iterable[str] = ()) -> list[AccessRule]:
+    """The access rules of services in one deployment.
 
     Args:
         prefix: of its topics and groups.
         services: of `SERVICES`.
-        types: the only task types that `worker` may work on; none is all.
+        types: task types that `worker` may run; none is all.
     """
     return [
-        Allowed(service, kind, prefix + name, pattern, operations)
+        AccessRule(service, kind, prefix + name, pattern, operations)
         for service in services
-        for kind, name, pattern, operations in _narrowed(service, list(types))
+        for kind, name, pattern, operations in _rules_of(service, list(types))
     ]
 
 
-def _narrowed(service: str, types: list[str]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+def _rules_of(service: str, types: list[str]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     for kind, name, pattern, operations in _BY_SERVICE[service]:
         if service == "worker" and types and pattern == PREFIXED:
             yield from ((kind, name + type_name, LITERAL, operations) for type_name in types)
@@ -174,12 +176,12 @@ def _narrowed(service: str, types: list[str]) -> Iterator[tuple[str, str, str, t
             yield kind, name, pattern, operations
 
 
-def commands(allowed: Iterable[Allowed], principal: str) -> list[str]:
-    """The command lines of Kafka's own tool, without how it reaches the cluster.
+def commands(rules: Iterable[AccessRule], principal: str) -> list[str]:
+    """The command lines of Kafka's own tool, without the arguments that reach the cluster.
 
     Args:
-        allowed: see `acls`.
-        principal: whom the cluster takes a service for, such as `User:penstock-{service}`.
+        rules: see `acls`.
+        principal: of a service at the cluster, such as `User:penstock-{service}`.
     """
     return [
         shlex.join(
@@ -187,22 +189,22 @@ def commands(allowed: Iterable[Allowed], principal: str) -> list[str]:
                 "kafka-acls.sh",
                 "--add",
                 "--allow-principal",
-                principal.replace("{service}", one.service),
-                *(part for operation in one.operations for part in ("--operation", operation)),
-                f"--{one.kind}",
-                one.name,
+                principal.replace("{service}", rule.service),
+                *(part for operation in rule.operations for part in ("--operation", operation)),
+                f"--{rule.kind}",
+                rule.name,
                 "--resource-pattern-type",
-                one.pattern,
+                rule.pattern,
             ]
         )
-        for one in allowed
+        for rule in rules
     ]
 
 
-def strimzi(allowed: Iterable[Allowed]) -> dict[str, Any]:
+def strimzi(rules: Iterable[AccessRule]) -> dict[str, Any]:
     """By service, the `authorization` of a Strimzi KafkaUser."""
     found: dict[str, Any] = {}
-    for one in allowed:
-        entry = found.setdefault(one.service, {"authorization": {"type": "simple", "acls": []}})
-        entry["authorization"]["acls"].append(one.to_wire())
+    for rule in rules:
+        entry = found.setdefault(rule.service, {"authorization": {"type": "simple", "acls": []}})
+        entry["authorization"]["acls"].append(rule.to_wire())
     return found

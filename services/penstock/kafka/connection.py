@@ -1,4 +1,4 @@
-"""Producers, consumers and topics: the one place where aiokafka's options are chosen and its errors translated."""
+"""Producers, consumers, topics: the one place for aiokafka's options and errors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from aiokafka.errors import (
     UnknownProducerId,
 )
 
+from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
-from penstock.kafka.declared import ITS_OWN, figures
-from penstock.kafka.fetching import SHORT_RESTS, Fetching
+from penstock.kafka.fetch_wait import SHORT_RESTS, FetchWait
 from penstock.kafka.security import arguments, why_refused
+from penstock.kafka.topic_config import CLUSTER_DEFAULT, config_of
 from penstock.kafka.topics import REJECTION_BYTES, Topic
 from penstock.settings import Kafka
 
-# What we keep our own records below; the broker refuses them a little above.
+# The limit of our own records, a little below the broker's.
 MAX_RECORD_BYTES = 1_000_000
 
-# How long a start that nobody wants any more may take to end.
-_LET_GO_S = 5.0
+# How long a start that failed or was cancelled may take to end.
+_ABANDON_S = 5.0
 
 
 @contextmanager
@@ -48,8 +49,8 @@ def translated() -> Iterator[None]:
     """Turns aiokafka's exceptions into ours.
 
     Raises:
-        SessionLost: this member's generation is over and what it holds belongs to others now, or this producer
-            can write nothing any more.
+        SessionLost: the member's generation is over, and its partitions belong to others now; or
+            the producer is broken for good.
         KafkaRefused: an access list does not permit it.
         KafkaUnavailable: anything else the client library reports.
     """
@@ -60,7 +61,8 @@ def translated() -> Iterator[None]:
         IllegalGenerationError,
         RebalanceInProgressError,
         UnknownMemberIdError,
-        # The broker has lost count of this producer's records, or given its place to another: for good.
+        # The broker has lost the sequence of this producer's records, or another producer has
+        # replaced it: no retry helps.
         OutOfOrderSequenceNumber,
         UnknownProducerId,
         InvalidProducerEpoch,
@@ -72,13 +74,13 @@ def translated() -> Iterator[None]:
         GroupAuthorizationFailedError,
         ClusterAuthorizationFailedError,
     ) as error:
-        # Trying again would be silence for ever.
+        # No retry helps, and endless ones would hide the cause.
         raise KafkaRefused(
             f"Kafka does not permit this: {error!r}; `penstock topics acls` lists what each service needs"
         ) from error
     except KafkaError as error:
-        # An error may meet a cancellation and take its place; whoever tries again on `KafkaUnavailable` would
-        # never end.
+        # When a cancellation meets an error, the client raises the error instead. A retry loop
+        # would then never end.
         current = asyncio.current_task()
         if current is not None and current.cancelling():
             raise asyncio.CancelledError from error
@@ -93,7 +95,7 @@ def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
         enable_idempotence=True,
         linger_ms=linger_ms,
         max_batch_size=256 * 1024,
-        # The topic's own limit is the broker's to keep; this one must only be above the largest of them.
+        # The broker enforces each topic's limit; this one must only be above the largest of them.
         max_request_size=REJECTION_BYTES,
         compression_type=None,
     )
@@ -107,15 +109,15 @@ def make_consumer(
     name: str = "penstock",
     notice_s: float = math.inf,
 ) -> AIOKafkaConsumer:
-    """A consumer that commits by hand and starts at the beginning of what it has never seen; not yet started.
+    """A consumer with manual commits, not yet started; it begins at the first record.
 
     Args:
         settings: where, and how long a session lasts.
         group: its group; None for none.
         topics: their full names.
         max_poll_interval_s: seconds between two polls after which it leaves the group.
-        name: told to the broker.
-        notice_s: seconds within which it hears that members have come or gone; a third of a session at most.
+        name: its client id at the broker.
+        notice_s: seconds within which it learns of a rebalance; a third of a session at most.
     """
     return AIOKafkaConsumer(
         *topics,
@@ -136,33 +138,35 @@ Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
 
 
 async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
-    """Starts a producer or consumer; when that fails or is cancelled, nothing of it stays open.
+    """Starts a producer or consumer; closes its connections if that fails or is cancelled.
 
     Raises:
         KafkaUnavailable: no broker answered.
-        KafkaRefused: one did, and refuses this process.
+        KafkaRefused: a broker refuses this process.
     """
     inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 (it has no other way in)
     await _start(client.start(), client.stop, inner)
     if isinstance(client, AIOKafkaConsumer):
-        Fetching(client._fetcher, time.monotonic, rests=SHORT_RESTS)  # noqa: SLF001 (as above)
+        FetchWait(client._fetcher, time.monotonic, rests=SHORT_RESTS)  # noqa: SLF001 (as above)
 
 
 async def _start(
     starting: Awaitable[None], stop: Callable[[], Awaitable[None]], inner: AIOKafkaClient
 ) -> None:
-    # Shielded and let end even when cancelled: aiokafka would leave the connection it is opening behind.
+    # Shielded, so that it ends even when cancelled: aiokafka would leak the connection that it is
+    # opening.
     task = asyncio.ensure_future(starting)
     try:
         with translated():
             await asyncio.shield(task)
         if not inner.cluster.brokers():
-            # The client library takes this for an empty cluster; a broker answers so whose token it has just refused.
+            # A broker that has just refused the token names no brokers; aiokafka takes that for an
+            # empty cluster.
             raise KafkaUnavailable(f"Kafka: {inner.hosts} name no broker")  # noqa: TRY301 (refused as any other is)
     except BaseException as error:
-        await asyncio.wait({task}, timeout=_LET_GO_S)
+        await asyncio.wait({task}, timeout=_ABANDON_S)
         if task.done() and not task.cancelled():
-            # Read, or asyncio complains that nobody did.
+            # Retrieved, or asyncio logs an exception that was never retrieved.
             task.exception()
         task.cancel()
         await stop()
@@ -185,14 +189,14 @@ async def running(client: Client) -> AsyncIterator[Client]:
         try:
             await client.stop()
         except BaseException:
-            # What has failed inside makes `stop` raise before it has closed its connections.
+            # After some failures `stop` raises before it has closed its connections.
             await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
             raise
 
 
 @asynccontextmanager
 async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
-    """An admin client for the time of a `with` block.
+    """An admin client, closed at the end of the block.
 
     Raises:
         KafkaUnavailable: no broker answered.
@@ -209,7 +213,7 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
 async def send_in_batches(
     producer: AIOKafkaProducer, topic: str, partition: int, records: Iterable[tuple[bytes | None, bytes]]
 ) -> list[asyncio.Future[Any]]:
-    """Writes (key, value) records to one partition, in order, many at a time: far cheaper than one by one.
+    """Writes (key, value) records to one partition, in order and in batches.
 
     Returns futures that are done when Kafka has the records.
 
@@ -226,7 +230,7 @@ async def send_in_batches(
                 pending.append(await producer.send_batch(batch, topic, partition=partition))
                 batch = producer.create_batch()
             if batch.append(key=key, value=value, timestamp=None) is None:
-                # Larger than a batch may be: on its own, as large as the topic lets it.
+                # Larger than a batch may be: sent alone, up to the limit of the topic.
                 pending.append(await producer.send(topic, value, key=key, partition=partition))
         if batch.record_count():
             pending.append(await producer.send_batch(batch, topic, partition=partition))
@@ -234,7 +238,7 @@ async def send_in_batches(
 
 
 async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication: int | None = None) -> None:
-    """Creates those of `topics` that do not exist, as they are declared; leaves the others as they are.
+    """Creates those of `topics` that do not exist, as declared; leaves the others unchanged.
 
     Args:
         settings: where, the prefix put before each name, and the declaration.
@@ -246,7 +250,7 @@ async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication
         KafkaRefused: this user may not create one.
         SettingsError: the declaration makes no sense.
     """
-    wanted = {settings.prefix + topic.name: figures(settings, topic) for topic in topics}
+    wanted = {settings.prefix + topic.name: config_of(settings, topic) for topic in topics}
     async with admin_client(settings) as client:
         existing = set(await client.list_topics())
         missing = [
@@ -254,8 +258,9 @@ async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication
                 name=name,
                 num_partitions=each.partitions,
                 replication_factor=(copies := replication or each.replication),
-                # The client takes -1 only beside an assignment of replicas; the broker, only without one.
-                replica_assignments={} if copies == ITS_OWN else None,
+                # The client accepts -1 only with an assignment of replicas, the broker only without
+                # one.
+                replica_assignments={} if copies == CLUSTER_DEFAULT else None,
                 topic_configs=dict(each.configs),
             )
             for name, each in wanted.items()
@@ -278,16 +283,19 @@ async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:
     Raises:
         KafkaUnavailable: none did within `timeout_s` seconds.
     """
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while True:
+
+    async def probe() -> None:
         try:
             async with admin_client(settings) as client:
                 await client.list_topics()
-        except (KafkaUnavailable, KafkaConnectionError) as error:
-            if asyncio.get_running_loop().time() > deadline:
-                raise KafkaUnavailable(
-                    f"no Kafka broker answers at {settings.kafka} after {timeout_s:.0f} s: {error}"
-                ) from error
-            await asyncio.sleep(0.2)
-        else:
-            return
+        except KafkaConnectionError as error:
+            raise KafkaUnavailable(f"Kafka: {error!r}") from error
+
+    try:
+        await retry_until_available(
+            probe, waiting_for="start of Kafka", backoff=STARTUP_BACKOFF, within_s=timeout_s
+        )
+    except KafkaUnavailable as error:
+        raise KafkaUnavailable(
+            f"no Kafka broker answers at {settings.kafka} after {timeout_s:.0f} s: {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""What a service sees of its processor: its settings, and a record in hand."""
+"""The settings of a processor, and a record that it delivers to a service."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from penstock.settings import Progressing, option
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessorSettings(Progressing):
-    """What a processor adds to the way to Kafka."""
+    """The settings of a processor."""
 
-    max_in_flight: int = option(5_000, "Most records in hand and not settled; nothing more is taken beyond.")
+    max_in_flight: int = option(
+        5_000,
+        "Maximum number of records in flight (fetched, not acknowledged); at this number consumption pauses.",
+    )
 
     def validate(self) -> list[str]:
         """Something must be in hand for anything to move."""
@@ -30,7 +33,7 @@ class ProcessorSettings(Progressing):
 
 
 class Delivery:
-    """One record in hand.
+    """One record in flight.
 
     Attributes:
         topic: name without the deployment's prefix.
@@ -42,15 +45,33 @@ class Delivery:
         value: the record's value; empty when it has none.
 
     Args:
-        settle: takes the delivery when its effects are durable.
+        settle: called with the delivery when its effects are durable.
+        reject: publishes an invalid part of the record to `<topic>.rejected`.
         topic: bare name.
         message: Faust's.
     """
 
-    __slots__ = ("_settle", "generation", "key", "offset", "partition", "timestamp", "topic", "value")
+    __slots__ = (
+        "_reject",
+        "_settle",
+        "generation",
+        "key",
+        "offset",
+        "partition",
+        "timestamp",
+        "topic",
+        "value",
+    )
 
-    def __init__(self, settle: Callable[[Delivery], None], topic: str, message: Any) -> None:
+    def __init__(
+        self,
+        settle: Callable[[Delivery], None],
+        reject: Callable[[Delivery, Invalid, bytes], Awaitable[None]],
+        topic: str,
+        message: Any,
+    ) -> None:
         self._settle = settle
+        self._reject = reject
         self.topic = topic
         self.partition: int = message.partition
         self.offset: int = message.offset
@@ -60,24 +81,32 @@ class Delivery:
         self.value: bytes = message.value or b""
 
     def ids(self) -> dict[str, object]:
-        """By which an entry of the log can be found."""
+        """The fields of a log record about it."""
         return {"topic": self.topic, "partition": self.partition, "offset": self.offset}
 
     def settle(self) -> None:
-        """Its effects are durable. In any order, any number of times; ignored once its generation is over."""
+        """Acknowledges it, because its effects are durable; in any order, and more than once."""
         self._settle(self)
+
+    async def reject_part(self, invalid: Invalid, part: bytes) -> None:
+        """Copies an invalid part of the record to `<topic>.rejected`, without the rest.
+
+        Raises:
+            KafkaUnavailable: the part was not published.
+        """
+        await self._reject(self, invalid, part)
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
 
 
-async def park(
+async def write_rejection(
     producer: AIOKafkaProducer, prefix: str, delivery: Delivery, invalid: Invalid, part: bytes | None
 ) -> None:
-    """Writes a record that breaks its contract, or the part of it that does, to `<topic>.rejected`.
+    """Copies a record that breaks its contract, or the part of it that does, to `<topic>.rejected`.
 
     Raises:
-        KafkaUnavailable: it is not parked.
+        KafkaUnavailable: it is not written.
     """
     topic = prefix + delivery.topic
     value = encode_rejection(

@@ -1,4 +1,4 @@
-"""Whether a broker answers."""
+"""The health of Kafka: a broker answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROBE_S = 3.0
 
 
 async def probe(producer: AIOKafkaProducer, servers: str) -> None:
-    """Asks any broker for the topics there are.
+    """Asks any broker for its topics.
 
     Args:
         producer: started.

@@ -1,4 +1,4 @@
-"""Members of consumer groups: counting them, and taking lost ones out, so that nothing need wait for the session's end."""
+"""Members of consumer groups: counts them, and removes lost ones before their session expires."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from penstock.settings import Kafka
 
 
 async def remove(settings: Kafka, group: str, client: str) -> int:
-    """Takes every member that calls itself `client` out of a group; returns how many there were.
+    """Removes all members with a client id from a group; returns how many there were.
 
-    One that lives after all notices at its next sign of life and joins anew.
+    A member that is alive learns of it by its next heartbeat to Kafka, and joins again.
 
     Raises:
-        KafkaUnavailable: not all of them may be out.
+        KafkaUnavailable: some may not be removed.
     """
     async with admin_client(settings) as admin:
         with translated():
@@ -36,7 +36,7 @@ async def count(settings: Kafka, group: str) -> int:
     """How many members a group has.
 
     Raises:
-        KafkaUnavailable: nobody can tell.
+        KafkaUnavailable: no broker answered.
     """
     async with admin_client(settings) as admin:
         with translated():

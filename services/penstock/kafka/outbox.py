@@ -1,41 +1,44 @@
-"""Publishing what a transaction owes: events and callbacks, after commit and at least once.
+"""Publishes the outbox: events, callbacks and revocations, after commit and at least once.
 
-A crash between commit and publication leaves the outbox row and the callback's `due_at`, from which the
-sweepers publish again. Consumers tell repeats by the event's id, the callbacks service by the attempt number.
+A crash between commit and publication leaves the outbox row and the callback's `due_at`, from which
+the sweepers publish again. Consumers recognise repeats by the event's id, the callbacks service by
+the attempt number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import DefaultPartitioner
 
-from penstock.contracts.event import Callback, Owed, encode_callbacks
+from penstock.concurrency.batcher import Batcher
+from penstock.contracts.event import Callback, OutboxEntry, encode_callbacks
 from penstock.contracts.revocation import Revocation
-from penstock.core.leases import Key
-from penstock.errors import Fatal, Unavailable
+from penstock.core.attempt import AttemptId
+from penstock.errors import Unavailable
 from penstock.kafka.connection import send_in_batches, translated
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, EVENTS, REVOKED
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
 
-# aiokafka's own, which is the Java client's: a key's records are on one partition whoever writes them.
+# The Java client's algorithm: all clients put a record key's records on the same partition.
 _PARTITIONER = DefaultPartitioner()
 
-# Debts paid within this many seconds are struck out by one statement.
-STRIKE_OUT_EVERY_S = 0.1
-# Leases taken back by one record, well below what a record may hold.
-REVOKED_A_RECORD = 10_000
+# Rows that are published within this time are deleted by one statement.
+DELETE_EVERY_S = 0.1
+# Leases revoked by one record, well below what a record may hold.
+REVOKED_PER_RECORD = 10_000
 
 
-def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key's records on a topic with so many partitions."""
+def partition_of(record_key: bytes, partitions: int) -> int:
+    """The partition of a record key on a topic with so many partitions."""
     numbers = list(range(partitions))
-    return int(_PARTITIONER(key, numbers, numbers))
+    return int(_PARTITIONER(record_key, numbers, numbers))
 
 
 async def send_all(
@@ -43,7 +46,8 @@ async def send_all(
 ) -> None:
     """Writes (key, value) records to a topic and returns once Kafka has them all.
 
-    Each goes to the partition of its key, as every Kafka client would choose it; keyless ones go to the first.
+    Each goes to the partition of its key, as every Kafka client would choose it; keyless ones go to
+    the first.
 
     Raises:
         KafkaUnavailable: some may not be there; send all of them again.
@@ -54,19 +58,21 @@ async def send_all(
     with translated():
         partitions = sorted(await producer.partitions_for(topic))
         by_partition: dict[int, list[tuple[bytes | None, bytes]]] = {}
-        for key, value in records:
-            partition = partitions[0] if key is None else _PARTITIONER(key, partitions, partitions)
-            by_partition.setdefault(partition, []).append((key, value))
-        pending = []
-        for partition, some in by_partition.items():
-            pending += await send_in_batches(producer, topic, partition, some)
-        await asyncio.gather(*pending)
+        for record_key, value in records:
+            partition = (
+                partitions[0] if record_key is None else _PARTITIONER(record_key, partitions, partitions)
+            )
+            by_partition.setdefault(partition, []).append((record_key, value))
+        acknowledgements = []
+        for partition, of_partition in by_partition.items():
+            acknowledgements += await send_in_batches(producer, topic, partition, of_partition)
+        await asyncio.gather(*acknowledgements)
 
 
 async def publish(
     producer: AIOKafkaProducer,
     settings: Kafka,
-    keys: Sequence[bytes],
+    record_keys: Sequence[bytes],
     events: Sequence[bytes],
     callbacks: Sequence[Callback] = (),
 ) -> None:
@@ -75,167 +81,165 @@ async def publish(
     Raises:
         KafkaUnavailable: publish all of them again.
     """
-    await send_all(producer, settings.prefix + EVENTS.name, zip(keys, events, strict=True))
+    await send_all(producer, settings.prefix + EVENTS.name, zip(record_keys, events, strict=True))
     await send_callbacks(producer, settings.prefix + CALLBACKS.name, callbacks)
 
 
 async def send_callbacks(producer: AIOKafkaProducer, topic: str, callbacks: Iterable[Callback]) -> None:
-    """Writes callbacks to a topic, those of one partition many a record, and returns once Kafka has them all.
+    """Writes callbacks to a topic, many in a record, and returns once Kafka has them all.
 
-    Each goes to the partition of its target, in the order given. A record of one has the target's URL as its key; all namespaces that call it are on one partition.
+    Each goes to the partition of its target, in the given order. The key of a record with one
+    callback is the target's URL, so all namespaces that call a URL are on one partition.
 
     Raises:
         KafkaUnavailable: some may not be there; send all of them again.
     """
     by_partition: dict[int, list[Callback]] = {}
-    pending: list[asyncio.Future[object]] = []
+    acknowledgements: list[asyncio.Future[object]] = []
     with translated():
         callbacks = list(callbacks)
         partitions = sorted(await producer.partitions_for(topic)) if callbacks else []
-        # An address often has many, and finding its partition takes as long as all else done here for one.
-        found: dict[str, int] = {}
+        # A URL often has many callbacks, and computing its partition takes half the time of this
+        # function.
+        partition_by_url: dict[str, int] = {}
         for callback in callbacks:
             url = callback.target.url
-            partition = found.get(url)
+            partition = partition_by_url.get(url)
             if partition is None:
-                partition = found[url] = _PARTITIONER(url.encode(), partitions, partitions)
+                partition = partition_by_url[url] = _PARTITIONER(url.encode(), partitions, partitions)
             by_partition.setdefault(partition, []).append(callback)
-        for partition, some in by_partition.items():
-            pending += await send_in_batches(producer, topic, partition, encode_callbacks(some))
-        await asyncio.gather(*pending)
+        for partition, of_partition in by_partition.items():
+            records = encode_callbacks(of_partition)
+            acknowledgements += await send_in_batches(producer, topic, partition, records)
+        await asyncio.gather(*acknowledgements)
 
 
 async def redeliver(
     producer: AIOKafkaProducer, settings: Kafka, due: Sequence[tuple[Callback, bool]]
 ) -> None:
-    """Writes callbacks that are due, each with whether it goes the diverted way, to the topics of the two ways.
+    """Writes due callbacks, each with whether it is diverted, to the topic of its path.
 
     Raises:
         KafkaUnavailable: write all of them again.
     """
-    for topic, way in ((CALLBACKS, False), (CALLBACKS_DIVERTED, True)):
-        some = [callback for callback, diverted in due if diverted is way]
-        await send_callbacks(producer, settings.prefix + topic.name, some)
+    for topic, path in ((CALLBACKS, False), (CALLBACKS_DIVERTED, True)):
+        on_path = [callback for callback, diverted in due if diverted is path]
+        await send_callbacks(producer, settings.prefix + topic.name, on_path)
 
 
 async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revocation) -> None:
-    """Tells every worker of leases taken back.
+    """Publishes a revocation for all workers.
 
     Raises:
-        KafkaUnavailable: not all may hear of it.
+        KafkaUnavailable: some workers may not receive it.
     """
-    tasks = revocation.tasks
-    some = (tasks[at : at + REVOKED_A_RECORD] for at in range(0, len(tasks), REVOKED_A_RECORD))
-    records = [(None, Revocation(revocation.why, keys).encode()) for keys in some]
+    attempt_ids = revocation.tasks
+    records = [
+        (None, Revocation(revocation.why, attempt_ids[begin : begin + REVOKED_PER_RECORD]).encode())
+        for begin in range(0, len(attempt_ids), REVOKED_PER_RECORD)
+    ]
     await send_all(producer, settings.prefix + REVOKED.name, records)
 
 
 class Publisher:
-    """Publishes what transactions owe, in the background, and strikes out what is paid.
+    """Publishes committed outbox entries in the background, then deletes their rows.
 
-    What comes while something is on its way goes together after it. Many that write a record each to one partition would
-    wait for each other's batches, and aiokafka's producer gives up on one that has been overtaken some hundred times.
+    One batch is on its way at a time: many concurrent writes to one partition wait for each other's
+    batches, and aiokafka's producer gives up on one that was overtaken some hundred times.
 
-    In doubt it leaves the debt standing: the sweeper publishes it again.
+    When a publication fails the row stays, and the sweeper publishes it again.
 
     Args:
         producer: acks=all.
         settings: for the topics' prefix.
-        paid: strikes out outbox rows by id.
+        delete_published: deletes outbox rows by id.
     """
 
     def __init__(
         self,
         producer: AIOKafkaProducer,
         settings: Kafka,
-        paid: Callable[[Sequence[int]], Awaitable[None]],
+        delete_published: Callable[[Sequence[int]], Awaitable[None]],
     ) -> None:
         self._producer = producer
         self._settings = settings
-        self._strike_out = paid
-        self._owed: list[Owed] = []
-        # Of transactions, those that are being paid included.
-        self._under_way = 0
-        self._paying: asyncio.Task[None] | None = None
-        self._paid: list[int] = []
-        self._some_paid = asyncio.Event()
-        self._broken: Fatal | None = None
+        self._delete_published = delete_published
+        self._entries: Batcher[OutboxEntry] = Batcher(self._publish, max_size=math.inf)
+        self._published_ids: Batcher[int] = Batcher(
+            self._delete, max_size=math.inf, linger_s=lambda _previous: DELETE_EVERY_S
+        )
+        self._error: BaseException | None = None
+        self._failed = asyncio.Event()
 
-    def owe(self, owed: Owed) -> None:
-        """Takes over a committed transaction's debt."""
-        if owed.events or owed.callbacks or owed.revocation:
-            self._owed.append(owed)
-            self._under_way += 1
-            if self._paying is None:
-                self._paying = asyncio.create_task(self._pay_all())
+    def enqueue(self, entry: OutboxEntry) -> None:
+        """Takes over what a committed transaction wrote to the outbox."""
+        if entry.events or entry.callbacks or entry.revocation:
+            self._entries.add(entry)
 
     @property
-    def under_way(self) -> int:
-        """Transactions whose debt is on its way to Kafka."""
-        return self._under_way
+    def in_flight(self) -> int:
+        """Transactions whose outbox entries are on their way to Kafka."""
+        return len(self._entries)
 
-    def fail(self, error: Fatal) -> None:
-        """Somebody else has found that this producer can write nothing any more: `run` ends with it."""
-        self._broken = error
-        self._some_paid.set()
+    def fail(self, error: BaseException) -> None:
+        """Ends `run` with an error: the producer is broken for good, or the publisher is."""
+        self._error = self._error or error
+        self._failed.set()
 
     async def run(self) -> None:
-        """Strikes out paid debts until cancelled.
+        """Waits until cancelled, or until publishing is impossible.
 
         Raises:
-            Fatal: this producer can write nothing any more.
+            Fatal: this producer is broken for good.
         """
-        while True:
-            await self._some_paid.wait()
-            if self._broken is not None:
-                raise self._broken
-            await asyncio.sleep(STRIKE_OUT_EVERY_S)
-            await self._strike_out_paid()
+        await self._failed.wait()
+        assert self._error is not None
+        raise self._error
 
     async def drain(self) -> None:
-        """Waits until everything taken over is published, and strikes it out."""
-        while self._paying is not None:
-            await self._paying
-        await self._strike_out_paid()
+        """Waits until all enqueued entries are published and deleted, or left to the sweeper.
 
-    async def _pay_all(self) -> None:
+        When it is cancelled, it ends what is under way, so that the producer can be closed.
+        """
         try:
-            while self._owed:
-                some, self._owed = self._owed, []
-                try:
-                    await self._pay(some)
-                finally:
-                    self._under_way -= len(some)
+            await self._entries.wait_idle()
+            await self._published_ids.wait_idle()
         finally:
-            self._paying = None
+            await self._entries.stop()
+            await self._published_ids.stop()
 
-    async def _pay(self, some: Sequence[Owed]) -> None:
-        keys = [key for owed in some for key in owed.keys]
-        events = [event for owed in some for event in owed.events]
-        callbacks = [callback for owed in some for callback in owed.callbacks]
-        revoked: dict[str, list[Key]] = {}
-        for owed in some:
-            if owed.revocation:
-                revoked.setdefault(owed.revocation.why, []).extend(owed.revocation.tasks)
+    async def _publish(self, entries: Sequence[OutboxEntry]) -> None:
+        record_keys = [record_key for entry in entries for record_key in entry.record_keys]
+        events = [event for entry in entries for event in entry.events]
+        callbacks = [callback for entry in entries for callback in entry.callbacks]
+        revoked: dict[str, list[AttemptId]] = {}
+        for entry in entries:
+            if entry.revocation:
+                revoked.setdefault(entry.revocation.why, []).extend(entry.revocation.tasks)
         try:
-            for why, tasks in revoked.items():
-                await revoke(self._producer, self._settings, Revocation(why, tasks))
-            await publish(self._producer, self._settings, keys, events, callbacks)
+            for why, attempt_ids in revoked.items():
+                await revoke(self._producer, self._settings, Revocation(why, attempt_ids))
+            await publish(self._producer, self._settings, record_keys, events, callbacks)
         except Unavailable as error:
-            log.warning("left to the sweeper: %d events, %s", len(events), error)
-            return
-        except Fatal as error:
+            log.warning(
+                "Kafka is unavailable; the sweeper publishes these events",
+                extra={"event": "publication_left_to_sweeper", "events": len(events), "error": str(error)},
+            )
+        except Exception as error:  # noqa: BLE001 (raised by `run`)
             self.fail(error)
-            return
-        if paid := [owed.outbox_id for owed in some if owed.outbox_id is not None]:
-            self._paid += paid
-            self._some_paid.set()
+        else:
+            for entry in entries:
+                if entry.outbox_id is not None:
+                    self._published_ids.add(entry.outbox_id)
 
-    async def _strike_out_paid(self) -> None:
-        self._some_paid.clear()
-        ids, self._paid = self._paid, []
+    async def _delete(self, ids: Sequence[int]) -> None:
         try:
-            await self._strike_out(ids)
+            await self._delete_published(ids)
         except Unavailable as error:
-            # They are swept, and published twice at worst.
-            log.warning("could not strike out %d paid batches: %s", len(ids), error)
+            # The sweeper publishes them a second time, which their ids make harmless.
+            log.warning(
+                "PostgreSQL is unavailable; published outbox rows are not deleted",
+                extra={"event": "published_rows_kept", "rows": len(ids), "error": str(error)},
+            )
+        except Exception as error:  # noqa: BLE001 (raised by `run`)
+            self.fail(error)

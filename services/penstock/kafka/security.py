@@ -1,7 +1,8 @@
-"""Who a client says it is and whom it believes: TLS and SASL of every client, and why a broker refused one.
+"""TLS and SASL of every Kafka client, and the reason why a broker refused one.
 
-The one place that makes aiokafka's arguments of the settings: producers, consumers, admin clients, and by `faust_app` the
-stream processors. Fails closed: brokers' certificates and names are always checked, and nothing falls back to less.
+This is the one place that makes aiokafka's arguments of the settings: for producers, consumers,
+admin clients and, by `faust_app`, for the processors. It fails closed: brokers' certificates and
+names are always verified, without a fallback.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from penstock.errors import KafkaRefused, KafkaUnavailable, SettingsError
 from penstock.kafka.tokens import ClientCredentials, TokenRefusedError, read_secret
 from penstock.settings import Kafka
 
-# So long the question why may take, of each server.
-_ASK_S = 10.0
+# Seconds to find out why a server refuses.
+_PROBE_S = 10.0
 
 
 def arguments(settings: Kafka) -> dict[str, Any]:
-    """What every aiokafka client is made with to reach the cluster; files are read now.
+    """The arguments of every aiokafka client; files are read now.
 
     Raises:
         SettingsError: a certificate, key or password cannot be read or used.
@@ -43,7 +44,8 @@ def arguments(settings: Kafka) -> dict[str, Any]:
     if protocol.startswith("SASL"):
         found["sasl_mechanism"] = settings.kafka_mechanism
         if settings.kafka_mechanism == "OAUTHBEARER":
-            # One for all clients of the process, or each would fetch a token of its own.
+            # One provider for all clients of the process; otherwise each would fetch a token of its
+            # own.
             found["sasl_oauth_token_provider"] = _tokens(settings)
         else:
             found["sasl_plain_username"] = settings.kafka_user
@@ -78,9 +80,9 @@ def _tls(settings: Kafka) -> ssl.SSLContext:
     if cert:
 
         def passphrase() -> str:
-            # Without this, OpenSSL would ask whoever sits at the terminal.
+            # Without this, OpenSSL would prompt on the terminal.
             raise SettingsError(
-                f"PENSTOCK_KAFKA_KEY_FILE={key} has a passphrase, which cannot be given: store it without one"
+                f"PENSTOCK_KAFKA_KEY_FILE={key} has a passphrase, which no setting can provide: store the key without one"
             )
 
         try:
@@ -96,25 +98,27 @@ def _tls(settings: Kafka) -> ssl.SSLContext:
 async def why_refused(client: AIOKafkaClient) -> KafkaRefused | KafkaUnavailable | None:
     """Asks each bootstrap server why a client cannot connect: aiokafka only logs it.
 
-    Returns what to change, or None when no server refuses: none can be reached, or one accepts by now. What hangs up in the
-    middle of the handshake may be starting as well as speak another protocol, so that is worth trying again.
+    Returns what to change, or None when no server refuses: none can be reached, or one accepts by
+    now. A server that closes the connection in the handshake may be starting, or may use another
+    protocol, so a retry may succeed.
     """
     refused = None
     if client._security_protocol == "PLAINTEXT":  # noqa: SLF001 (see `_connect`)
         return None
     for host, port, _family in client.hosts:
         try:
-            connection = await asyncio.wait_for(_connect(client, host, port), _ASK_S)
+            connection = await asyncio.wait_for(_connect(client, host, port), _PROBE_S)
         except (OSError, KafkaError, TimeoutError) as error:
             refused = refused or _refusal(client, f"{host}:{port}", error)
             continue
         try:
-            # Its handshake takes a refused token, or a refused certificate, for a success: only a request tells.
-            answer = await asyncio.wait_for(connection.send(MetadataRequest([])), _ASK_S)
+            # The handshake succeeds even if the broker refuses the token or the certificate; a
+            # request does not.
+            answer = await asyncio.wait_for(connection.send(MetadataRequest([])), _PROBE_S)
             if not answer.brokers:
                 raise KafkaConnectionError("names no broker")
         except (OSError, KafkaError, TimeoutError) as error:
-            refused = refused or _refusal(client, f"{host}:{port}", error, shaken=True)
+            refused = refused or _refusal(client, f"{host}:{port}", error, connected=True)
         else:
             return None
         finally:
@@ -127,7 +131,7 @@ async def _connect(client: AIOKafkaClient, host: str, port: int) -> Any:
         host,
         port,
         client_id=client._client_id,  # noqa: SLF001 (all of these: what the client itself connects with)
-        request_timeout_ms=int(_ASK_S * 1000),
+        request_timeout_ms=int(_PROBE_S * 1000),
         ssl_context=client._ssl_context,  # noqa: SLF001
         security_protocol=client._security_protocol,  # noqa: SLF001
         sasl_mechanism=client._sasl_mechanism,  # noqa: SLF001
@@ -138,7 +142,7 @@ async def _connect(client: AIOKafkaClient, host: str, port: int) -> Any:
 
 
 def _refusal(
-    client: AIOKafkaClient, where: str, error: BaseException, *, shaken: bool = False
+    client: AIOKafkaClient, where: str, error: BaseException, *, connected: bool = False
 ) -> KafkaRefused | KafkaUnavailable | None:
     protocol, mechanism = client._security_protocol, client._sasl_mechanism  # noqa: SLF001 (see above)
     reason = _tls_reason(error) if protocol.endswith("SSL") else None
@@ -148,16 +152,16 @@ def _refusal(
             if mechanism == "OAUTHBEARER":
                 who = "the token"
             reason = (
-                f"it does not accept {who} ({_said(error)}): check PENSTOCK_KAFKA_USER and PENSTOCK_KAFKA_PASSWORD_FILE, "
+                f"it does not accept {who} ({_text(error)}): check PENSTOCK_KAFKA_USER and PENSTOCK_KAFKA_PASSWORD_FILE, "
                 "and that the cluster knows this user for this mechanism"
             )
         elif isinstance(error, UnsupportedSaslMechanismError):
-            reason = f"its listener does not offer {mechanism}: set PENSTOCK_KAFKA_MECHANISM to one it offers ({_said(error)})"
+            reason = f"its listener does not offer {mechanism}: set PENSTOCK_KAFKA_MECHANISM to one it offers ({_text(error)})"
         elif isinstance(error, IllegalSaslStateError):
-            reason = f"its listener does not speak SASL: set PENSTOCK_KAFKA_PROTOCOL to {protocol.removeprefix('SASL_')}"
+            reason = f"its listener does not use SASL: set PENSTOCK_KAFKA_PROTOCOL to {protocol.removeprefix('SASL_')}"
         elif isinstance(error, TokenRefusedError):
-            reason = _said(error)
-        elif mechanism == "OAUTHBEARER" and shaken and isinstance(error, KafkaConnectionError):
+            reason = _text(error)
+        elif mechanism == "OAUTHBEARER" and connected and isinstance(error, KafkaConnectionError):
             reason = (
                 "it does not accept the token: check that the cluster trusts the issuer at PENSTOCK_KAFKA_TOKEN_URL, and "
                 "expects the audience and scope of PENSTOCK_KAFKA_SCOPE"
@@ -168,14 +172,14 @@ def _refusal(
         "SSL"
     ):
         return KafkaUnavailable(
-            f"Kafka at {where} hangs up in the TLS handshake: it is starting, or its listener does not speak TLS: check the "
+            f"Kafka at {where} closes the connection in the TLS handshake: it is starting, or its listener does not use TLS: check the "
             "port, or PENSTOCK_KAFKA_PROTOCOL"
         )
     return None
 
 
 def _tls_reason(error: BaseException) -> str | None:
-    # aiokafka wraps what happens after the handshake.
+    # aiokafka wraps errors that come after the handshake.
     for cause in (error, error.__cause__, error.__context__, *error.args):
         if isinstance(cause, ssl.SSLCertVerificationError):
             advice = "check that PENSTOCK_KAFKA_CA_FILE holds the authority that signed it"
@@ -190,11 +194,13 @@ def _tls_reason(error: BaseException) -> str | None:
                     f"it does not accept the certificate of this process ({cause.reason}): check PENSTOCK_KAFKA_CERT_FILE "
                     "and PENSTOCK_KAFKA_KEY_FILE, and the authorities the cluster trusts"
                 )
-            return f"its listener does not speak TLS ({cause.reason}): check the port, or PENSTOCK_KAFKA_PROTOCOL"
+            return (
+                f"its listener does not use TLS ({cause.reason}): check the port, or PENSTOCK_KAFKA_PROTOCOL"
+            )
     return None
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     return (
         "; ".join(str(argument) for argument in error.args if isinstance(argument, str))
         or type(error).__name__

@@ -1,6 +1,6 @@
-"""Tokens for SASL/OAUTHBEARER: fetched by client credentials (RFC 6749, 4.4), kept until most of their life is over.
+"""Tokens for SASL/OAUTHBEARER, fetched by client credentials (RFC 6749, 4.4) and cached.
 
-Fails closed: without a token no connection is made. What a token or secret is appears in no error and no log.
+Fails closed: without a token no connection is made. No error and no log contains a token or secret.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from penstock.settings import Kafka
 
 FETCH_S = 10.0
-# Of its life, after which a new one is fetched; Java's clients do the same.
+# The share of its life after which a new token is fetched; Java's clients do the same.
 RENEW_AT = 0.8
-# When the issuer does not say.
+# The life of a token if the issuer does not name it.
 LIFE_S = 60.0
-# Connections that fail are tried again every 100 ms; the issuer is not asked so often.
-AGAIN_S = 1.0
+# Failed connections are retried every 100 ms; the issuer is asked less often.
+RETRY_S = 1.0
 
 _REFUSED = (400, 401, 403, 404)
 
 
 class TokenRefusedError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
-    """The issuer does not give this client a token."""
+    """The issuer refuses this client a token."""
 
 
 class TokenUnavailableError(KafkaConnectionError):  # type: ignore[misc]  # as above
@@ -40,38 +40,38 @@ class TokenUnavailableError(KafkaConnectionError):  # type: ignore[misc]  # as a
 class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka has no types
     """Gets tokens for one client.
 
-    Used from several event loops at once (Faust's consumer has one of its own), so it keeps nothing of a loop's; two that
-    ask at the same moment both fetch, which harms nobody.
+    Several event loops use it (Faust's consumer has one of its own), so it keeps no object of a
+    loop. Two that ask at the same moment both fetch a token, which is harmless.
 
     Args:
         settings: where tokens are issued, and for whom.
-        clock: seconds, never going back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, settings: Kafka, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
-        self._kept: tuple[str, float] | None = None
+        self._cached: tuple[str, float] | None = None
         self._failed: tuple[KafkaError, float] | None = None
 
     async def token(self) -> str:
-        """A token that has some of its life left.
+        """A token that is still valid.
 
         Raises:
             TokenRefusedError: the issuer refuses this client.
             TokenUnavailableError: it does not answer.
         """
         now = self._clock()
-        if self._kept is not None and now < self._kept[1]:
-            return self._kept[0]
+        if self._cached is not None and now < self._cached[1]:
+            return self._cached[0]
         if self._failed is not None and now < self._failed[1]:
             raise self._failed[0]
         try:
             token, life_s = await self._fetch()
         except KafkaError as error:
-            self._failed = error, now + AGAIN_S
+            self._failed = error, now + RETRY_S
             raise
-        self._kept, self._failed = (token, now + RENEW_AT * life_s), None
+        self._cached, self._failed = (token, now + RENEW_AT * life_s), None
         return token
 
     async def _fetch(self) -> tuple[str, float]:
@@ -81,17 +81,17 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafk
         if settings.kafka_scope:
             form["scope"] = settings.kafka_scope
         try:
-            key = read_secret(settings.kafka_client_secret_file)
-            # Encoded first, as RFC 6749, 2.3.1 has it.
-            who = aiohttp.encode_basic_auth(quote_plus(settings.kafka_client_id), quote_plus(key))
+            secret = read_secret(settings.kafka_client_secret_file)
+            # Encoded first, as RFC 6749, 2.3.1 requires.
+            credentials = aiohttp.encode_basic_auth(quote_plus(settings.kafka_client_id), quote_plus(secret))
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_S)) as session,
                 session.post(
                     url,
                     data=form,
-                    headers={"Authorization": who, "Accept": "application/json"},
+                    headers={"Authorization": credentials, "Accept": "application/json"},
                     ssl=_trust(settings.kafka_ca_file),
-                    # The secret goes where the setting says and nowhere else.
+                    # A redirect must not send the secret to another server.
                     allow_redirects=False,
                 ) as answer,
             ):
@@ -101,22 +101,22 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafk
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise TokenUnavailableError(f"no token: {url} does not answer: {error!r}") from error
-        said = body if isinstance(body, dict) else {}
+        reply = body if isinstance(body, dict) else {}
         if status in _REFUSED:
             raise TokenRefusedError(
                 f"no token: {url} refuses client {settings.kafka_client_id!r} with status {status}"
-                f" ({str(said.get('error_description') or said.get('error') or 'no reason given')[:200]}): "
+                f" ({str(reply.get('error_description') or reply.get('error') or 'no reason given')[:200]}): "
                 "check PENSTOCK_KAFKA_CLIENT_ID, PENSTOCK_KAFKA_CLIENT_SECRET_FILE and PENSTOCK_KAFKA_SCOPE"
             )
-        token = said.get("access_token")
+        token = reply.get("access_token")
         if status != 200 or not isinstance(token, str) or not token:
             raise TokenUnavailableError(f"no token: {url} answers status {status} without an access_token")
-        life = said.get("expires_in")
+        life = reply.get("expires_in")
         return token, float(life) if isinstance(life, int | float) and life > 0 else LIFE_S
 
 
 def _trust(ca_file: str) -> ssl.SSLContext:
-    # The system's authorities, and the brokers' as well: who runs a CA of their own runs it for both.
+    # The system's authorities and the brokers': a private CA usually signs both.
     context = ssl.create_default_context()
     if ca_file:
         context.load_verify_locations(ca_file)
@@ -124,7 +124,7 @@ def _trust(ca_file: str) -> ssl.SSLContext:
 
 
 def read_secret(file: str) -> str:
-    """What a file holds, without the line's end that editors leave.
+    """The content of a file, without the newline that editors append.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""The names of all topics and consumer groups; `declared` knows how many partitions and copies each has."""
+"""The names of all topics and consumer groups; `topic_config` reads their partitions and replicas."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ REJECTION_BYTES = 2 * RECORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic by its bare name (without the deployment's prefix).
+    """A topic, by its name without the deployment's prefix.
 
     Attributes:
-        name: see above.
-        partitions: how many; None is as `schemas/topics.toml` declares, which `declared.figures` reads.
-        retention_ms: how long its records are kept; None as above.
-        doc: what is on it, in a sentence.
-        max_bytes: its largest record.
-        fixed: why it must not get more partitions while it is in use; "" when it may.
+        name: the name without the prefix.
+        partitions: number of partitions; None stands for the value in `schemas/topics.toml`, which
+            `topic_config.config_of` reads.
+        retention_ms: how long records are kept, in milliseconds; None as above.
+        doc: its records, in one sentence.
+        max_bytes: size of the largest record, in bytes.
+        fixed: why the number of its partitions must not change while it is in use; "" when it may.
     """
 
     name: str
@@ -38,52 +39,50 @@ def _declared(name: str, doc: str, max_bytes: int = RECORD_BYTES, *, fixed: str 
 
 
 _BY_TARGET = (
-    "keyed by target: each target has one judge, the reader of its partition, and with more partitions it would have two "
-    "until the old records are gone"
+    "keyed by target: the reader of a target's partition measures its health. With more partitions, a target would "
+    "have two such readers until its old records are gone"
 )
-_BY_TASK = "keyed by task: what became of one task would lie on two partitions, and its readers could hear it out of order"
+_BY_TASK = "keyed by task: the records of one task would be on two partitions, and consumers could read them out of order"
 
 SUBMITTED = _declared("submitted", "Tasks submitted by any producer.")
 SUBMITTED_REJECTED = _declared(
-    "submitted.rejected", "What could not be ingested, with the reason.", REJECTION_BYTES
+    "submitted.rejected", "Submissions that could not be ingested, with the reason.", REJECTION_BYTES
 )
 HEARTBEATS = _declared(
     "heartbeats",
-    "Claims, beats and releases, keyed by worker.",
-    fixed="keyed by worker, and leases are held by whoever reads their partition: a beat would be read by another than the claim",
+    "Claims, beats and ended leases, keyed by worker.",
+    fixed="keyed by worker: the reader of a partition tracks its leases, and another reader could read the beats of a claim",
 )
 HEARTBEATS_REJECTED = _declared(
-    "heartbeats.rejected", "Heartbeat records that broke their contract.", REJECTION_BYTES
+    "heartbeats.rejected", "Heartbeat records that violate their contract.", REJECTION_BYTES
 )
 REVOKED = _declared(
-    "revoked", "Leases taken back, read by every worker.", fixed="every worker reads its only partition"
+    "revoked", "Revoked leases, read by every worker.", fixed="every worker reads its only partition"
 )
 STAGE_RESULTS = _declared(
     "stage-results",
     "Batches of stage results, keyed by worker.",
-    fixed="the search for lost records goes by the ends of its partitions: results on one it does not know yet would be taken "
-    "for lost, and their stages run again",
+    fixed="the search for lost records compares the ends of known partitions. It would miss results on a new partition, "
+    "and their stages would run again",
 )
 STAGE_RESULTS_REJECTED = _declared(
-    "stage-results.rejected", "Results that broke their contract.", REJECTION_BYTES
+    "stage-results.rejected", "Results that violate their contract.", REJECTION_BYTES
 )
-EVENTS = _declared("events", "What became of tasks, keyed by task; for consumers.", fixed=_BY_TASK)
+EVENTS = _declared("events", "Transitions of tasks, keyed by task; for consumers.", fixed=_BY_TASK)
 CALLBACKS = _declared("callbacks", "Callbacks to deliver now, keyed by target.", fixed=_BY_TARGET)
 CALLBACKS_DIVERTED = _declared(
-    "callbacks.diverted", "Callbacks of targets that misbehave, keyed by target.", fixed=_BY_TARGET
+    "callbacks.diverted", "Callbacks of slow or failing targets, keyed by target.", fixed=_BY_TARGET
 )
 CALLBACKS_DEAD = _declared(
     "callbacks.dead",
-    "Callbacks that nobody tries again: schedule exhausted, target gone (410) or never callable.",
+    "Callbacks without a further attempt: schedule exhausted, target gone (410) or URL invalid.",
 )
 CALLBACKS_DIVERTED_REJECTED = _declared(
-    "callbacks.diverted.rejected", "Diverted records that broke their contract.", REJECTION_BYTES
+    "callbacks.diverted.rejected", "Diverted records that violate their contract.", REJECTION_BYTES
 )
-CALLBACKS_RESULTS = _declared(
-    "callbacks.results", "What became of each callback, keyed by task.", fixed=_BY_TASK
-)
+CALLBACKS_RESULTS = _declared("callbacks.results", "Outcomes of callbacks, keyed by task.", fixed=_BY_TASK)
 CALLBACKS_REJECTED = _declared(
-    "callbacks.rejected", "Callback records that broke their contract.", REJECTION_BYTES
+    "callbacks.rejected", "Callback records that violate their contract.", REJECTION_BYTES
 )
 
 PLATFORM = (
@@ -104,17 +103,19 @@ PLATFORM = (
 )
 
 
-# The name in the declaration of all ready topics, and with a dot what each begins with.
+# The name of all ready topics in the declaration; with a dot, the prefix of their names.
 READY = "ready"
 
 
 def ready(type_name: str, partitions: int) -> Topic:
     """The ready topic of one task type; only task-sync writes to it."""
-    return Topic(f"{READY}.{type_name}", partitions, None, "Released tasks of one type, one record a task.")
+    return Topic(
+        f"{READY}.{type_name}", partitions, None, "Released tasks of one type, one record for each task."
+    )
 
 
 def workers_group(prefix: str, type_name: str) -> str:
-    """The consumer group in which all workers of a type share its ready topic; its lag is the window."""
+    """The consumer group of all workers of a type, which share its ready topic; its lag is the window."""
     return f"{prefix}workers.{type_name}"
 
 

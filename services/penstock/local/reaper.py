@@ -1,14 +1,17 @@
-"""Stops what a deployment started when the deployment itself has been killed.
+"""The reaper: a process that stops a deployment's programs after the deployment has been killed.
 
-A process of its own, run by path with nothing but the standard library, in its own session so that neither Ctrl-C nor
-a closed terminal reaches it. It reads what to stop from its standard input, whose other end only the deployment
-holds. However the deployment ends, SIGKILL included, the kernel closes that end; whatever is still registered
-then is stopped in order, each with its own signal and grace, so that even the database shuts down cleanly.
+It runs by path, with the standard library only, in its own session, so that Ctrl-C and a closed
+terminal do not reach it. It reads its registrations from standard input, and only the deployment
+holds the other end of that pipe. When the deployment ends, by SIGKILL too, the kernel closes the
+pipe. The reaper then stops the registered programs in order, each with its own signal and grace
+period, so that the database shuts down cleanly.
 
-A pipe rather than PR_SET_PDEATHSIG: that exists on Linux only, fires when the *thread* that started the child ends,
-is dropped when a child changes its user (as PostgreSQL does under root), and would stop everything at once.
+It uses a pipe instead of PR_SET_PDEATHSIG. That exists on Linux only, fires when the *thread* that
+started the child ends, and is cleared when a child changes its user, as PostgreSQL does under root.
+It would also stop all programs at once.
 
-Protocol, one line each: `add PID ORDER SIGNAL GRACE_S`, `remove PID`. End of file: stop what is left.
+Protocol, one line each: `add PID ORDER SIGNAL GRACE_S`, `remove PID`. At the end of file the reaper
+stops all registered programs.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from pathlib import Path
 
 
 class Reaper:
-    """The deployment's side: a reaper process and what it has been told."""
+    """The deployment's side: starts the reaper process and registers programs with it."""
 
     def __init__(self) -> None:
-        self._told: dict[int, str] = {}
-        # Told from several threads: lines must not mix.
+        # Lines of the registered programs, by process id.
+        self._registered: dict[int, str] = {}
+        # Several threads register programs, and their lines must not mix.
         self._lock = threading.Lock()
         self._process = self._start()
 
@@ -36,38 +40,38 @@ class Reaper:
             [sys.executable, "-I", "-S", str(Path(__file__))],
             stdin=subprocess.PIPE,
             start_new_session=True,
-            # Unbuffered: nothing is left to write when the pipe breaks.
+            # Unbuffered, so that a broken pipe leaves no data behind.
             bufsize=0,
         )
 
     def add(self, pid: int, *, order: int, stop_signal: int, grace_s: float) -> None:
-        """Registers process group `pid`; the lowest `order` is stopped first."""
+        """Registers process group `pid`; groups with the lowest `order` are stopped first."""
         with self._lock:
-            self._told[pid] = f"add {pid} {order} {int(stop_signal)} {grace_s}\n"
-            self._tell(self._told[pid])
+            self._registered[pid] = f"add {pid} {order} {int(stop_signal)} {grace_s}\n"
+            self._send(self._registered[pid])
 
     def remove(self, pid: int) -> None:
-        """Forgets process group `pid`, which has ended: its number may be given to another."""
+        """Removes process group `pid`, which has ended: its id may be reused."""
         with self._lock:
-            if self._told.pop(pid, None):
-                self._tell(f"remove {pid}\n")
+            if self._registered.pop(pid, None):
+                self._send(f"remove {pid}\n")
 
     def close(self) -> None:
-        """Ends the reaper; what is still registered is stopped by it."""
+        """Ends the reaper, which first stops the programs that are still registered."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         try:
             self._write(line)
         except BrokenPipeError:
-            # Somebody killed the reaper: another takes its place and hears everything again.
+            # The reaper was killed: start another one and register every program again.
             assert self._process.stdin is not None
             self._process.stdin.close()
             self._process.wait()
             self._process = self._start()
-            self._write("".join(self._told.values()))
+            self._write("".join(self._registered.values()))
 
     def _write(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -75,9 +79,9 @@ class Reaper:
 
 
 def main() -> None:
-    """The reaper's side."""
+    """The reaper process: reads registrations until the end of file, then stops programs."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Only the end of the deployment ends the reaper.
+        # Only the end of the deployment may end the reaper.
         signal.signal(number, signal.SIG_IGN)
     registered: dict[int, tuple[int, int, float]] = {}
     for line in sys.stdin:
@@ -91,7 +95,7 @@ def main() -> None:
 
 
 def _stop(registered: dict[int, tuple[int, int, float]]) -> None:
-    # Not our children, so they cannot be waited for: looking whether they still run is all there is.
+    # The programs are not children of the reaper, so it cannot wait for them and must poll.
     for pid, (_, number, _) in registered.items():
         _signal_group(pid, number)
     deadline = time.monotonic() + max(grace for _, _, grace in registered.values())
@@ -103,11 +107,12 @@ def _stop(registered: dict[int, tuple[int, int, float]]) -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        # A zombie runs no more, but in a container where nobody collects zombies its group exists for ever.
+        # A zombie does not run, but in a container without an init process its group exists until
+        # the container ends.
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
             return False
     except OSError:
-        # No such process, or no /proc on this system: the group tells.
+        # There is no such process, or this system has no /proc: ask for the group.
         pass
     return _signal_group(pid, 0)
 
@@ -116,7 +121,7 @@ def _signal_group(pid: int, number: int) -> bool:
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
-        # macOS answers "not permitted" for a group of which only zombies are left.
+        # macOS answers "not permitted" for a group with only zombies left.
         return False
     return True
 

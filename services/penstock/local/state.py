@@ -1,6 +1,6 @@
-"""Who owns a data directory, and what it publishes there for `penstock.discovery`.
+"""The lock and the published addresses of a data directory; `penstock.discovery` reads them.
 
-The lock lives as long as its owner's process, however that ends.
+The kernel releases the lock when its owner's process ends, by SIGKILL too.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class DataDir:
     """A data directory that this process owns.
 
     Raises:
-        CannotStart: it cannot be written, or another deployment runs in it.
+        CannotStart: the directory cannot be written, or another deployment runs in it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # It is no part of whatever repository it stands in.
+            # Keeps the directory out of a surrounding git repository.
             (self.path / ".gitignore").write_text("*\n")
             self._lock = (self.path / "lock").open("a+")
         except OSError as error:
@@ -48,14 +48,14 @@ class DataDir:
                 f"another `penstock up` (process {owner or 'unknown'}) runs in {self.path}: "
                 "stop it, or choose another --data-dir"
             )
-        # What a killed owner published is over.
+        # Addresses of a killed owner are no longer valid.
         (self.path / "state.json").unlink(missing_ok=True)
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
 
     def _acquire(self) -> bool:
-        # Not at the first refusal: `discovery.running` holds the lock for a moment when it looks.
+        # Several tries, because `discovery.running` holds the lock for a moment.
         for _ in range(10):
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +66,7 @@ class DataDir:
         return False
 
     def publish(self, addresses: Addresses) -> None:
-        """Lets others find the deployment; the file is for this user alone, since it holds a password."""
+        """Publishes the addresses. Only this user can read the file, which has a password."""
         unfinished = self.path / "state.json.unfinished"
         unfinished.unlink(missing_ok=True)
         unfinished.touch(mode=0o600)
@@ -74,23 +74,24 @@ class DataDir:
         unfinished.replace(self.path / "state.json")
 
     def close(self) -> None:
-        """Withdraws the addresses and gives the directory up."""
+        """Removes the addresses and unlocks the directory."""
         (self.path / "state.json").unlink(missing_ok=True)
         self._lock.close()
 
 
 def make_secret(file: Path) -> str:
-    """The secret in a file that only its owner can read; made on the first run and kept."""
+    """Reads the secret from a file that only its owner can read; the first run creates it."""
     if not file.exists():
         file.touch(mode=0o600)
         file.write_text("whsec_" + base64.b64encode(secrets.token_bytes(32)).decode())
     return file.read_text()
 
 
-def callback_allow(*, trying_out: bool) -> str:
-    """Networks that callbacks may go to although they are not public, as the callbacks service takes them.
+def callback_allow(*, development: bool) -> str:
+    """The value of PENSTOCK_CALLBACK_ALLOW: non-public networks that callbacks may go to.
 
     Args:
-        trying_out: targets are likely to be on this machine. What the environment says wins, if only nothing at all.
+        development: whether to allow this machine. A value in the environment wins, even an empty
+            one.
     """
-    return os.environ.get(CALLBACK_ALLOW, _THIS_MACHINE if trying_out else "")
+    return os.environ.get(CALLBACK_ALLOW, _THIS_MACHINE if development else "")

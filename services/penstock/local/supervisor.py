@@ -1,9 +1,10 @@
-"""Runs programs as processes of their own, starts them again when they die, and stops them in order.
+"""Runs programs as processes, restarts them when they die, and stops them in order.
 
-Each program has a thread that starts it, waits for its end and decides, by `core.restart`, when to start it again.
-Threads rather than asyncio: the supervisor then works under any event loop or none (tests, benchmarks), and a busy loop
-delays nothing. Every program leads a session of its own: Ctrl-C in the terminal reaches it only through us, in
-the right order. Should this process itself be killed, the `reaper` stops them all.
+Each program has a thread that starts it, waits for its end, and decides by `core.restart` when to
+restart it. With threads instead of asyncio the supervisor works under any event loop or none, and a
+busy loop does not delay it. Every program leads its own session, so Ctrl-C in the terminal reaches
+it only through the supervisor, in order. When the supervising process is killed, the `reaper` stops
+all programs.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from penstock.core.restart import RestartPolicy, RestartState, after_exit
 from penstock.errors import NotFound
 from penstock.local.reaper import Reaper
 
-# Told (program's name, one line of its output without the line's end), from any thread.
+# Receives (program name, one line of its output without the line break), from any thread.
 OnLine = Callable[[str, str], None]
 
-# Programs are told where to put a mark once they serve; `penstock.process` does so.
+# Names the file that a program creates once it serves; `penstock.process` does so.
 READY_VARIABLE = "PENSTOCK_READY_FILE"
-# Set for every program, so that a later run can recognise what an earlier one left behind.
+# Set for every program, so that a later run recognises the orphans of an earlier one.
 OWNER_VARIABLE = "PENSTOCK_DEPLOYMENT"
 
 _TAIL_LINES = 30
@@ -37,17 +38,17 @@ _TAIL_LINES = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What to run, and how to stop it.
+    """How to run and stop a program.
 
     Attributes:
-        name: unique among the supervisor's programs; the prefix of its lines in the log.
+        name: unique name within the supervisor; the prefix of its log lines.
         argv: the program and its arguments.
-        environment: added to this process's own.
+        environment: variables that are added to this process's environment.
         directory: working directory; None is this process's own.
-        user: run as this user; None is this process's own.
-        order: programs of the lowest order are stopped first, and those of one order together.
-        stop_signal: asks it to end.
-        grace_s: seconds it may take after that before it is killed.
+        user: the user to run as; None is this process's own.
+        order: programs with the lowest order are stopped first, those of one order together.
+        stop_signal: the signal that asks the program to end.
+        grace_s: seconds from that signal until the program is killed.
     """
 
     name: str
@@ -64,44 +65,50 @@ class Supervisor:
     """Keeps programs running.
 
     Args:
-        on_line: receives all output and the supervisor's own remarks.
-        run_dir: for the programs' ready marks; created when missing.
-        policy: how fast a program that dies is started again.
+        on_line: receives all output, and the supervisor's messages about restarts.
+        run_dir: folder for the programs' ready files; created when missing.
+        policy: delays before a program is restarted.
     """
 
     def __init__(self, on_line: OnLine, *, run_dir: Path, policy: RestartPolicy | None = None) -> None:
         self._on_line = on_line
         self._run_dir = run_dir
         self._policy = policy or RestartPolicy()
-        self._keepers: dict[str, _Keeper] = {}
+        self._supervised: dict[str, _SupervisedProgram] = {}
         self._reaper = Reaper()
         run_dir.mkdir(parents=True, exist_ok=True)
 
     def start(self, program: Program) -> None:
-        """Starts `program` and keeps it running until `stop`; one of that name must not be running."""
-        if program.name in self._keepers:
+        """Starts `program` and keeps it running until `stop`.
+
+        Raises:
+            ValueError: a program of that name is supervised already.
+        """
+        if program.name in self._supervised:
             raise ValueError(f"{program.name} is already supervised")
-        keeper = _Keeper(program, self._policy, self._on_line, self._run_dir, self._reaper)
-        self._keepers[program.name] = keeper
-        keeper.start()
+        supervised = _SupervisedProgram(program, self._policy, self._on_line, self._run_dir, self._reaper)
+        self._supervised[program.name] = supervised
+        supervised.start()
 
     def stop(self, *names: str) -> None:
-        """Asks the programs to end, kills those whose grace is over, and waits; unknown names are left alone."""
-        keepers = [self._keepers.pop(name) for name in names if name in self._keepers]
-        for keeper in keepers:
-            keeper.ask_to_stop()
-        for keeper in keepers:
-            keeper.wait_stopped()
+        """Stops programs; kills those that exceed their grace period. Ignores unknown names."""
+        programs = [self._supervised.pop(name) for name in names if name in self._supervised]
+        for program in programs:
+            program.ask_to_stop()
+        for program in programs:
+            program.wait_stopped()
 
     def stop_all(self) -> None:
         """Stops every program, in order."""
-        for order in sorted({keeper.program.order for keeper in self._keepers.values()}):
-            self.stop(*[name for name, keeper in self._keepers.items() if keeper.program.order == order])
+        for order in sorted({supervised.program.order for supervised in self._supervised.values()}):
+            self.stop(
+                *[name for name, supervised in self._supervised.items() if supervised.program.order == order]
+            )
 
-    def hurry(self) -> None:
-        """Kills whatever runs: the user has asked a second time."""
-        for keeper in list(self._keepers.values()):
-            keeper.hurry()
+    def kill_all(self) -> None:
+        """Kills every program, without a grace period and without a restart."""
+        for supervised in list(self._supervised.values()):
+            supervised.kill()
 
     def close(self) -> None:
         """Stops every program and the reaper."""
@@ -110,44 +117,50 @@ class Supervisor:
         finally:
             self._reaper.close()
 
-    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Sends a signal to a program's process and returns the process's id; it is started again when it ends.
+    def kill(self, name: str, signal_number: int = signal.SIGKILL) -> int:
+        """Sends a signal to a program and returns its process id; a program that ends is restarted.
 
         Raises:
-            NotFound: no program of that name is running now.
+            NotFound: no program of that name runs now.
         """
-        return self._keeper(name).signal(number)
+        return self._find(name).signal(signal_number)
 
     def processes(self) -> dict[str, int]:
-        """The id of each program's process, of those that run now."""
-        return {name: keeper.pid for name, keeper in self._keepers.items() if keeper.pid is not None}
+        """The process ids of the programs that run now, by name."""
+        return {
+            name: supervised.pid
+            for name, supervised in self._supervised.items()
+            if supervised.pid is not None
+        }
 
     def exits(self, name: str) -> int:
-        """How often the program has ended by itself since `start`."""
-        return self._keeper(name).exits
+        """The number of times that the program ended without being stopped."""
+        return self._find(name).exits
 
     def last_status(self, name: str) -> int | None:
-        """The status with which the program ended the last time; None when it has not, and negative the number of a signal."""
-        return self._keeper(name).last_status
+        """The last exit status; None before the first end, a negative signal number after a kill."""
+        return self._find(name).last_status
 
     def tail(self, name: str) -> str:
-        """The last lines the program has written."""
-        return "\n".join(self._keeper(name).tail)
+        """The last lines of the program's output."""
+        return "\n".join(self._find(name).tail)
 
     def is_ready(self, name: str) -> bool:
-        """Whether the program's present process has put its ready mark."""
-        keeper = self._keeper(name)
-        return keeper.pid is not None and keeper.ready_file.exists()
+        """Whether the program's current process has created its ready file."""
+        supervised = self._find(name)
+        return supervised.pid is not None and supervised.ready_file.exists()
 
-    def _keeper(self, name: str) -> _Keeper:
+    def _find(self, name: str) -> _SupervisedProgram:
         try:
-            return self._keepers[name]
+            return self._supervised[name]
         except KeyError:
-            raise NotFound(f"no program {name!r}; there are: {', '.join(sorted(self._keepers))}") from None
+            raise NotFound(
+                f"there is no program {name!r}; choose one of: {', '.join(sorted(self._supervised))}"
+            ) from None
 
 
-class _Keeper:
-    """One program and the thread that keeps it running."""
+class _SupervisedProgram:
+    """One program and the thread that runs it."""
 
     def __init__(
         self, program: Program, policy: RestartPolicy, on_line: OnLine, run_dir: Path, reaper: Reaper
@@ -163,10 +176,11 @@ class _Keeper:
         self._reaper = reaper
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
-        # Held while a process is started or signalled, so that a stop never misses a process just being started.
+        # Held while a process is started or signalled, so that a stop cannot miss a process that is
+        # just starting.
         self._lock = threading.Lock()
-        self._asked_at = 0.0
-        self._thread = threading.Thread(target=self._keep, name=f"keeper-{program.name}", daemon=True)
+        self._stop_requested_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"supervise-{program.name}", daemon=True)
 
     @property
     def pid(self) -> int | None:
@@ -176,35 +190,35 @@ class _Keeper:
     def start(self) -> None:
         self._thread.start()
 
-    def signal(self, number: int) -> int:
+    def signal(self, signal_number: int) -> int:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                raise NotFound(f"{self.program.name} is not running now")
-            self._process.send_signal(number)
+                raise NotFound(f"{self.program.name} does not run now")
+            self._process.send_signal(signal_number)
             return self._process.pid
 
     def ask_to_stop(self) -> None:
         with self._lock:
             self._stopping.set()
-            self._asked_at = time.monotonic()
+            self._stop_requested_at = time.monotonic()
             if self._process is not None:
                 self._process.send_signal(self.program.stop_signal)
 
-    def hurry(self) -> None:
+    def kill(self) -> None:
         with self._lock:
             self._stopping.set()
             if self._process is not None and self._process.poll() is None:
                 _kill_group(self._process.pid)
 
     def wait_stopped(self) -> None:
-        self._thread.join(max(0.0, self._asked_at + self.program.grace_s - time.monotonic()))
+        self._thread.join(max(0.0, self._stop_requested_at + self.program.grace_s - time.monotonic()))
         if self._thread.is_alive():
-            self._say(f"did not stop within {self.program.grace_s:.0f} s: killing it")
-            self.hurry()
+            self._report(f"did not stop within {self.program.grace_s:.0f} s: killing it")
+            self.kill()
             self._thread.join()
         self.ready_file.unlink(missing_ok=True)
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         state = RestartState()
         while not self._stopping.is_set():
             started_at = time.monotonic()
@@ -213,11 +227,11 @@ class _Keeper:
                 return
             self.exits += 1
             state, delay = after_exit(self._policy, state, started_at=started_at, now=time.monotonic())
-            self._say(f"{outcome}; starting it again in {delay:.1f} s")
+            self._report(f"{outcome}; restarting it in {delay:.1f} s")
             self._stopping.wait(delay)
 
     def _run_once(self) -> str:
-        """Runs the program to its end and returns how it ended, in words."""
+        """Runs the program once and returns a description of its end."""
         self.ready_file.unlink(missing_ok=True)
         with self._lock:
             if self._stopping.is_set():
@@ -227,7 +241,7 @@ class _Keeper:
             except OSError as error:
                 self.tail.append(str(error))
                 return f"cannot be started ({error})"
-            # Within the lock: once ask_to_stop has returned, the reaper knows every process there is.
+            # Within the lock, so that after ask_to_stop the reaper knows every process.
             self._reaper.add(
                 process.pid,
                 order=self.program.order,
@@ -237,10 +251,10 @@ class _Keeper:
         reader = threading.Thread(target=self._read, args=(process,), daemon=True)
         reader.start()
         status = process.wait()
-        # What it started and left behind must not outlive it, nor keep its ports from its successor.
+        # Its children must not outlive it, or they would keep the ports that the next start needs.
         _kill_group(process.pid)
         self._reaper.remove(process.pid)
-        # A descendant that left the group may hold the pipe open; its last words are not worth waiting for.
+        # With a timeout, because a descendant that left the group may hold the pipe open.
         reader.join(1.0)
         self.last_status = status
         return f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -272,12 +286,12 @@ class _Keeper:
                 self.tail.append(line)
                 self._on_line(self.program.name, line)
 
-    def _say(self, remark: str) -> None:
-        self._on_line(self.program.name, remark)
+    def _report(self, message: str) -> None:
+        self._on_line(self.program.name, message)
 
 
 def identity(user: str | None) -> dict[str, Any]:
-    """Arguments for `subprocess` to run as `user`: its groups too, or it would keep ours, root's among them."""
+    """Arguments for `subprocess` to run as `user`, with its groups instead of root's."""
     if user is None:
         return {}
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": ()}
@@ -287,5 +301,5 @@ def _kill_group(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        # Nobody is left; macOS answers "not permitted" for a group of zombies.
+        # The group has ended; macOS answers "not permitted" for a group of zombies.
         return

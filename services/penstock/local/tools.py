@@ -1,8 +1,9 @@
-"""Kafka's own console tools beside the embedded broker, whose packages bring no shell scripts.
+"""Kafka's console tools, for the embedded broker, whose packages contain no shell scripts.
 
-python -m penstock.local.tools console-consumer --bootstrap-server HOST:PORT --topic penstock.events --from-beginning
+    python -m penstock.local.tools console-consumer --bootstrap-server HOST:PORT --topic TOPIC
 
-The arguments are the tool's own. It takes the place of this process, so that signals and its status are its own, too.
+The arguments are those of the tool. The tool replaces this process, so that it receives the signals
+and sets the exit status.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STATUS_USAGE = 2
 
 
 def command(tool: str, arguments: list[str]) -> list[str]:
-    """The command that runs a tool.
+    """Returns the command that runs a tool.
 
     Raises:
         CannotStart: Java or the jars are missing.
@@ -37,16 +38,16 @@ def command(tool: str, arguments: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the status when it cannot become the tool."""
+    """Runs the tool in place of this process; returns an exit status when that fails."""
     if not arguments or arguments[0] not in TOOLS:
         print(_USAGE, file=sys.stderr)  # noqa: T201 (a command line)
         return _STATUS_USAGE
     try:
-        found = command(arguments[0], arguments[1:])
+        argv = command(arguments[0], arguments[1:])
     except CannotStart as error:
         print(error, file=sys.stderr)  # noqa: T201 (a command line)
         return exit_status(error)
-    return os.execv(found[0], found)  # noqa: S606 (the packaged Java, the user's own arguments)
+    return os.execv(argv[0], argv)  # noqa: S606 (the packaged Java, the user's own arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`penstock up`: a deployment in a terminal, with progress, a merged log, and an end by Ctrl-C."""
+"""`penstock up`: runs a deployment in a terminal, with progress and a merged log, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 from penstock.errors import PenstockError
-from penstock.local.deployment import Deployment, Options, Reporter
+from penstock.local.deployment import Deployment, Listener, Options
 from penstock.local.output import MergedLog, wants_colour
 from penstock.process import exit_status
 
@@ -21,39 +21,40 @@ from penstock.process import exit_status
 async def up(
     options: Options, console: Console | None = None, *, on_ready: Callable[[Deployment], None] | None = None
 ) -> int:
-    """Starts everything, says where it is, and runs until SIGINT, SIGTERM or SIGHUP.
+    """Starts a deployment, prints its addresses, and runs until SIGINT, SIGTERM or SIGHUP.
 
-    A second signal kills what has not stopped yet.
+    A second signal kills the programs that have not stopped yet.
 
     Args:
         options: what to start.
-        console: where progress, summary and log go; standard output by default.
+        console: output for progress, summary and log; standard output by default.
         on_ready: called once all services serve.
 
     Returns:
-        The exit status: 0 after an orderly stop, else that of `process.exit_status`; the console has been told why.
+        The exit status: 0 after an orderly stop, else `process.exit_status` of an error that the
+            console shows.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     stopping = asyncio.Event()
-    with _progress(console) as fetching:
+    with _progress(console) as on_fetch:
         log = MergedLog(console.file, colour=wants_colour(console.file))
 
-        def step(text: str) -> None:
+        def on_step(text: str) -> None:
             log("penstock", text)
 
-        deployment = Deployment(options, Reporter(step=step, fetching=fetching, line=log))
+        deployment = Deployment(options, Listener(on_step=on_step, on_fetch=on_fetch, on_line=log))
         with _signals(stopping, deployment):
             running = asyncio.create_task(_run(deployment, console, stopping, on_ready))
             stop = asyncio.create_task(stopping.wait())
             await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
             if not running.done():
-                step("stopping (once more to kill)")
+                on_step("stopping (press Ctrl-C again to kill)")
                 running.cancel()
             try:
                 await running
             except asyncio.CancelledError:
-                step("stopped")
+                on_step("stopped")
             except PenstockError as error:
                 console.print(f"penstock up: {error}", style="bold red", markup=False)
                 return exit_status(error)
@@ -85,23 +86,23 @@ def _summary(deployment: Deployment) -> str:
         "Callbacks": f"signed with the secret in {deployment.callback_secret_file}",
     }
     lines = [f"  {name:<11} {value}" for name, value in rows.items()]
-    told = f"export {DATA_DIR_VARIABLE}={shlex.quote(str(deployment.data_dir))}"
-    # Where a worker or a verb that was told nothing looks, if it is started in this directory.
+    export = f"export {DATA_DIR_VARIABLE}={shlex.quote(str(deployment.data_dir))}"
+    # Workers and verbs without addresses look in the current directory.
     if deployment.data_dir == DEFAULT_DATA_DIR.absolute():
-        found = f"Workers and the command line find it when started in this directory; elsewhere: {told}"
+        hint = f"Workers and the command line find it when started in this directory; elsewhere: {export}"
     else:
-        found = f"Workers and the command line find it after: {told}"
-    return "\n".join(["", "Penstock is up. Ctrl-C stops everything.", "", *lines, "", f"  {found}", ""])
+        hint = f"Workers and the command line find it after: {export}"
+    return "\n".join(["", "Penstock is up. Ctrl-C stops everything.", "", *lines, "", f"  {hint}", ""])
 
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar while jars are fetched, gone when they are there; nothing when they are in the cache."""
+    """Shows a progress bar while jars are fetched; shows nothing when all are in the cache."""
     columns = (TextColumn("fetching Kafka"), BarColumn(), MofNCompleteColumn(), TextColumn("jars"))
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("", total=None, visible=False)
 
-    def fetching(done: int, total: int) -> None:
+    def on_fetch(done: int, total: int) -> None:
         if done == 1:
             bar.start()
         bar.update(task, completed=done, total=total, visible=True)
@@ -109,7 +110,7 @@ def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
             bar.stop()
 
     try:
-        yield fetching
+        yield on_fetch
     finally:
         bar.stop()
 
@@ -120,14 +121,14 @@ def _signals(stopping: asyncio.Event, deployment: Deployment) -> Iterator[None]:
 
     def stop() -> None:
         if stopping.is_set():
-            deployment.hurry()
+            deployment.kill_all()
         stopping.set()
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
+    signal_numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in signal_numbers:
         loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in signal_numbers:
             loop.remove_signal_handler(number)

@@ -1,4 +1,4 @@
-"""Counting by buckets."""
+"""A histogram that observes seconds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from penstock.metrics import Metric, Sample
 
 
 class Histogram:
-    """Seconds, by the buckets of a metric.
+    """Counts observations by the buckets of a metric.
 
     Args:
-        metric: a histogram.
+        metric: a metric with buckets.
 
     Attributes:
-        counts: how many were in each bucket, the unbounded one last.
-        sum_s: of all.
+        counts: observations per bucket, the unbounded bucket last.
+        sum_s: sum of all observations, in seconds.
     """
 
     __slots__ = ("_buckets", "_metric", "counts", "sum_s")
@@ -26,11 +26,11 @@ class Histogram:
         self.counts = [0] * (len(metric.buckets) + 1)
         self.sum_s = 0.0
 
-    def see(self, took_s: float) -> None:
-        """One more."""
-        self.counts[bisect_left(self._buckets, took_s)] += 1
-        self.sum_s += took_s
+    def observe(self, seconds: float) -> None:
+        """Adds one observation."""
+        self.counts[bisect_left(self._buckets, seconds)] += 1
+        self.sum_s += seconds
 
     def sample(self, *labels: str) -> Sample:
-        """As it is now."""
+        """The current state as a sample with these label values."""
         return Sample(self._metric, self.sum_s, labels, self.counts)

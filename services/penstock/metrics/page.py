@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: samples as its families, and what the process itself uses."""
+"""The page that Prometheus scrapes: a service's samples and the `process_*` metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from penstock.metrics import BUILD_INFO, LOGGED, Metric, Sample, Source
 
 
 class Page:
-    """All that one process tells.
+    """The metrics page of one process.
 
     Args:
-        service: its name.
-        source: of its own samples, asked each time.
+        service: the name of its service.
+        source: returns the service's samples; called for each scrape.
+
+    Attributes:
+        logged: the log handler that counts warnings and errors for the page.
     """
 
     def __init__(self, service: str, source: Source) -> None:
@@ -28,11 +31,11 @@ class Page:
         self._source = source
         self.logged = LogCounter()
         self._registry = CollectorRegistry()
-        self._registry.register(_Sampled(self._samples))
+        self._registry.register(_SampleCollector(self._samples))
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The page as it is now, in the format that an Accept header asks for, and its content type."""
+        """Returns the page in the format that an Accept header requests, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -44,11 +47,11 @@ class Page:
 
 
 class LogCounter(logging.Handler):
-    """Counts what is logged.
+    """Counts log entries.
 
     Attributes:
         warnings: entries of level WARNING.
-        errors: entries above.
+        errors: entries of a higher level.
     """
 
     def __init__(self) -> None:
@@ -56,14 +59,14 @@ class LogCounter(logging.Handler):
         self.warnings = self.errors = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Counts one."""
+        """Counts one entry."""
         if record.levelno > logging.WARNING:
             self.errors += 1
         else:
             self.warnings += 1
 
 
-class _Sampled(Collector):
+class _SampleCollector(Collector):
     def __init__(self, source: Source) -> None:
         self._source = source
 
@@ -72,27 +75,28 @@ class _Sampled(Collector):
         for sample in self._source():
             by_metric.setdefault(sample.metric, []).append(sample)
         for metric, samples in by_metric.items():
-            yield _family(metric, samples)
+            for name, doc in metric.exported:
+                yield _family(metric, name, doc, samples)
 
 
-def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
+def _family(metric: Metric, name: str, doc: str, samples: Iterable[Sample]) -> Family:
     if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
+        histogram = HistogramMetricFamily(name, doc, labels=metric.labels)
         for sample in samples:
-            histogram.add_metric(sample.labels, _cumulated(metric, sample.counts), sample.value)
+            histogram.add_metric(sample.labels, _cumulative(metric, sample.counts), sample.value)
         return histogram
-    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = made(metric.name, metric.doc, labels=metric.labels)
+    family_type = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = family_type(name, doc, labels=metric.labels)
     for sample in samples:
         family.add_metric(sample.labels, sample.value)
     return family
 
 
-def _cumulated(metric: Metric, counts: Iterable[int]) -> list[tuple[str, float]]:
+def _cumulative(metric: Metric, counts: Iterable[int]) -> list[tuple[str, float]]:
     bounds = [*(str(bound) for bound in metric.buckets), "+Inf"]
     total = 0
-    found: list[tuple[str, float]] = []
+    cumulative: list[tuple[str, float]] = []
     for bound, count in zip(bounds, counts, strict=True):
         total += count
-        found.append((bound, total))
-    return found
+        cumulative.append((bound, total))
+    return cumulative

@@ -1,4 +1,4 @@
-"""What a processor (`penstock.kafka.processor`) tells of itself, as samples."""
+"""The samples that every Kafka processor (`penstock.kafka.processor`) exports."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from penstock import metrics
 from penstock.metrics import Sample
 
 
-class Processing(Protocol):
-    """The figures of a processor; adapters do not import each other."""
+class ProcessorMetrics(Protocol):
+    """The numbers of a processor. A protocol, because adapters do not import each other."""
 
     @property
-    def in_hand(self) -> int:
-        """Records taken and not settled."""
+    def in_flight(self) -> int:
+        """Records fetched and not acknowledged."""
 
     @property
     def generations(self) -> int:
-        """Generations of its group that it has been in."""
+        """Generations of its consumer group that it has joined."""
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """Records not taken yet when it last looked, by topic."""
+        """Records not fetched yet at the last measurement, by topic."""
 
     @property
     def rejected(self) -> Mapping[str, int]:
-        """Records, or parts of them, that were parked, by topic."""
+        """Records, or parts of records, that were rejected, by topic."""
 
     @property
     def waits(self) -> int:
-        """Times that a server was waited for."""
+        """Times that records waited for Kafka or PostgreSQL."""
 
 
-def of_processor(processor: Processing) -> Iterator[Sample]:
-    """Its figures as they are now."""
-    yield Sample(metrics.IN_HAND, processor.in_hand)
+def processor_samples(processor: ProcessorMetrics) -> Iterator[Sample]:
+    """The current samples of a processor."""
+    yield Sample(metrics.IN_FLIGHT, processor.in_flight)
     yield Sample(metrics.GENERATIONS, processor.generations)
     yield Sample(metrics.WAITS, processor.waits)
     for topic, records in processor.lag.items():

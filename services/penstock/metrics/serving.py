@@ -1,4 +1,4 @@
-"""The port on which a process tells of itself: /metrics, /livez and /readyz."""
+"""The metrics server of a process: /metrics, /livez and /readyz."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.settings import Metered
 
 log = logging.getLogger(__name__)
 
-# One thing that a process needs: returns when it is there, raises a PenstockError that says why not. Each sees to it that
-# it takes no longer than a few seconds.
+# Checks one dependency of a process: returns when the dependency is available, raises a
+# PenstockError with the reason when it is not. Each probe limits itself to a few seconds.
 Probe = Callable[[], Awaitable[None]]
 
 OK = "ok"
@@ -26,7 +26,7 @@ ALIVE = {"status": OK}
 
 
 async def readiness(probes: Mapping[str, Probe]) -> tuple[dict[str, Any], int]:
-    """What /readyz answers: a document that says of each probe "ok" or why not, and the status, 200 or 503."""
+    """Returns the body of /readyz ("ok" or a reason per probe) and its status: 200 or 503."""
     reasons = await asyncio.gather(*(_reason(probe) for probe in probes.values()))
     checks = dict(zip(probes, reasons, strict=True))
     if all(reason == OK for reason in reasons):
@@ -46,16 +46,16 @@ async def _reason(probe: Probe) -> str:
 async def serving(
     settings: Metered, service: str, source: Source, probes: Mapping[str, Probe]
 ) -> AsyncIterator[None]:
-    """Serves for as long as the block runs, unless the port is 0.
+    """Runs the metrics server while the block runs, unless the port is 0.
 
     Args:
-        settings: where.
+        settings: the address to listen on.
         service: name of the service, for the page.
-        source: of what /metrics shows besides what every process does.
-        probes: what /readyz asks, by name.
+        source: returns the service's samples; called for each scrape.
+        probes: the checks behind /readyz, by name.
 
     Raises:
-        CannotStart: nothing can listen there.
+        CannotStart: the address cannot be listened on.
     """
     if not settings.metrics_port:
         yield
@@ -67,7 +67,7 @@ async def serving(
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def livez(_request: web.Request) -> web.Response:
-        # That this is answered is the answer: it takes the loop in which the service works.
+        # An answer proves that the service's event loop runs.
         return web.json_response(ALIVE)
 
     async def readyz(_request: web.Request) -> web.Response:
@@ -89,7 +89,8 @@ async def serving(
                 f"cannot listen on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}): "
                 "set PENSTOCK_METRICS_PORT to a free port, or to 0 for no metrics"
             ) from error
-        log.info("metrics at http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
+        address = f"http://{settings.metrics_host}:{settings.metrics_port}/metrics"
+        log.info("The metrics server listens", extra={"event": "metrics_listening", "address": address})
         yield
     finally:
         logging.getLogger().removeHandler(page.logged)

@@ -1,7 +1,7 @@
-"""The claim check (T4): contexts above the inline limit live in an object store, by obstore; and so does the archive.
+"""The object store, by obstore: large contexts (claim check, T4) and the archive of history.
 
-Objects are named after their content, so storing one twice is storing it once and a retry is harmless.
-In doubt it refuses: bytes that do not match their reference are never handed to a handler.
+Context objects are named by their digest, so a repeated upload is idempotent. Fails closed: bytes
+that do not match their reference never reach a handler.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ _REMEDY = (
     "set PENSTOCK_OBJECTS to file:///FOLDER or s3://BUCKET/PREFIX, the same for every service and worker"
 )
 
-# Of an object that is stored piece by piece: the size of a piece (S3 takes none below 5 MiB), and how many are under way.
+# Multipart uploads: S3 accepts no part below 5 MiB.
 _CHUNK_BYTES = 5 * 1024 * 1024
-_AT_A_TIME = 2
+_CONCURRENT_PARTS = 2
 _READ_BYTES = 1024 * 1024
 
 
 class ObjectStore:
-    """One store, named by URL.
+    """The object store at a URL.
 
     Args:
-        url: `file:///folder` (made when missing), `s3://bucket/prefix` (credentials as the AWS tools take them)
-            or `memory:///`.
+        url: `file:///folder` (created when missing), `s3://bucket/prefix` (credentials as for the
+            AWS tools) or `memory:///`.
 
     Raises:
-        SettingsError: none is named, no such kind of store, or a folder that cannot be made or written.
+        SettingsError: the URL is empty, its scheme is unknown, or the folder cannot be created or
+            written.
     """
 
     def __init__(self, url: str) -> None:
         if not url:
-            # No default: a folder of its own would serve a worker until the first context that another has stored.
+            # No default: with a local folder a worker could not read contexts that another process
+            # stored.
             raise SettingsError(
-                f"objects is not set, so large contexts have no place: {_REMEDY}; for a `penstock up` on this "
+                f"objects is not set, so large contexts cannot be stored: {_REMEDY}; for a `penstock up` on this "
                 "machine, start in its directory or set PENSTOCK_DATA_DIR to its --data-dir instead"
             )
         try:
@@ -52,88 +54,90 @@ class ObjectStore:
             options: dict[str, Any] = {"mkdir": True} if parts.scheme == "file" else {}
             self._store = from_url(url, **options)
         except (BaseError, ValueError, OSError) as error:
-            # The first line: after it some errors show the innards of the library.
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            raise SettingsError(f"objects={url!r} is not an object store ({why}): {_REMEDY}") from error
+            # Only the first line: some errors continue with internals of the library.
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise SettingsError(f"objects={url!r} is not an object store ({reason}): {_REMEDY}") from error
         if parts.scheme == "file" and not os.access(unquote(parts.path), os.R_OK | os.W_OK | os.X_OK):
-            raise SettingsError(f"objects={url!r} may not be read and written by this user: {_REMEDY}")
+            raise SettingsError(f"objects={url!r} cannot be read and written by this user: {_REMEDY}")
 
     async def check_in(self, context: Context) -> Context:
-        """Stores a context above the inline limit and returns one that refers to it; a small one as it is.
+        """Stores a context above the inline limit and returns its reference; others are unchanged.
 
         Raises:
-            ObjectsUnavailable: it is not stored.
+            ObjectsUnavailable: the object is not stored.
         """
         if context.data is None or len(context.data) <= INLINE_LIMIT_BYTES:
             return context
         digest = hashlib.sha256(context.data).hexdigest()
-        key = f"contexts/{digest[:2]}/{digest}"
+        object_key = f"contexts/{digest[:2]}/{digest}"
         try:
-            await obstore.put_async(self._store, key, context.data)
+            await obstore.put_async(self._store, object_key, context.data)
         except BaseError as error:
             raise ObjectsUnavailable(f"could not store {len(context.data):,} bytes: {error}") from error
-        return Context(context.content_type, ref=ObjectRef(key, digest, len(context.data)))
+        return Context(context.content_type, ref=ObjectRef(object_key, digest, len(context.data)))
 
     async def check_out(self, context: Context) -> Context:
-        """Fetches what a context refers to; an inline one as it is.
+        """Fetches the object of a reference; returns an inline context unchanged.
 
         Raises:
-            CorruptObject: the object is gone, or its bytes are not those that were checked in.
+            CorruptObject: the object does not exist, or its digest differs from the reference.
             ObjectsUnavailable: the store does not answer.
         """
         ref = context.ref
         if ref is None:
             return context
         try:
-            got = await obstore.get_async(self._store, ref.key)
-            data = bytes(await got.bytes_async())
+            response = await obstore.get_async(self._store, ref.key)
+            data = bytes(await response.bytes_async())
         except FileNotFoundError as error:
             raise CorruptObject(f"object {ref.key} is not in the store") from error
         except BaseError as error:
             raise ObjectsUnavailable(f"could not fetch {ref.key}: {error}") from error
         if hashlib.sha256(data).hexdigest() != ref.sha256:
-            raise CorruptObject(f"object {ref.key} has {len(data):,} bytes that are not those checked in")
+            raise CorruptObject(
+                f"object {ref.key} has {len(data):,} bytes whose digest differs from its reference"
+            )
         return Context(context.content_type, data=data)
 
-    async def put_chunks(self, key: str, chunks: AsyncIterator[bytes]) -> None:
-        """Stores an object that is made piece by piece: whole when it returns, and else as it was before.
+    async def put_chunks(self, object_key: str, chunks: AsyncIterator[bytes]) -> None:
+        """Stores an object from chunks, atomically: an error leaves the old object or none.
 
         Raises:
-            ObjectsUnavailable: it is not stored.
-            Exception: whatever `chunks` raises.
+            ObjectsUnavailable: the object is not stored.
+            Exception: any exception of `chunks`.
         """
         try:
             await obstore.put_async(
-                self._store, key, chunks, chunk_size=_CHUNK_BYTES, max_concurrency=_AT_A_TIME
+                self._store, object_key, chunks, chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENT_PARTS
             )
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not store {key}: {error}") from error
+            raise ObjectsUnavailable(f"could not store {object_key}: {error}") from error
 
-    async def chunks(self, key: str) -> AsyncIterator[bytes]:
-        """The bytes of an object, piece by piece.
+    async def chunks(self, object_key: str) -> AsyncIterator[bytes]:
+        """Reads an object in chunks.
 
         Raises:
-            CorruptObject: it is gone.
+            CorruptObject: the object does not exist.
             ObjectsUnavailable: the store does not answer.
         """
         try:
-            got = await obstore.get_async(self._store, key)
-            async for chunk in got.stream(min_chunk_size=_READ_BYTES):
+            response = await obstore.get_async(self._store, object_key)
+            async for chunk in response.stream(min_chunk_size=_READ_BYTES):
                 yield bytes(chunk)
         except FileNotFoundError as error:
-            raise CorruptObject(f"object {key} is not in the store") from error
+            raise CorruptObject(f"object {object_key} is not in the store") from error
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not fetch {key}: {error}") from error
+            raise ObjectsUnavailable(f"could not fetch {object_key}: {error}") from error
 
-    async def size_of(self, key: str) -> int | None:
-        """How many bytes an object has; None when it is not there.
+    async def size_of(self, object_key: str) -> int | None:
+        """Returns the size of an object in bytes; None when it does not exist.
 
         Raises:
             ObjectsUnavailable: the store does not answer.
         """
         try:
-            return int((await obstore.head_async(self._store, key))["size"])
+            return int((await obstore.head_async(self._store, object_key))["size"])
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not look at {key}: {error}") from error
+            raise ObjectsUnavailable(f"could not read the size of {object_key}: {error}") from error

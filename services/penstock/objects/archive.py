@@ -1,6 +1,6 @@
-"""Writing a part of history to the object store, and reading it back: gzipped lines, in bounded memory.
+"""Archive objects of history: gzipped lines, written and verified in bounded memory.
 
-An object appears whole or not at all, and written again from the same lines it is the same bytes.
+Writes are atomic and deterministic: the same lines give the same bytes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from dataclasses import dataclass
 from penstock.errors import CorruptObject
 from penstock.objects import ObjectStore
 
-# With a header and a checksum, as gzip(1) writes them; the header has no time.
+# The gzip format, with header and checksum. The header has no timestamp, so the bytes are
+# deterministic.
 _GZIP = 16 + zlib.MAX_WBITS
-# Lines are alike, so little effort finds most of it.
+# Lines are similar, so a low level compresses nearly as well as a high one.
 _LEVEL = 3
-# Of what is unpacked at a time: a small object may hold a lot.
-_UNPACKED = 1 << 20
+# Most bytes decompressed at once: a small object may expand to a large one.
+_MOST_DECOMPRESSED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """An object of lines.
+class ArchiveObject:
+    """A written or verified archive object.
 
     Attributes:
-        lines: how many.
-        size: of the object, in bytes.
-        sha256: of the object, in hexadecimal digits.
+        lines: number of lines.
+        size: compressed size in bytes.
+        sha256: digest of the compressed object, in hexadecimal digits.
     """
 
     lines: int
@@ -37,19 +38,19 @@ class Written:
     sha256: str
 
 
-async def write(store: ObjectStore, key: str, pages: AsyncIterator[Sequence[bytes]]) -> Written:
-    """Writes lines, each with its line feed, page by page.
+async def write(store: ObjectStore, object_key: str, pages: AsyncIterator[Sequence[bytes]]) -> ArchiveObject:
+    """Writes pages of lines, each line with its line feed.
 
     Raises:
-        ObjectsUnavailable: the object is as it was before, or not there.
-        Exception: whatever `pages` raises, likewise.
+        ObjectsUnavailable: the object was not written; an earlier one is unchanged.
+        Exception: any exception of `pages`, with the same effect.
     """
-    packing = zlib.compressobj(_LEVEL, wbits=_GZIP)
+    compressor = zlib.compressobj(_LEVEL, wbits=_GZIP)
     digest = hashlib.sha256()
     lines = size = 0
 
-    def packed(page: Sequence[bytes]) -> bytes:
-        data = b"".join(map(packing.compress, page))
+    def compressed(page: Sequence[bytes]) -> bytes:
+        data = b"".join(map(compressor.compress, page))
         digest.update(data)
         return data
 
@@ -57,45 +58,45 @@ async def write(store: ObjectStore, key: str, pages: AsyncIterator[Sequence[byte
         nonlocal lines, size
         async for page in pages:
             lines += len(page)
-            # In a thread: the loop has other things to do.
-            data = await asyncio.to_thread(packed, page)
+            # In a thread, since compression would block the event loop.
+            data = await asyncio.to_thread(compressed, page)
             size += len(data)
             if data:
                 yield data
-        rest = packing.flush()
+        rest = compressor.flush()
         digest.update(rest)
         size += len(rest)
         yield rest
 
-    await store.put_chunks(key, chunks())
-    return Written(lines, size, digest.hexdigest())
+    await store.put_chunks(object_key, chunks())
+    return ArchiveObject(lines, size, digest.hexdigest())
 
 
-async def read_back(store: ObjectStore, key: str) -> Written:
-    """What an object of lines really is, read from its beginning to its end.
+async def read_back(store: ObjectStore, object_key: str) -> ArchiveObject:
+    """Reads a whole archive object to verify it.
 
     Raises:
-        CorruptObject: it is not there, or is not whole.
+        CorruptObject: the object does not exist, is truncated or cannot be decompressed.
         ObjectsUnavailable: the store does not answer.
     """
-    unpacking = zlib.decompressobj(wbits=_GZIP)
+    decompressor = zlib.decompressobj(wbits=_GZIP)
     digest = hashlib.sha256()
     lines = size = 0
 
-    def unpacked(data: bytes) -> int:
+    def lines_in(data: bytes) -> int:
         digest.update(data)
-        found = 0
+        count = 0
         while data:
-            found += unpacking.decompress(data, _UNPACKED).count(b"\n")
-            data = unpacking.unconsumed_tail
-        return found
+            count += decompressor.decompress(data, _MOST_DECOMPRESSED).count(b"\n")
+            data = decompressor.unconsumed_tail
+        return count
 
-    async for chunk in store.chunks(key):
+    async for chunk in store.chunks(object_key):
         size += len(chunk)
         try:
-            lines += await asyncio.to_thread(unpacked, chunk)
+            lines += await asyncio.to_thread(lines_in, chunk)
         except zlib.error as error:
-            raise CorruptObject(f"object {key} cannot be unpacked: {error}") from error
-    if not unpacking.eof:
-        raise CorruptObject(f"object {key} ends after {size:,} bytes, before its end")
-    return Written(lines, size, digest.hexdigest())
+            raise CorruptObject(f"object {object_key} cannot be decompressed: {error}") from error
+    if not decompressor.eof:
+        raise CorruptObject(f"object {object_key} is truncated after {size:,} bytes")
+    return ArchiveObject(lines, size, digest.hexdigest())

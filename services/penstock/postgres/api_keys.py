@@ -1,21 +1,22 @@
-"""Keys of the API: rows, and the copy by which a gateway knows them.
+"""API keys: their rows, and the cache of valid keys in a gateway.
 
-What the copy guarantees: a key that was revoked is refused as soon as its notification has come, which takes milliseconds, or
-`REFRESH_S` later when it is lost. It fails closed: when the database has not told for `TRUST_S` which keys hold, none does.
-No request costs a query.
+What the cache guarantees: a revoked key is refused as soon as its notification arrives, which takes
+milliseconds, and after `REFRESH_S` when the notification is lost. It fails closed: no key is valid
+when the cache is older than `TRUST_S`. A request needs no query.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 
-from penstock.core.access import Grant, Key, Role, recognised
+from penstock.core.access import ApiKey, Grant, Role, find_valid_key
 from penstock.errors import Conflict, NotFound, PostgresUnavailable, SessionLost
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -23,14 +24,14 @@ from penstock.postgres.session import Session, open_session
 
 log = logging.getLogger(__name__)
 
-# Notified when a key is created, replaced or revoked.
+# Channel of notifications: an API key was created, replaced or revoked.
 CHANNEL = "penstock_api_keys"
 
 REFRESH_S = 5.0
 TRUST_S = 15.0
-# How often a gateway notes which keys were used.
-NOTED_S = 60.0
-_AGAIN_S = 1.0
+# How often a gateway writes `last_used_at`.
+USE_RECORDED_S = 60.0
+_RETRY_S = 1.0
 
 
 async def create(
@@ -44,10 +45,10 @@ async def create(
     rate: float | None,
     expires_at: datetime | None,
 ) -> asyncpg.Record:
-    """Writes a key down; see `core.access.Key` for what each argument means.
+    """Inserts an API key; `core.access.ApiKey` describes its fields.
 
     Raises:
-        PostgresUnavailable: perhaps it was not written.
+        PostgresUnavailable: the key may be inserted or not.
     """
     with translated():
         row: asyncpg.Record = await executor.fetchrow(
@@ -63,11 +64,11 @@ async def create(
     return row
 
 
-async def all_keys(executor: Any) -> list[asyncpg.Record]:
-    """Every key, in the order of creation, also those that hold no more.
+async def list_keys(executor: Any) -> list[asyncpg.Record]:
+    """All API keys in the order of their creation, with those that are not valid any more.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
     with translated():
         rows: list[asyncpg.Record] = await executor.fetch(query("api_keys.list"))
@@ -83,23 +84,23 @@ async def rotate(
     overlap_s: float,
     expires_at: datetime | None,
 ) -> tuple[asyncpg.Record, asyncpg.Record]:
-    """Writes a key down that takes the place of another, with the same name, role and namespaces.
+    """Inserts an API key that replaces another, with the same name, role and namespaces.
 
     Args:
         connection: to the database.
-        key_id: of the one to be replaced.
-        new_id: of the one that takes its place.
-        digest: of its secret.
-        overlap_s: seconds for which both hold.
-        expires_at: of the new one; None is as long as the old one was made for.
+        key_id: id of the old key.
+        new_id: id of the new key.
+        digest: digest of the new secret.
+        overlap_s: seconds for which both keys are valid.
+        expires_at: when the new key expires; None is after the lifetime of the old key.
 
     Returns:
-        The new one, and the old one as it is now.
+        The rows of the new and of the old key.
 
     Raises:
-        NotFound: there is none of this id.
-        Conflict: it is revoked, has expired or was replaced before.
-        PostgresUnavailable: perhaps nothing was written.
+        NotFound: there is no key with this id.
+        Conflict: the old key is revoked, has expired or was replaced before.
+        PostgresUnavailable: the key may be replaced or not.
     """
     with translated():
         async with connection.transaction():
@@ -108,7 +109,7 @@ async def rotate(
                 raise NotFound(f"there is no key {key_id!r}")
             state = state_of(old, datetime.now(UTC))
             if state != "valid":
-                raise Conflict(f"key {key_id} is {state}: create another")
+                raise Conflict(f"key {key_id} is {state}: create a new key")
             if expires_at is None and old["expires_at"] is not None:
                 expires_at = datetime.now(UTC) + (old["expires_at"] - old["created_at"])
             new = await create(
@@ -127,11 +128,11 @@ async def rotate(
 
 
 async def revoke(executor: Any, key_id: str) -> bool:
-    """Refuses a key from now on; False when it was revoked before.
+    """Revokes an API key; returns False when it was revoked before.
 
     Raises:
-        NotFound: there is none of this id.
-        PostgresUnavailable: perhaps it still holds; the same again is safe.
+        NotFound: there is no key with this id.
+        PostgresUnavailable: the key may be revoked or not; repeating the call is safe.
     """
     with translated():
         if await executor.fetchrow(query("api_keys.revoke"), key_id) is not None:
@@ -142,7 +143,7 @@ async def revoke(executor: Any, key_id: str) -> bool:
 
 
 def state_of(row: Mapping[str, Any] | asyncpg.Record, now: datetime) -> str:
-    """Whether a key holds: valid, replaced (and valid until it expires), expired or revoked."""
+    """State of an API key: valid, replaced (valid until it expires), expired or revoked."""
     if row["revoked_at"] is not None:
         return "revoked"
     if row["expires_at"] is not None and row["expires_at"] <= now:
@@ -150,89 +151,89 @@ def state_of(row: Mapping[str, Any] | asyncpg.Record, now: datetime) -> str:
     return "replaced" if row["replaced_by"] else "valid"
 
 
-class KnownKeys:
-    """The copy.
+class ApiKeyCache:
+    """The cache of valid API keys, refreshed by notification.
 
     Args:
-        dsn: of the database, for the session that hears of changes.
-        pool: where they are read for the first time.
+        dsn: address of the database, for the session that receives notifications.
+        pool: reads the keys for the first time.
     """
 
     def __init__(self, dsn: str, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._dsn = dsn
         self._pool = pool
-        self._keys: dict[str, Key] = {}
-        self._told_s = float("-inf")
-        self._used: dict[str, datetime] = {}
-        self._noted_s = float("-inf")
+        self._api_keys: dict[str, ApiKey] = {}
+        self._read_at_s = float("-inf")
+        self._last_used: dict[str, datetime] = {}
+        self._use_recorded_at_s = float("-inf")
         self._changed = asyncio.Event()
 
-    def recognise(self, token: str) -> Grant | None:
-        """What the sender of a token may do; None when it is of no key that holds.
+    def authenticate(self, token: str) -> Grant | None:
+        """The grant of a token; None when it belongs to no valid API key.
 
         Raises:
-            PostgresUnavailable: the copy is too old to be trusted.
+            PostgresUnavailable: the cache is older than `TRUST_S`.
         """
-        if _now_s() - self._told_s > TRUST_S:
+        if time.monotonic() - self._read_at_s > TRUST_S:
             raise PostgresUnavailable(
-                f"the database has not told for {TRUST_S:g} s which API keys hold: none is accepted until it does"
+                f"the API keys could not be read for {TRUST_S:g} s: none is accepted until they can"
             )
         now = datetime.now(UTC)
-        key = recognised(self._keys, token, now)
-        if key is None:
+        api_key = find_valid_key(self._api_keys, token, now)
+        if api_key is None:
             return None
-        self._used[key.id] = now
-        return key.grant
+        self._last_used[api_key.id] = now
+        return api_key.grant
 
     async def load(self) -> None:
-        """Reads all keys that hold.
+        """Reads all valid keys.
 
         Raises:
-            PostgresUnavailable: no server; the copy is what it was.
+            PostgresUnavailable: the database is unavailable; the cache is unchanged.
         """
-        asked_s = _now_s()
+        started_s = time.monotonic()
         with translated():
-            self._take(await self._pool.fetch(query("api_keys.valid")), asked_s)
+            self._replace(await self._pool.fetch(query("api_keys.valid")), started_s)
 
-    def _take(self, rows: Iterable[asyncpg.Record], asked_s: float) -> None:
-        self._keys = {row["id"]: _key(row) for row in rows}
-        # When it was asked: what the query did not see was changed after that.
-        self._told_s = asked_s
+    def _replace(self, rows: Iterable[asyncpg.Record], started_s: float) -> None:
+        self._api_keys = {row["id"]: _api_key(row) for row in rows}
+        # The start of the query, since the result lacks later changes.
+        self._read_at_s = started_s
 
     async def run(self) -> None:
-        """Keeps the copy fresh and notes which keys were used, until cancelled."""
+        """Refreshes the cache and records the use of keys, until cancelled."""
         while True:
             try:
                 async with open_session(self._dsn, "gateway api keys") as session:
                     await session.listen(CHANNEL, lambda _payload: self._changed.set())
                     while not session.lost.is_set():
-                        # Before the query: a change that comes while it runs must be followed by another.
+                        # Before the query, so that a change during the query causes another one.
                         self._changed.clear()
-                        asked_s = _now_s()
-                        # In a session of its own: a pool that is busy must not keep everybody out.
+                        started_s = time.monotonic()
+                        # In a session of its own, since a busy pool would make the cache too old.
                         rows = await asyncio.wait_for(session.fetch("api_keys.valid"), REFRESH_S)
-                        self._take(rows, asked_s)
-                        await self._note(session)
+                        self._replace(rows, started_s)
+                        await self._record_use(session)
                         try:
                             await asyncio.wait_for(self._changed.wait(), REFRESH_S)
                         except TimeoutError:
                             continue
             except (PostgresUnavailable, SessionLost, TimeoutError) as error:
-                log.warning("API keys cannot be read again: %r", error)
-            await asyncio.sleep(_AGAIN_S)
+                log.warning(
+                    "The API keys cannot be read; trying again",
+                    extra={"event": "api_keys_unavailable", "error": error},
+                )
+            await asyncio.sleep(_RETRY_S)
 
-    async def _note(self, session: Session) -> None:
-        if not self._used or _now_s() - self._noted_s < NOTED_S:
+    async def _record_use(self, session: Session) -> None:
+        if not self._last_used or time.monotonic() - self._use_recorded_at_s < USE_RECORDED_S:
             return
-        used, self._used, self._noted_s = self._used, {}, _now_s()
-        await session.fetch("api_keys.used", list(used), list(used.values()))
+        last_used, self._last_used = self._last_used, {}
+        self._use_recorded_at_s = time.monotonic()
+        await session.fetch("api_keys.used", list(last_used), list(last_used.values()))
 
 
-def _key(row: asyncpg.Record) -> Key:
+def _api_key(row: asyncpg.Record) -> ApiKey:
     namespaces = None if row["namespaces"] is None else frozenset(row["namespaces"])
     grant = Grant(f"key:{row['id']}", frozenset({Role(row["role"])}), namespaces, row["rate"])
-    return Key(row["id"], bytes(row["digest"]), grant, row["expires_at"])
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    return ApiKey(row["id"], bytes(row["digest"]), grant, row["expires_at"])

@@ -1,4 +1,4 @@
-"""The audit of requests, as rows."""
+"""Rows of the audit of requests."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import asyncpg
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
-# At, actor, route, path, status and remote address.
+# Time, actor, route, path, status and remote address.
 Entry = tuple[datetime, str, str, str, int, str | None]
 
 
 async def write(executor: Any, entries: Iterable[Entry]) -> None:
-    """Writes requests down, in one statement.
+    """Inserts entries with one statement.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written.
+        PostgresUnavailable: the entries may be inserted or not.
     """
     columns = [list(column) for column in zip(*entries, strict=True)]
     with translated():
         await executor.execute(query("audit.write"), *columns)
 
 
-async def prune(executor: Any, days: int, *, most: int) -> int:
-    """Removes at most `most` of those older than so many days; returns how many.
+async def prune(executor: Any, days: int, *, limit: int) -> int:
+    """Removes at most `limit` rows that are older than `days`; returns their number.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was removed.
+        PostgresUnavailable: the rows may be removed or not.
     """
     with translated():
-        return int(await executor.fetchval(query("audit.prune"), days, most))
+        return int(await executor.fetchval(query("audit.prune"), days, limit))
 
 
 async def find(
     executor: Any, *, before: int | None = None, actor: str | None = None, limit: int = 50
 ) -> list[asyncpg.Record]:
-    """Requests, latest first; give the last `seq` of a page as `before` to get the next one.
+    """Entries, the latest first; the last `seq` of a page is `before` of the next page.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
     with translated():
         rows: list[asyncpg.Record] = await executor.fetch(query("audit.list"), before, actor, limit)

@@ -1,4 +1,4 @@
-"""The maintained counters of what waits: read, folded, and counted anew."""
+"""Backlog counters: reads them, folds changes into them, and recounts them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.core.task import Priority
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
-# Under which tasks are counted.
+# The states that have counters.
 STATES = ("ready", "scheduled", "paused", "waiting", "in_flight")
 
 
-class Place(NamedTuple):
-    """Behind a line, in their order."""
+class BacklogPosition(NamedTuple):
+    """A position among entries, directly behind one."""
 
     type: str
     priority: int
@@ -25,19 +25,19 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """The tasks of one type, priority and stage that have not ended.
+class BacklogEntry:
+    """How many tasks of one type, priority and stage have not ended.
 
     Attributes:
         type: name of the type.
-        priority: of all of them.
-        stage: likewise.
-        ready: how many wait at the gate.
-        scheduled: how many wait until they are due.
-        paused: how many wait for somebody to resume them.
-        waiting: how many wait for a child or an event.
-        in_flight: how many are queued or running.
-        oldest_s: for how long the first of the ready ones has been so, at this priority; None where none is.
+        priority: of these tasks.
+        stage: of these tasks.
+        ready: tasks that can be released.
+        scheduled: tasks that are not due.
+        paused: paused tasks.
+        waiting: tasks that wait for a child or an event.
+        in_flight: queued and running tasks.
+        oldest_s: seconds since the oldest ready task became ready; None without ready tasks.
     """
 
     type: str
@@ -51,69 +51,71 @@ class Line:
     oldest_s: float | None
 
     @property
-    def place(self) -> Place:
-        """Where the next one is."""
-        return Place(self.type, int(self.priority), self.stage)
+    def position(self) -> BacklogPosition:
+        """The position behind this entry."""
+        return BacklogPosition(self.type, int(self.priority), self.stage)
 
 
-async def lines(
+async def entries(
     pool: asyncpg.Pool[asyncpg.Record],
     *,
     type_name: str | None = None,
     among: Sequence[str] | None = None,
-    behind: Place | None = None,
+    behind: BacklogPosition | None = None,
     limit: int | None = None,
-) -> list[Line]:
-    """The lines in which there is something, by type, priority and stage.
+) -> list[BacklogEntry]:
+    """Entries that are not empty, by type, priority and stage.
 
     Args:
         pool: of the database.
-        type_name: only of this type.
-        among: only of these types.
-        behind: from the next one on.
-        limit: at most so many.
+        type_name: only entries of this type.
+        among: only entries of these types.
+        behind: only entries behind this position.
+        limit: most entries.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
         rows = await pool.fetch(
-            query("backlog.lines"), type_name, *(behind or (None, None, None)), limit, among
+            query("backlog.entries"), type_name, *(behind or (None, None, None)), limit, among
         )
-    return [Line(**{**row, "priority": Priority(row["priority"])}) for row in rows]
+    return [BacklogEntry(**{**row, "priority": Priority(row["priority"])}) for row in rows]
 
 
 async def fold(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[str]) -> tuple[int, bool]:
-    """Takes the changes of some types into their counters.
+    """Adds the recorded changes of types to their counters.
 
     Returns:
-        How many there were, and whether anything of these types is in flight.
+        The number of changes, and whether any task of these types is in flight.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was changed; what is counted is right either way.
+        PostgresUnavailable: the changes may or may not be folded; the counts are right in both
+            cases.
     """
     with translated():
         [row] = await pool.fetch(query("backlog.fold"), list(type_names))
     return row["changes"], row["in_flight"]
 
 
-async def sweep(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[str]) -> None:
-    """Removes the counters of stages in which nothing is.
+async def delete_empty(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[str]) -> None:
+    """Deletes counters that are 0.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was changed; what is counted is right either way.
+        PostgresUnavailable: the counters may or may not be deleted; the counts are right in both
+            cases.
     """
     with translated():
-        await pool.execute(query("backlog.sweep"), list(type_names))
+        await pool.execute(query("backlog.delete_empty"), list(type_names))
 
 
 async def recount(pool: asyncpg.Pool[asyncpg.Record]) -> int:
-    """Makes the counters what the tasks are, while all go on; how many were wrong.
+    """Corrects the counters while other transactions write; returns how many were wrong.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was changed.
+        PostgresUnavailable: the counters may or may not be corrected.
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            await connection.execute(query("backlog.recount_alone"))
+            await connection.execute(query("backlog.lock_recount"))
             return int(await connection.fetchval(query("backlog.recount")))

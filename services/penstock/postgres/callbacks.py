@@ -1,4 +1,4 @@
-"""Deliveries as PostgreSQL knows them: attempts are numbered and written down before they are made."""
+"""Callbacks in PostgreSQL: claims of attempts, and their outcomes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from penstock.core.target import TargetId
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.session import Session
-from penstock.postgres.targets import columns
+from penstock.postgres.targets import target_columns
 
-# Notified with the seconds until a retry is due, for the process that releases them.
+# Notified with the seconds until a callback is due, for the active requeuer.
 DUE_CHANNEL = "penstock_callback_due"
 
-# (callback id, attempts made before)
-Turn = tuple[str, int]
+# (callback id, attempts recorded before)
+CallbackAttempt = tuple[str, int]
 
 
-# Not frozen: there is one for each call.
+# Not frozen: there is one per call, and freezing costs time.
 @dataclass(slots=True, kw_only=True)
-class Settled:
-    """What became of an attempt.
+class OutcomeRow:
+    """The outcome of an attempt.
 
     Attributes:
         id: of the callback.
-        attempt: which one, from 1.
-        state: delivered, dead, or pending when there is to be another.
-        error: what the attempt met, as JSON; None when it was delivered.
-        due_in_s: seconds until the next one, while pending.
-        spent: attempts up to this one that its schedule does not count.
+        attempt: number of the attempt, from 1.
+        state: delivered, dead, or pending when another attempt follows.
+        error: the failure as JSON; None when delivered.
+        due_in_s: seconds until the next attempt, when pending.
+        uncounted: attempts up to this one that the retry schedule does not count.
     """
 
     id: str
@@ -42,193 +42,189 @@ class Settled:
     state: str
     error: str | None = None
     due_in_s: float = 0.0
-    spent: int = 0
+    uncounted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """What has become of turns that may have to wait for one another.
+class Claims:
+    """The result of claiming attempts of ordered callbacks.
 
     Attributes:
-        turns: that nobody had taken before, as `begin` returns them.
-        behind: that wait for an earlier one; `overtaken` is to be asked whether that has ended meanwhile.
-        held: that wait for one that is held, and are held themselves from now on.
+        granted: the attempts to make, as `claim` returns them.
+        behind: attempts that wait for an earlier callback; `requeue_unblocked` checks whether that
+            has ended meanwhile.
+        held: attempts behind an earlier callback that is held; they are held from now on.
     """
 
-    turns: dict[Turn, int]
-    behind: list[Turn] = field(default_factory=list)
-    held: list[Turn] = field(default_factory=list)
+    granted: dict[CallbackAttempt, int]
+    behind: list[CallbackAttempt] = field(default_factory=list)
+    held: list[CallbackAttempt] = field(default_factory=list)
 
 
-async def begin(
-    pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float
-) -> dict[Turn, int]:
-    """Takes the right to make attempts; returns the turns that nobody had taken before.
-
-    With each stands how many attempts its schedule does not count: 0 unless it was replayed, or some were made while
-    the service suspected itself.
+async def claim(
+    pool: asyncpg.Pool[asyncpg.Record], attempts: Sequence[CallbackAttempt], *, horizon_s: float
+) -> dict[CallbackAttempt, int]:
+    """Claims attempts: of those that no process has claimed before, records the number.
 
     Args:
         pool: of the database.
-        turns: no two of them alike.
-        horizon_s: seconds after which the attempt is made again unless its fate is known.
+        attempts: distinct attempts.
+        horizon_s: seconds after which another attempt is made unless the outcome is recorded by
+            then.
+
+    Returns:
+        The claimed attempts, each with the number of attempts that the retry schedule does not
+        count: 0 unless the callback was replayed, or called in self-check mode.
 
     Raises:
-        PostgresUnavailable: it is not known which were taken; those are made again after the horizon.
+        PostgresUnavailable: some may be claimed; those are attempted again after the horizon.
     """
     with translated():
-        rows = await pool.fetch(
-            query("callbacks.begin"), [turn[0] for turn in turns], [turn[1] for turn in turns], horizon_s
-        )
+        rows = await pool.fetch(query("callbacks.claim"), *_columns(attempts), horizon_s)
     return {(row["id"], row["attempt"] - 1): row["spent"] for row in rows}
 
 
-async def begin_in_order(
-    pool: asyncpg.Pool[asyncpg.Record], turns: Sequence[Turn], *, horizon_s: float
-) -> Begun:
-    """As `begin`; an ordered one whose task still owes its target an earlier one is not begun and comes again.
+async def claim_in_order(
+    pool: asyncpg.Pool[asyncpg.Record], attempts: Sequence[CallbackAttempt], *, horizon_s: float
+) -> Claims:
+    """As `claim`, but an ordered callback waits for earlier ones of its task and target.
 
     Raises:
-        PostgresUnavailable: as `begin`.
+        PostgresUnavailable: as `claim`.
     """
     with translated():
-        rows = await pool.fetch(
-            query("callbacks.begin_in_order"),
-            [turn[0] for turn in turns],
-            [turn[1] for turn in turns],
-            horizon_s,
-        )
-    return Begun(
-        turns={(row["id"], row["attempt"] - 1): row["spent"] for row in rows if row["waits"] is None},
+        rows = await pool.fetch(query("callbacks.claim_in_order"), *_columns(attempts), horizon_s)
+    return Claims(
+        granted={(row["id"], row["attempt"] - 1): row["spent"] for row in rows if row["waits"] is None},
         behind=[(row["id"], row["attempt"]) for row in rows if row["waits"] == "pending"],
         held=[(row["id"], row["attempt"]) for row in rows if row["waits"] == "held"],
     )
 
 
-async def overtaken(pool: asyncpg.Pool[asyncpg.Record], behind: Sequence[Turn]) -> bool:
-    """A second look at those that `begin_in_order` put behind others; whether some are due now, since those have ended.
+async def requeue_unblocked(pool: asyncpg.Pool[asyncpg.Record], behind: Sequence[CallbackAttempt]) -> bool:
+    """Makes callbacks due whose earlier one has ended since `claim_in_order`.
+
+    Returns:
+        Whether there were any.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written; write it again.
+        PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
     with translated():
-        rows = await pool.fetch(
-            query("callbacks.overtaken"), [turn[0] for turn in behind], [turn[1] for turn in behind]
-        )
+        rows = await pool.fetch(query("callbacks.requeue_unblocked"), *_columns(behind))
     return bool(rows)
 
 
-async def hold(executor: Any, turns: Sequence[Turn], spent: Sequence[int | None]) -> None:
-    """Takes callbacks off the topics until their targets may have them.
+async def hold(executor: Any, attempts: Sequence[CallbackAttempt], uncounted: Sequence[int | None]) -> None:
+    """Holds callbacks: their records are not published until their targets are drained.
 
     Args:
         executor: a pool or a connection.
-        turns: which.
-        spent: of each whose last attempt was begun and is not made, how many attempts its schedule does not count by now.
+        attempts: the callbacks, each with its attempts so far.
+        uncounted: for a callback with a claimed attempt that is not made, the attempts that the
+            retry schedule does not count from now on; else None.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written; write it again.
+        PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
     with translated():
-        await executor.execute(
-            query("callbacks.hold"), [turn[0] for turn in turns], [turn[1] for turn in turns], list(spent)
-        )
+        await executor.execute(query("callbacks.hold"), *_columns(attempts), list(uncounted))
 
 
-async def grant(executor: Any, wanted: Mapping[TargetId, int]) -> dict[TargetId, int]:
-    """Lets the first few that are held for each target go: they are due now; returns how many of which.
+async def drain_held(executor: Any, wanted: Mapping[TargetId, int]) -> dict[TargetId, int]:
+    """Makes the oldest held callbacks of each target due; returns how many of each.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        rows = await executor.fetch(query("callbacks.grant"), *columns(wanted), list(wanted.values()))
+        rows = await executor.fetch(
+            query("callbacks.drain_held"), *target_columns(wanted), list(wanted.values())
+        )
     return {TargetId(row["namespace"], row["target"]): row["count"] for row in rows}
 
 
-async def settle(
-    pool: asyncpg.Pool[asyncpg.Record], settled: Sequence[Settled], ordered: Collection[str] = ()
+async def record_outcomes(
+    pool: asyncpg.Pool[asyncpg.Record], outcomes: Sequence[OutcomeRow], ordered: Collection[str] = ()
 ) -> None:
-    """Writes down what became of attempts; those that were not the latest any more change nothing.
+    """Records the outcomes of attempts; the outcome of an outdated attempt changes nothing.
 
     Args:
         pool: of the database.
-        settled: no two of one callback.
-        ordered: those that have ended and for which others may wait: they are due now.
+        outcomes: no two of one callback.
+        ordered: ids of ended callbacks that others may wait for; the next ones become due.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written; write it again.
+        PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
     arguments = (
-        [s.id for s in settled],
-        [s.attempt for s in settled],
-        [s.state for s in settled],
-        [s.error for s in settled],
-        [s.due_in_s for s in settled],
-        [s.spent for s in settled],
+        [row.id for row in outcomes],
+        [row.attempt for row in outcomes],
+        [row.state for row in outcomes],
+        [row.error for row in outcomes],
+        [row.due_in_s for row in outcomes],
+        [row.uncounted for row in outcomes],
     )
     with translated():
         if not ordered:
-            await pool.fetch(query("callbacks.settle"), *arguments)
+            await pool.fetch(query("callbacks.record_outcomes"), *arguments)
             return
         async with pool.acquire() as connection, connection.transaction():
-            rows = await connection.fetch(query("callbacks.settle"), *arguments)
+            rows = await connection.fetch(query("callbacks.record_outcomes"), *arguments)
             ended = [row["id"] for row in rows if row["id"] in ordered]
-            await connection.execute(query("callbacks.follow"), ended)
+            await connection.execute(query("callbacks.requeue_next"), ended)
 
 
 async def postpone(
     pool: asyncpg.Pool[asyncpg.Record],
-    turns: Sequence[Turn],
+    attempts: Sequence[CallbackAttempt],
     due_in_s: Sequence[float],
-    spent: Sequence[int | None],
+    uncounted: Sequence[int | None],
 ) -> None:
-    """Puts back turns that were not taken, or not made: each record is written again in so many seconds.
+    """Postpones callbacks: their records are published again when they are due.
 
     Args:
         pool: of the database.
-        turns: which.
-        due_in_s: of each.
-        spent: of each, as in `hold`.
+        attempts: the callbacks, each with its attempts so far.
+        due_in_s: seconds until each is due.
+        uncounted: as in `hold`.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written; write it again.
+        PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
     with translated():
-        await pool.execute(
-            query("callbacks.postpone"),
-            [turn[0] for turn in turns],
-            [turn[1] for turn in turns],
-            list(due_in_s),
-            list(spent),
-        )
+        await pool.execute(query("callbacks.postpone"), *_columns(attempts), list(due_in_s), list(uncounted))
 
 
-async def announce(executor: Any, due_in_s: float) -> None:
-    """Tells whoever releases that something is due in so many seconds.
+async def notify_due(executor: Any, due_in_s: float) -> None:
+    """Notifies the active requeuer that a callback is due in so many seconds.
 
     Raises:
-        PostgresUnavailable: nobody was told; the releaser looks by itself from time to time.
+        PostgresUnavailable: no notification was sent; the requeuer also polls from time to time.
     """
     with translated():
-        await executor.execute(query("callbacks.announce"), str(due_in_s))
+        await executor.execute(query("callbacks.notify_due"), str(due_in_s))
 
 
-async def own(session: Session) -> bool:
-    """Takes the right to release for as long as the session lives; False when another process has it."""
+async def acquire_requeuer_lock(session: Session) -> bool:
+    """Acquires the requeuer's lock for the session; False when another process holds it."""
     return bool(await session.fetchval("outbox.sweep", "callbacks"))
 
 
-async def due(session: Session, limit: int, *, horizon_s: float) -> list[tuple[Callback, bool]]:
-    """Callbacks whose time has come, and whether they go the diverted way.
+async def take_due(session: Session, limit: int, *, horizon_s: float) -> list[tuple[Callback, bool]]:
+    """Takes due callbacks, each with whether it is diverted, and postpones them.
 
-    They come again after `horizon_s` seconds unless begun by then.
+    Args:
+        session: holds the requeuer's lock.
+        limit: most callbacks to take.
+        horizon_s: seconds after which a record is published again unless its attempt is claimed by
+            then.
 
     Raises:
-        SessionLost: the right to release is gone.
+        SessionLost: the lock is gone.
         PostgresUnavailable: the server refused for now.
     """
-    rows = await session.fetch("callbacks.due", limit, horizon_s)
+    rows = await session.fetch("callbacks.take_due", limit, horizon_s)
     return [
         (
             Callback(
@@ -247,10 +243,15 @@ async def due(session: Session, limit: int, *, horizon_s: float) -> list[tuple[C
 
 
 async def next_due_s(session: Session) -> float | None:
-    """Seconds until something is due, negative when it is overdue; None when nothing is pending.
+    """Seconds until a callback is due, negative when it is overdue; None when none is pending.
 
     Raises:
-        SessionLost, PostgresUnavailable: as `due`.
+        SessionLost, PostgresUnavailable: as `take_due`.
     """
     wait_s: float | None = await session.fetchval("callbacks.next_due")
     return wait_s
+
+
+def _columns(attempts: Sequence[CallbackAttempt]) -> tuple[list[str], list[int]]:
+    """Ids and attempts, as the statements take them."""
+    return [attempt[0] for attempt in attempts], [attempt[1] for attempt in attempts]

@@ -1,4 +1,4 @@
-"""Connections: the one place where asyncpg's options are chosen and its errors translated."""
+"""Connections: the one place that chooses asyncpg's options and translates its errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import CannotStart, PostgresUnavailable, SettingsError, Throttled
-from penstock.postgres.dialling import Dialler
+from penstock.postgres.multi_host import MultiHostConnector
 
 SCHEMA = "penstock"
 
-# Raised while the server is away, starts, stops or is full, and for transactions worth repeating.
+# Raised while the server is unavailable, starts, stops or is full, and for transactions that may be
+# repeated.
 _PASSING = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    # What a pooled connection raises whose end the driver has heard of but not yet acted upon.
+    # Raised by a pooled connection that has ended, before the pool has noticed it.
     asyncpg.InternalClientError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
@@ -31,14 +32,14 @@ _PASSING = (
 )
 
 
-# Said by the server of a user, password or database that will be wrong however often it is tried.
+# Raised for a user, password or database that no retry makes right.
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
 )
 
-# Of a file that the URL names: a certificate, a key.
+# Raised for a file that the URL names: a certificate, a key.
 _UNREADABLE = (FileNotFoundError, IsADirectoryError, PermissionError)
 
 READ_ONLY = (
@@ -46,35 +47,36 @@ READ_ONLY = (
     "(postgresql://USER@HOST1,HOST2/DATABASE?target_session_attrs=read-write)"
 )
 
-# What our statements expect of every session. A pooler in transaction mode passes none of it on, so there the roles
-# have it (schemas/postgres/roles.sql, which is tested against this).
+# The settings that our statements expect of every session. A pooler in transaction mode drops them,
+# so the roles have them too (schemas/postgres/roles.sql, which is tested against this).
 SESSION_SETTINGS = {
     "search_path": SCHEMA,
-    # Our statements are short and repeated: compiling them costs more than it saves.
+    # Our statements are short: compiling them costs more than it saves.
     "jit": "off",
-    # They name rows by key. The planner would go by statistics, which on a table where every row passes
-    # through every state are stale at any time: seen were sequential scans and joins of every row with every other.
+    # Our statements name rows by key. The statistics of a queue are always stale, and the planner
+    # would follow them into sequential scans and joins of every row with every other.
     "enable_seqscan": "off",
     "enable_nestloop": "off",
     "enable_mergejoin": "off",
 }
 
-# Seconds; of connecting, for each server of a URL. One that is cut off must not hold back the next for a minute.
+# Seconds. The limit of connecting is for each server of a URL: an unreachable one must not delay
+# the next for a minute.
 _LIMITS: dict[str, Any] = {"timeout": 10, "command_timeout": 60}
 
-# Up to the last @: an unescaped password may contain any of the separators.
+# Up to the last @, because an unescaped password may contain any separator.
 _PASSWORDS = re.compile(r"(?P<before>://[^:/@]*:).*(?=@)|(?P<name>(?:\b|ssl)password=)[^&]*")
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns asyncpg's errors into ours; a wrong statement stays what it is.
+    """Turns asyncpg's errors into ours; the error of a wrong statement stays.
 
     Raises:
-        PostgresUnavailable: worth trying again.
+        PostgresUnavailable: a retry may succeed.
         CannotStart: the database has none of our tables.
-        SettingsError: PENSTOCK_POSTGRES names a user, password or database that the server refuses. A pool hears of
-            that late, too, when what was right has been changed.
+        SettingsError: PENSTOCK_POSTGRES names a user, password or database that the server refuses.
+            A running pool raises it too, when the server's rules have changed.
     """
     try:
         yield
@@ -88,11 +90,12 @@ def translated() -> Iterator[None]:
             "postgresql://USER:PASSWORD@HOST:PORT/DATABASE with a user who may use that database"
         ) from error
     except asyncpg.ReadOnlySQLTransactionError as error:
-        # Worth trying again: the next connection is to a server that takes writes, once there is one.
+        # A retry may succeed: the next connection leads to a server that takes writes, once there
+        # is one.
         raise PostgresUnavailable(f"PostgreSQL: {error}: {READ_ONLY}") from error
     except _PASSING as error:
-        # The driver puts its own error in the place of a cancellation that meets a lost connection; whoever tries
-        # again on `PostgresUnavailable` would never end.
+        # When a cancellation meets a lost connection, the driver raises its own error instead. A
+        # retry loop would then never end.
         current = asyncio.current_task()
         if current is not None and current.cancelling():
             raise asyncio.CancelledError from error
@@ -101,11 +104,11 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def _connecting(dsn: str) -> Iterator[None]:
-    """As `translated`, and names the URL, without its password.
+    """As `translated`, with the URL without its password.
 
     Raises:
-        PostgresUnavailable: no server, or none that takes us now.
-        SettingsError: the URL is none, or what it names is refused.
+        PostgresUnavailable: no server, or none that accepts connections now.
+        SettingsError: the URL is malformed, or the server refuses it.
     """
     shown = without_password(dsn)
     try:
@@ -118,7 +121,7 @@ def _connecting(dsn: str) -> Iterator[None]:
     except SettingsError as error:
         raise SettingsError(f"{error} (this was {shown})") from error
     except (ValueError, OverflowError) as error:
-        # Of the driver's own parsing, which may quote a part of the password.
+        # Raised by the driver's parser, whose message may quote a part of the password.
         raise SettingsError(
             f"postgres={shown!r} is not a connection URL: give postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
             "with %40 for @, %2F for / and so on in the password"
@@ -131,7 +134,7 @@ def without_password(dsn: str) -> str:
 
 
 def _misconfigured(cause: BaseException | None) -> str:
-    """What is wrong with a URL that no second try will put right; empty when that is not known."""
+    """The fault of a URL that no retry helps; empty when there is none."""
     if isinstance(cause, asyncpg.ClientConfigurationError):
         return f"is not a connection URL: {cause}"
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -152,16 +155,19 @@ def _misconfigured(cause: BaseException | None) -> str:
 
 
 def read_only(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
-    """Whether the server has said that it takes no writes: it does so by itself, so nothing is asked."""
-    told = connection.get_settings()
-    return "on" in (getattr(told, "in_hot_standby", ""), getattr(told, "default_transaction_read_only", ""))
+    """Whether the server takes no writes, which it reports without a query."""
+    reported = connection.get_settings()
+    return "on" in (
+        getattr(reported, "in_hot_standby", ""),
+        getattr(reported, "default_transaction_read_only", ""),
+    )
 
 
 async def _ensure_writable(connection: Any) -> None:
-    """Before each use of a pooled connection: one that this refuses is closed, and the next is to another server.
+    """Checks a pooled connection before each use; the pool replaces one that fails.
 
     Raises:
-        PostgresUnavailable: it takes no writes.
+        PostgresUnavailable: its server takes no writes.
     """
     if read_only(connection):
         raise PostgresUnavailable(f"PostgreSQL: {READ_ONLY}")
@@ -170,13 +176,14 @@ async def _ensure_writable(connection: Any) -> None:
 def _options(name: str, *, pooled: bool = False) -> dict[str, Any]:
     named = {"application_name": f"penstock {name}"}
     if pooled:
-        # The next transaction may be in another session, which has none of the statements prepared in this one.
+        # The next transaction may be in another session, without the statements that were prepared
+        # in this one.
         return {**_LIMITS, "statement_cache_size": 0, "server_settings": named}
     return {**_LIMITS, "server_settings": {**named, **SESSION_SETTINGS}}
 
 
 async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Connection[asyncpg.Record]:
-    """One connection of its own, for locks and notifications.
+    """A dedicated connection, for locks and notifications.
 
     Args:
         dsn: connection URL.
@@ -184,14 +191,14 @@ async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Conne
         durable: see `penstock.postgres.session.open_session`.
 
     Raises:
-        PostgresUnavailable: no server, or none that takes us and our writes.
+        PostgresUnavailable: no server, or none that accepts connections and writes.
         SettingsError: user, password, database or the URL itself is wrong.
     """
     options = _options(name)
     if not durable:
         options["server_settings"]["synchronous_commit"] = "off"
     with _connecting(dsn):
-        connection: asyncpg.Connection[asyncpg.Record] = await Dialler(dsn).connect(**options)
+        connection: asyncpg.Connection[asyncpg.Record] = await MultiHostConnector(dsn).connect(**options)
         if read_only(connection):
             connection.terminate()
             raise PostgresUnavailable(f"PostgreSQL: {READ_ONLY}")
@@ -199,7 +206,7 @@ async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Conne
 
 
 async def _leave_as_is(_connection: object) -> None:
-    """Instead of a round trip after every use: nothing of ours leaves a trace in a pooled session.
+    """Replaces the driver's reset, a round trip: our statements leave no state in a session.
 
     The driver still rolls back a transaction that was left open.
     """
@@ -216,10 +223,10 @@ async def open_pool(
         name: shown in `pg_stat_activity`.
         size: most connections.
         pooled: whether the URL leads to a pooler in transaction mode.
-        writing: False also takes a server that only answers, such as a standby.
+        writing: False also accepts a server that takes no writes, such as a standby.
 
     Raises:
-        PostgresUnavailable: no server, or none that takes us and our writes.
+        PostgresUnavailable: no server, or none that accepts connections and writes.
         SettingsError: user, password, database or the URL itself is wrong.
         CannotStart: behind a pooler the role does not find our tables.
     """
@@ -227,7 +234,7 @@ async def open_pool(
     with _connecting(dsn):
         pool = await asyncpg.create_pool(
             dsn,
-            connect=Dialler(dsn).connect,
+            connect=MultiHostConnector(dsn).connect,
             min_size=1,
             max_size=size,
             reset=_leave_as_is,
@@ -244,7 +251,7 @@ async def open_pool(
     try:
         yield pool
     finally:
-        # A peer that has gone away must not keep us from stopping.
+        # An unreachable server must not delay the stop.
         try:
             await asyncio.wait_for(pool.close(), 5)
         except TimeoutError:
@@ -256,7 +263,7 @@ async def lent(pool: asyncpg.Pool[asyncpg.Record], wait_s: float) -> AsyncIterat
     """A connection of a pool for the time of a `with` block.
 
     Raises:
-        Throttled: none was free within `wait_s` seconds, or the server took none of ours.
+        Throttled: none was free within `wait_s` seconds, or the server accepted none.
         PostgresUnavailable: no server.
     """
     with translated():

@@ -1,4 +1,4 @@
-"""Rows of PostgreSQL as the documents that the API shows and the archive keeps."""
+"""Turns rows of tasks into the documents of the API and of the archive."""
 
 from __future__ import annotations
 
@@ -9,46 +9,32 @@ import orjson
 
 from penstock.contracts import subscription
 from penstock.core.task import Priority
+from penstock.postgres.columns import SHOWN
 from penstock.postgres.tasks import context_of
 
-_SAME = (
-    "id",
-    "type",
-    "state",
-    "stage",
-    "step",
-    "attempt",
-    "idempotency_key",
-    "events",
-    "worker",
-    "pausing",
-    "due_at",
-    "created_at",
-    "updated_at",
-    "finished_at",
-)
-_OF_ATTEMPT = ("step", "attempt", "stage", "outcome", "worker", "started_at", "finished_at")
-_OF_CALLBACK = ("id", "target", "state", "attempt", "error", "due_at", "created_at", "finished_at")
+_ATTEMPT_COLUMNS = ("step", "attempt", "stage", "outcome", "worker", "started_at", "finished_at")
+_CALLBACK_COLUMNS = ("id", "target", "state", "attempt", "error", "due_at", "created_at", "finished_at")
 
 
 def summary(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A task as lists show it: without context, result, history and tracebacks."""
-    document = {name: row[name] for name in _SAME}
+    """The document of a task in lists, without its large and detailed fields."""
+    document = {name: row[name] for name in SHOWN}
     document["priority"] = Priority(row["priority"]).name
-    # In types that are released key by key the empty one is written for none.
+    # In types with a limit for each concurrency key, a task without one has the empty one in its
+    # row.
     document["key"] = row["key"] or None
     document["labels"] = orjson.loads(row["labels"]) if row["labels"] else {}
-    document["callbacks"] = subscription.shown(subscription.from_columns(row["callbacks"]))
+    document["callbacks"] = subscription.masked(subscription.from_columns(row["callbacks"]))
     error = _error(row)
     document["error"] = {k: v for k, v in error.items() if k != "traceback"} if error else None
     return document
 
 
 def detail(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A task with its context, result, attempts and callbacks; large contexts as references.
+    """The whole document of a task; large contexts and results are references.
 
     Args:
-        row: as `penstock.postgres.tasks.get` returns it.
+        row: a row of `penstock.postgres.tasks.get`.
     """
     document = summary(row)
     document["error"] = _error(row)
@@ -61,27 +47,28 @@ def detail(row: Mapping[str, Any]) -> dict[str, Any]:
         document["result_type"] = shown.pop("content_type")
         document.update(shown)
     document["attempts"] = [
-        {**{name: attempt[name] for name in _OF_ATTEMPT}, "error": _error(attempt)}
+        {**{name: attempt[name] for name in _ATTEMPT_COLUMNS}, "error": _error(attempt)}
         for attempt in row["attempts"]
     ]
     document["callbacks_owed"] = [
-        {name: callback[name] for name in _OF_CALLBACK} for callback in row["callbacks_owed"]
+        {name: callback[name] for name in _CALLBACK_COLUMNS} for callback in row["callbacks_owed"]
     ]
     return document
 
 
 def archived(row: Mapping[str, Any]) -> bytes:
-    """A task as a line of the archive: `detail`, and with each callback the body that was sent.
+    """The line of a task in the archive: the document of `detail`, with the body of each callback.
 
     Args:
-        row: as `penstock.postgres.history.as_task` returns it.
+        row: a row of `penstock.postgres.history.as_task`.
     """
     document = detail(row)
     for shown, callback in zip(document["callbacks_owed"], row["callbacks_owed"], strict=True):
-        # As PostgreSQL writes bytes into JSON: \x and hexadecimal digits. The bodies are JSON, so text.
+        # PostgreSQL writes bytes into JSON as \x and hexadecimal digits. Each body is JSON text.
         shown["body"] = bytes.fromhex(callback["body"][2:]).decode(errors="replace")
     line = orjson.dumps(document, option=orjson.OPT_UTC_Z)
-    # A context is kept as it came; between the values of its JSON there may be line feeds, within them none.
+    # A context is stored as it was submitted, so its JSON may have line feeds between values, but
+    # none within strings.
     return line.replace(b"\n", b" ") + b"\n"
 
 

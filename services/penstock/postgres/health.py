@@ -1,4 +1,4 @@
-"""Whether the database can be worked with: it answers, and its tables are those this version expects."""
+"""The health of the database: it answers, and has the tables that this version expects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from penstock.contracts.files import schemas_folder
-from penstock.core.migrating import expected
+from penstock.core.migration_steps import expected
 from penstock.errors import PostgresUnavailable
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -17,7 +17,7 @@ PROBE_S = 3.0
 
 
 async def missing_migrations(executor: Any) -> list[str]:
-    """Migrations this version cannot work without and the database has not; empty when all is well.
+    """The migrations that this version needs and the database lacks.
 
     Raises:
         PostgresUnavailable: no server.
@@ -33,7 +33,7 @@ async def missing_migrations(executor: Any) -> list[str]:
 
 
 async def probe(pool: asyncpg.Pool[asyncpg.Record]) -> None:
-    """Does nothing while the database can be worked with.
+    """Checks that the database answers and is migrated.
 
     Raises:
         PostgresUnavailable: it does not answer within `PROBE_S`, or lacks migrations.

@@ -1,6 +1,7 @@
-"""History: moving what has ended, and the notes about its partitions.
+"""History: moves finished tasks, and records the state of its partitions.
 
-What changes anything goes through the session that holds the lock (`own`): when that is gone, so is the right.
+Every write goes through the session that holds the lock, so a process that loses its session can
+change nothing more.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from penstock.postgres.queries import query
 from penstock.postgres.session import Session
 
 _MOMENTS = ("started_at", "finished_at", "due_at", "created_at")
-# Of partitions to retire: all that are there.
+# More than all partitions.
 _ALL = 100_000
 
 
-class Place(NamedTuple):
-    """Behind which task to look on, in the order in which they ended."""
+class EndPosition(NamedTuple):
+    """A position among finished tasks, directly behind one, in the order of their ends."""
 
     finished_at: datetime = datetime.min.replace(tzinfo=UTC)
     id: int = 0
 
 
 @contextmanager
-def _patiently() -> Iterator[None]:
-    """Lets what stands in the way of history be tried again, like anything else that passes: nothing else depends on it."""
+def _retriable() -> Iterator[None]:
+    """Translates errors of partitions to `PostgresUnavailable`, so that the round is retried."""
     try:
         yield
     except asyncpg.LockNotAvailableError as error:
@@ -44,40 +45,45 @@ def _patiently() -> Iterator[None]:
         ) from error
 
 
-async def own(session: Session) -> datetime | None:
-    """Takes the right to move and retire, for as long as the session lives; the time, or None if another has it.
+async def lock(session: Session) -> datetime | None:
+    """Locks history for as long as the session lives.
+
+    Returns:
+        The server's time, or None when another session holds the lock.
 
     Raises:
-        SessionLost, PostgresUnavailable: it is not known.
+        SessionLost, PostgresUnavailable: the lock may or may not be held.
     """
-    [row] = await session.fetch("history.own")
-    return row["now"] if row["owned"] else None
+    [row] = await session.fetch("history.lock")
+    return row["now"] if row["locked"] else None
 
 
-async def look(session: Session, behind: Place, before: datetime, limit: int) -> list[Place]:
-    """The next tasks that ended before a moment, in the order in which they ended.
+async def next_ended(
+    session: Session, behind: EndPosition, before: datetime, limit: int
+) -> list[EndPosition]:
+    """The next tasks that ended before a moment, in the order of their ends.
 
     Raises:
-        SessionLost, PostgresUnavailable: it is not known.
+        SessionLost, PostgresUnavailable: nothing was read.
     """
-    rows = await session.fetch("history.look", behind.finished_at, behind.id, before, limit)
-    return [Place(row["finished_at"], row["id"]) for row in rows]
+    rows = await session.fetch("history.next_ended", behind.finished_at, behind.id, before, limit)
+    return [EndPosition(row["finished_at"], row["id"]) for row in rows]
 
 
-async def open_days(session: Session, days: Iterable[date]) -> int:
-    """Makes partitions for those of some days that have none; returns how many it made.
+async def create_partitions(session: Session, days: Iterable[date]) -> int:
+    """Creates the missing partitions of days; returns how many it created.
 
     Raises:
-        SessionLost, PostgresUnavailable: none was made.
+        SessionLost, PostgresUnavailable: none was created.
     """
-    with _patiently():
-        return int(await session.fetchval("history.open", sorted(days)))
+    with _retriable():
+        return int(await session.fetchval("history.create_partitions", sorted(days)))
 
 
 async def move(session: Session, ids: Sequence[int], before: datetime) -> tuple[int, list[date]]:
-    """Moves those of some tasks that ended before a moment and owe nothing, all in one statement.
+    """Moves tasks that ended before a moment and have no open callback, in one statement.
 
-    Those whose day has no partition, or a sealed one, stay.
+    Tasks stay when their day has no partition, or a sealed one.
 
     Returns:
         How many it moved, and the days without a partition.
@@ -85,18 +91,18 @@ async def move(session: Session, ids: Sequence[int], before: datetime) -> tuple[
     Raises:
         SessionLost, PostgresUnavailable: all were moved, or none.
     """
-    with _patiently():
+    with _retriable():
         [row] = await session.fetch("history.move", list(ids), before)
     return row["moved"], row["missing"]
 
 
 async def parts(executor: Any, *, dropped: bool = False, limit: int = _ALL) -> list[asyncpg.Record]:
-    """The notes about partitions, the latest day first.
+    """The recorded partitions, the latest day first.
 
     Args:
         executor: a pool or a connection.
-        dropped: also of those that are gone.
-        limit: of how many.
+        dropped: include partitions that were dropped.
+        limit: most partitions.
 
     Raises:
         PostgresUnavailable: no server.
@@ -107,7 +113,7 @@ async def parts(executor: Any, *, dropped: bool = False, limit: int = _ALL) -> l
 
 
 def part_of(row: Mapping[str, Any] | asyncpg.Record) -> Part:
-    """A note as decisions take it."""
+    """The `Part` of a row of `parts`."""
     return Part(
         row["day"],
         row["part"],
@@ -118,21 +124,21 @@ def part_of(row: Mapping[str, Any] | asyncpg.Record) -> Part:
 
 
 async def seal(session: Session, part: Part) -> None:
-    """From now on nothing is moved into it.
+    """Seals a part: no further task moves into it.
 
     Raises:
-        SessionLost, PostgresUnavailable: perhaps it is sealed.
+        SessionLost, PostgresUnavailable: it may or may not be sealed.
     """
     await session.fetch("history.seal", part.day, part.number)
 
 
 async def page(session: Session, day: date, behind: int, limit: int) -> list[asyncpg.Record]:
-    """Tasks of a day behind an id, in the order of their ids.
+    """Tasks of a day behind an id, ordered by id.
 
-    By short statements: a long one would keep dead rows of all tables from being cleared away.
+    Each page is a short statement: a long snapshot would keep dead rows of all tables from vacuum.
 
     Raises:
-        SessionLost, PostgresUnavailable: it is not known.
+        SessionLost, PostgresUnavailable: nothing was read.
     """
     return await session.fetch("history.page", *span_of(day), behind, limit)
 
@@ -141,30 +147,44 @@ async def count(session: Session, day: date) -> int:
     """How many tasks of a day are in history.
 
     Raises:
-        SessionLost, PostgresUnavailable: it is not known.
+        SessionLost, PostgresUnavailable: nothing was read.
     """
     return int(await session.fetchval("history.count", *span_of(day)))
 
 
-async def archived(session: Session, part: Part, tasks: int, size: int, sha256: str) -> bool:
-    """Notes that the object of a sealed part is there and whole; False if there is no such part.
+async def record_archived(session: Session, part: Part, tasks: int, size: int, sha256: str) -> bool:
+    """Records the verified object of a sealed part; False when there is no such part.
+
+    Args:
+        session: the one that holds the lock.
+        part: the part.
+        tasks: lines of the object.
+        size: its size in bytes.
+        sha256: its digest in hexadecimal digits.
 
     Raises:
-        SessionLost, PostgresUnavailable: perhaps it is noted.
+        SessionLost, PostgresUnavailable: it may or may not be recorded.
     """
     rows = await session.fetch(
-        "history.archived", part.day, part.number, part.object_key, tasks, size, sha256
+        "history.record_archived", part.day, part.number, part.object_key, tasks, size, sha256
     )
     return bool(rows)
 
 
 async def drop(session: Session, part: Part, *, archived: bool) -> bool:
-    """Drops a sealed part and notes it, both or neither.
+    """Drops a sealed part and records it, in one transaction.
 
-    False if that cannot be now: somebody reads history, or it is not archived and has to be, or it is not there.
+    Args:
+        session: the one that holds the lock.
+        part: the part.
+        archived: whether the part must be archived.
+
+    Returns:
+        False when it cannot be dropped now: a query reads history, the part is gone, or it must be
+        archived first.
 
     Raises:
-        SessionLost, PostgresUnavailable: perhaps it is dropped.
+        SessionLost, PostgresUnavailable: it may or may not be dropped.
     """
     try:
         return bool(await session.fetchval("history.drop", part.day, part.number, archived))
@@ -172,40 +192,42 @@ async def drop(session: Session, part: Part, *, archived: bool) -> bool:
         return False
 
 
-async def movable(executor: Any, before: datetime, most: int) -> tuple[int, datetime | None, datetime | None]:
-    """How many tasks ended before a moment, `most` at most, and when the first and the last of those did.
+async def movable(
+    executor: Any, before: datetime, limit: int
+) -> tuple[int, datetime | None, datetime | None]:
+    """How many tasks ended before a moment, up to `limit`, and their first and last end.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        row = await executor.fetchrow(query("history.movable"), before, most)
+        row = await executor.fetchrow(query("history.movable"), before, limit)
     return row["tasks"], row["first"], row["last"]
 
 
 async def now(executor: Any) -> datetime:
-    """The time by the clock that the rows go by.
+    """The server's time, which the rows are compared with.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        found: datetime = await executor.fetchval(query("history.now"))
-    return found
+        moment: datetime = await executor.fetchval(query("history.now"))
+    return moment
 
 
 def as_task(row: Mapping[str, Any] | asyncpg.Record) -> dict[str, Any]:
     """A row of history in the shape of `penstock.postgres.tasks.get`."""
     return {
         **row,
-        # What only tasks under way have.
+        # Columns of unfinished tasks only.
         "pausing": False,
         "due_at": None,
-        "attempts": [_timed(one) for one in orjson.loads(row["attempts"])],
-        "callbacks_owed": [_timed(one) for one in orjson.loads(row["callbacks_owed"])],
+        "attempts": [_with_moments(attempt) for attempt in orjson.loads(row["attempts"])],
+        "callbacks_owed": [_with_moments(callback) for callback in orjson.loads(row["callbacks_owed"])],
     }
 
 
-def _timed(row: dict[str, Any]) -> dict[str, Any]:
+def _with_moments(row: dict[str, Any]) -> dict[str, Any]:
     moments = {name: datetime.fromisoformat(row[name]) for name in _MOMENTS if row.get(name)}
     return row | moments

@@ -1,4 +1,4 @@
-"""Choosing what is released of types with limits or keys, through the session that owns the type."""
+"""Releases tasks of types with limits or keys, through the session that owns the type."""
 
 from __future__ import annotations
 
@@ -6,116 +6,122 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.core.choosing import Line
-from penstock.core.order import Head
+from penstock.core.fair_queueing import KeyQueue
+from penstock.core.release_order import Head
 from penstock.postgres.release import Batch, ready_of
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
 
 
-class Place(NamedTuple):
-    """Behind a task in the line of what is ready."""
+class Position(NamedTuple):
+    """A position among the ready tasks of a type, directly behind a task."""
 
     priority: int = -1
     id: int = 0
 
 
-# Of a key without a limit.
+# The room of a key without a limit.
 UNLIMITED = 2**31
 
 
-async def keyed(session: Session) -> frozenset[str]:
-    """Names of the types that are released key by key."""
-    return frozenset([row["name"] for row in await session.fetch("limits.keyed")])
+async def keyed_types(session: Session) -> frozenset[str]:
+    """Names of the types that are released by concurrency key."""
+    return frozenset([row["name"] for row in await session.fetch("limits.keyed_types")])
 
 
 async def track(session: Session, type_name: str, limit: int, *, begun: bool) -> tuple[int, int]:
-    """Makes what is in flight count that was released while the type had no limits.
+    """Tracks tasks in flight that were released while the type had no limits.
 
     Args:
-        session: the one that owns the type.
-        type_name: which.
+        session: the owner of the type.
+        type_name: the type.
         limit: most tasks.
-        begun: so does what is delayed or paused and in a later stage.
+        begun: also track delayed and paused tasks of later stages.
 
     Returns:
-        How many did not count before, 0 when all do now, and how many of these do now: some may be held by others.
+        How many were found untracked, 0 when every task is tracked, and how many of them were
+        tracked now; the rest is locked by other transactions.
     """
     [row] = await session.fetch("limits.track", type_name, begun, limit)
     return row["found"], row["done"]
 
 
-async def track_ready(session: Session, type_name: str, place: Place, limit: int) -> Place | None:
-    """Makes known what is ready and in a later stage, among the next `limit` of the line; where to go on, None is nowhere.
+async def track_ready(session: Session, type_name: str, position: Position, limit: int) -> Position | None:
+    """Tracks ready tasks of later stages, among the next `limit` ready tasks.
 
-    What others hold is looked at again: the place is the same then.
+    Returns:
+        The position to continue from: the same one when another transaction locks some of the
+        tasks, None at the end.
     """
-    [row] = await session.fetch("limits.track_ready", type_name, *place, limit)
+    [row] = await session.fetch("limits.track_ready", type_name, *position, limit)
     if row["done"] < row["found"]:
-        return place
-    return None if row["id"] is None else Place(row["priority"], row["id"])
+        return position
+    return None if row["id"] is None else Position(row["priority"], row["id"])
 
 
 async def in_flight(session: Session, type_name: str) -> int:
-    """How many tasks are queued or running, of a type whose tasks are tracked."""
+    """How many tracked tasks of a type are queued or running."""
     return int(await session.fetchval("limits.in_flight", type_name))
 
 
-async def adopt(session: Session, type_name: str, place: Place, limit: int) -> Place | None:
-    """Gives ready tasks without a key, which no line of a key would have, the empty one.
+async def set_empty_keys(session: Session, type_name: str, position: Position, limit: int) -> Position | None:
+    """Sets the empty key on ready tasks without a key, among the next `limit`.
 
-    Among the next `limit` behind a place in the line of all; returns where to go on, None when it ends there.
+    Key queues leave out tasks without a key.
+
+    Returns:
+        The position to continue from; None at the end.
     """
-    rows = await session.fetch("limits.adopt", type_name, *place, limit)
-    return Place(rows[0]["priority"], rows[0]["id"]) if rows else None
+    rows = await session.fetch("limits.set_empty_keys", type_name, *position, limit)
+    return Position(rows[0]["priority"], rows[0]["id"]) if rows else None
 
 
 async def heads(session: Session, task_type: TaskType, limit: int) -> list[Head]:
-    """The first tasks of each level, and of those that have begun where these go first; at most `limit` each."""
+    """The first `limit` tasks of each level; with `finish_first` also of those that have begun."""
     rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first)
     return [Head(row["id"], row["level"], row["waited_s"], begun=row["begun"]) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked for of one level.
+class PageSize:
+    """Bounds of a page of key queues.
 
     Attributes:
-        level: priority.
-        limit: most tasks that will be chosen.
-        keys: most keys to answer with.
+        level: the priority.
+        tasks: most tasks that will be selected from it.
+        keys: most concurrency keys.
     """
 
     level: int
-    limit: int
+    tasks: int
     keys: int
 
 
-async def lines(
-    session: Session, task_type: TaskType, asked: Asked, first: str, end: str | None = None
-) -> list[Line]:
-    """What waits at a level under keys from `first` on and before `end`, by key; also of keys without room.
+async def key_queues(
+    session: Session, task_type: TaskType, size: PageSize, first: str, end: str | None = None
+) -> list[KeyQueue]:
+    """The queues of a level, ordered by concurrency key, including keys without room.
 
     Args:
-        session: the one that owns the type.
-        task_type: with its tasks tracked.
-        asked: how much.
-        first: key to begin at.
-        end: key to end before; None is none.
+        session: the owner of the type.
+        task_type: the type; its tasks are tracked.
+        size: bounds of the page.
+        first: smallest key of the page.
+        end: the page ends before this key; None is no bound.
     """
     rows = await session.fetch(
-        "limits.lines",
+        "limits.key_queues",
         task_type.name,
-        asked.level,
+        size.level,
         first,
         end,
-        asked.keys,
+        size.keys,
         task_type.max_per_key,
-        asked.limit,
+        size.tasks,
     )
     return [
-        Line(
-            key=row["key"],
+        KeyQueue(
+            concurrency_key=row["key"],
             ids=row["ids"] or (),
             room=UNLIMITED if row["room"] is None else row["room"],
             weight=row["weight"],
@@ -125,25 +131,26 @@ async def lines(
     ]
 
 
-async def release(
+async def release_selected(
     session: Session,
     task_type: TaskType,
     ids: Sequence[int],
     take_confirmed: Callable[[], list[int]],
     levels: Mapping[int, int] | None = None,
 ) -> Batch | None:
-    """Opens the gate for tasks that were chosen; None when none of them is ready any more.
+    """Releases selected tasks; None when none of them is ready any more.
 
     Args:
-        session: the one that owns the type.
-        task_type: of the tasks.
-        ids: which, in the order of release.
-        take_confirmed: gives the batches that Kafka has, to be forgotten.
-        levels: by id, at which level each was chosen, for workers to keep this order by; None is its own priority.
+        session: the owner of the type.
+        task_type: the type of the tasks.
+        ids: the tasks, in order of release.
+        take_confirmed: returns the batches that Kafka has; their notes are deleted.
+        levels: effective levels by id, by which workers keep this order; None stands for the
+            priorities.
     """
-    rows = await session.fetch("limits.open", task_type.name, list(ids), take_confirmed())
+    rows = await session.fetch("limits.release_selected", task_type.name, list(ids), take_confirmed())
     if not rows:
         return None
-    place = {task_id: number for number, task_id in enumerate(ids)}
-    rows.sort(key=lambda row: place[row["id"]])
+    order = {task_id: number for number, task_id in enumerate(ids)}
+    rows.sort(key=lambda row: order[row["id"]])
     return Batch(rows[0]["release_id"], [ready_of(task_type, row, levels) for row in rows])

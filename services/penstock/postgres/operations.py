@@ -1,196 +1,172 @@
-"""Operations on many tasks: a row of `audit` each, gone on with in batches by whoever is there.
+"""Bulk operations on tasks: a row of `audit` each, and their batches, which any gateway may run.
 
-What this module guarantees: a batch of tasks, the place its operation has come to and the number it has changed are one
-transaction, and the walk is in the order of ids. So whatever dies, every task that matches when its turn comes is changed
-once and counted once; two processes at one operation take turns. No transaction is over more than a batch, and none waits
-for a row that another service holds while it holds rows itself, so no operation can be in a deadlock with them.
+What this module guarantees: each batch changes its tasks, the position of the operation and its
+count of changes in one transaction, and positions follow the order of ids. So each task that
+matches when its batch runs is changed once and counted once, after any crash. Two processes that
+run one operation take turns. A batch waits for the lock of a row only while it holds no other row,
+so operations never deadlock with services.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import asyncpg
 import orjson
 
-from penstock.contracts.event import Owed
+from penstock.contracts.event import OutboxEntry
 from penstock.contracts.revocation import Revocation
-from penstock.core.operations import Verb, batch, reachable
+from penstock.core.attempt import AttemptId
+from penstock.core.operations import TaskFilter, Verb, batch_size
 from penstock.core.task import State
 from penstock.postgres.advance import cancel_within
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.settings import Platform
 
-# Rows one statement walks over: what a batch may cost when hardly any task matches.
-LOOKED_AT = 20_000
-# Operations gone on with at a time; the others follow.
-AT_ONCE = 100
+# Most rows that one statement examines. It bounds the cost of a batch when few tasks match.
+ROWS_PER_STATEMENT = 20_000
+# Most operations that a gateway adopts at once.
+MAX_RUNNING = 100
+
+# How long a process waits while another one runs a batch of the same operation.
+_CONTENDED_S = 0.2
 
 Row = asyncpg.Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
-    """Which tasks are meant; all that is given must match.
+class Matches(NamedTuple):
+    """The result of a search.
 
     Attributes:
-        ids: these.
-        type, stage: of this name.
-        key: with this one.
-        states: in one of these.
-        labels: with all of these.
-        priorities: with one of these.
-        created_since, created_until: created at or after the one and before the other.
-        finished_since, finished_until: likewise, of those that have ended.
-        error: a part of the kind or message of its error, in any case of letters.
-    """
-
-    ids: Sequence[int] | None = None
-    type: str | None = None
-    stage: str | None = None
-    key: str | None = None
-    states: Sequence[State] | None = None
-    labels: Mapping[str, str] | None = None
-    priorities: Sequence[int] | None = None
-    created_since: datetime | None = None
-    created_until: datetime | None = None
-    finished_since: datetime | None = None
-    finished_until: datetime | None = None
-    error: str | None = None
-
-    def states_for(self, verb: Verb) -> list[State]:
-        """Those in which a verb can change what is meant."""
-        return [state for state in State if state in reachable(verb) and state in (self.states or State)]
-
-
-class Found(NamedTuple):
-    """What a look has found.
-
-    Attributes:
-        states: of those that match, by id, in the order of ids.
-        reached: up to here all that there is was looked at; None when there was nothing.
-        ended: there is nothing behind that.
-        looked: rows looked at.
+        states: state by id of the tasks that match, in the order of ids.
+        reached_id: all tasks up to this id were examined; None without any task.
+        ended: whether there are no more tasks.
+        examined: number of tasks examined.
     """
 
     states: dict[int, str]
-    reached: int | None
+    reached_id: int | None
     ended: bool
-    looked: int
+    examined: int
 
 
-class Step(NamedTuple):
-    """What going on has come to.
+class BatchResult(NamedTuple):
+    """The result of one batch.
 
     Attributes:
-        changed: tasks changed.
-        owed: what is to be published.
-        wait_s: seconds until it can go on; None when it has ended.
+        changed: number of tasks changed.
+        outbox_entry: the records to publish.
+        wait_s: seconds until the next batch is due; None when the operation has ended.
     """
 
     changed: int
-    owed: Owed
+    outbox_entry: OutboxEntry
     wait_s: float | None
 
 
-# When another process is at it.
-_TAKEN_S = 0.2
-
-
-async def look(
+async def find_matching(
     executor: Any,
     verb: Verb,
-    which: Which,
+    filters: TaskFilter,
     *,
-    behind: int,
-    upto: int,
+    after_id: int,
+    last_id: int,
     limit: int,
     priority: int | None = None,
     ids: Sequence[int] | None = None,
-) -> Found:
-    """The first `limit` tasks behind an id that match and that a verb would change, among the next `LOOKED_AT`.
+) -> Matches:
+    """Finds tasks that match and that a verb would change, among the next `ROWS_PER_STATEMENT`.
 
     Args:
         executor: a pool or a connection.
-        verb: what is to be done.
-        which: to which tasks.
-        behind: after this id.
-        upto: up to this one.
-        limit: most to find.
-        priority: with reprioritise: the new one.
-        ids: only these, besides.
+        verb: the change.
+        filters: the tasks of the operation.
+        after_id: examines tasks with larger ids.
+        last_id: the largest id to examine.
+        limit: most tasks to find.
+        priority: the new priority of `reprioritise`.
+        ids: examines these tasks in place of those of the filter.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
-    states = which.states_for(verb)
-    among = which.ids if ids is None else ids
-    if among is not None:
-        walk = "ids"
-    elif which.type is not None and set(states) <= {State.FAILED, State.QUARANTINED}:
-        walk = "failed"
+    states = filters.states_for(verb)
+    examined_ids = filters.ids if ids is None else ids
+    if examined_ids is not None:
+        source = "ids"
+    elif filters.type is not None and set(states) <= {State.FAILED, State.QUARANTINED}:
+        source = "failed"
     else:
-        walk = "all"
+        source = "all"
     with translated():
         [summary, *rows] = await executor.fetch(
-            query("operations.look"),
-            behind,
-            upto,
-            LOOKED_AT,
+            query("operations.find_matching"),
+            after_id,
+            last_id,
+            ROWS_PER_STATEMENT,
             limit,
-            walk,
-            list(among) if among is not None else None,
+            source,
+            list(examined_ids) if examined_ids is not None else None,
             [state.value for state in states],
             verb.value,
-            which.type,
-            which.stage,
-            orjson.dumps(which.labels).decode() if which.labels else None,
-            list(which.priorities) if which.priorities else None,
-            which.created_since,
-            which.created_until,
-            which.finished_since,
-            which.finished_until,
-            which.error,
+            filters.type,
+            filters.stage,
+            orjson.dumps(filters.labels).decode() if filters.labels else None,
+            list(filters.priorities) if filters.priorities else None,
+            filters.created_since,
+            filters.created_until,
+            filters.finished_since,
+            filters.finished_until,
+            filters.error,
             priority,
-            which.key,
+            filters.key,
         )
     found = {row["id"]: row["state"] for row in rows}
     full = len(found) == limit
-    return Found(
+    return Matches(
         found,
         rows[-1]["id"] if full else summary["reached"],
-        not full and summary["looked"] < LOOKED_AT,
-        summary["looked"],
+        not full and summary["examined"] < ROWS_PER_STATEMENT,
+        summary["examined"],
     )
 
 
-async def begin(
+async def create(
     executor: Any,
     operation_id: str,
     verb: Verb,
-    asked_by: str,
+    created_by: str,
     filter_json: str,
     priority: int | None,
     rate: float | None,
     actor: str | None = None,
     namespaces: Collection[str] | None = None,
 ) -> Row | None:
-    """Writes an operation down; None when there is one of this id. `namespaces` are those the actor is confined to.
+    """Inserts an operation; returns None when the id exists.
+
+    Args:
+        executor: a pool or a connection.
+        operation_id: id of the operation.
+        verb: the change.
+        created_by: the person that the request names.
+        filter_json: the tasks, as JSON.
+        priority: the new priority of `reprioritise`.
+        rate: tasks a second; None is without a limit.
+        actor: the authenticated sender.
+        namespaces: the namespaces of the sender; None is all.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written; the same again is safe.
+        PostgresUnavailable: the row may be inserted or not; repeating the call is safe.
     """
     with translated():
         row: Row | None = await executor.fetchrow(
-            query("operations.begin"),
+            query("operations.create"),
             operation_id,
             verb.value,
-            asked_by,
+            created_by,
             filter_json,
             priority,
             rate,
@@ -201,10 +177,10 @@ async def begin(
 
 
 async def get(executor: Any, operation_id: str) -> Row | None:
-    """One operation; None when there is none of this id.
+    """The row of an operation; None when there is no such id.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
     with translated():
         row: Row | None = await executor.fetchrow(query("operations.get"), operation_id)
@@ -216,165 +192,181 @@ async def find(
     *,
     verb: str | None,
     state: str | None,
-    before: int | None,
+    before_seq: int | None,
     limit: int,
     namespaces: Collection[str] | None = None,
 ) -> list[Row]:
-    """Operations, latest first; give the last `seq` of a page as `before` to get the next one.
+    """Operations, the latest first; the last `seq` of a page is `before_seq` of the next page.
 
-    Only those confined to some of `namespaces` are found, unless it is None.
+    Args:
+        executor: a pool or a connection.
+        verb: only operations with this verb.
+        state: only operations in this state.
+        before_seq: only operations with a smaller `seq`.
+        limit: most rows.
+        namespaces: only operations that are limited to some of these; None is all operations.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
     with translated():
         rows: list[Row] = await executor.fetch(
             query("operations.list"),
             verb,
             state,
-            before,
+            before_seq,
             limit,
             None if namespaces is None else sorted(namespaces),
         )
     return rows
 
 
-async def running(executor: Any, known: Sequence[str]) -> list[str]:
-    """The ids of operations that are to be gone on with, but for some: the first `AT_ONCE`.
+async def running_ids(executor: Any, known_ids: Sequence[str]) -> list[str]:
+    """The ids of the first `MAX_RUNNING` running operations, without those that the caller runs.
 
     Args:
-        executor: what runs the statement.
-        known: ids to be left out.
+        executor: a pool or a connection.
+        known_ids: the operations that the caller runs.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
     with translated():
-        return [row["id"] for row in await executor.fetch(query("operations.running"), AT_ONCE, known)]
+        return [
+            row["id"] for row in await executor.fetch(query("operations.running"), MAX_RUNNING, known_ids)
+        ]
 
 
 async def stop(executor: Any, operation_id: str, stopped_by: str) -> None:
-    """Ends an operation before its time; one that has ended, or is not there, is left alone.
+    """Stops an operation; does nothing when it has ended or does not exist.
 
     Raises:
-        PostgresUnavailable: perhaps it goes on; the same again is safe.
+        PostgresUnavailable: the operation may still run; repeating the call is safe.
     """
     with translated():
         await executor.execute(query("operations.stop"), operation_id, stopped_by)
 
 
-async def go_on(
-    pool: asyncpg.Pool[Row], operation_id: str, which: Which, *, source: str = Platform.event_source
-) -> Step:
+async def run_batch(
+    pool: asyncpg.Pool[Row], operation_id: str, filters: TaskFilter, *, source: str = Platform.event_source
+) -> BatchResult:
     """Changes the next batch of an operation's tasks, if it is due.
 
     Args:
-        pool: of the database.
-        operation_id: of one that was written down.
-        which: its filter, read.
-        source: of CloudEvents (see `Platform`).
+        pool: the database.
+        operation_id: id of the operation.
+        filters: its filter.
+        source: the source of its CloudEvents (see `Platform`).
 
     Raises:
-        PostgresUnavailable: perhaps nothing was changed; the same again is safe.
+        PostgresUnavailable: the batch may be done or not; repeating the call is safe.
     """
-    step = await _batch(pool, operation_id, which, source, alone=False)
-    if step is None:
-        # The first of them is held by another. To wait for it is safe while no other is held.
-        step = await _batch(pool, operation_id, which, source, alone=True)
-    assert step is not None
-    return step
+    result = await _try_batch(pool, operation_id, filters, source, single=False)
+    if result is None:
+        # Another transaction holds the first task. Waiting for its lock is safe with no other lock
+        # held.
+        result = await _try_batch(pool, operation_id, filters, source, single=True)
+    assert result is not None
+    return result
 
 
-async def _batch(
-    pool: asyncpg.Pool[Row], operation_id: str, which: Which, source: str, *, alone: bool
-) -> Step | None:
-    """One transaction; None, and nothing done, when the first task is held by another."""
+async def _try_batch(
+    pool: asyncpg.Pool[Row], operation_id: str, filters: TaskFilter, source: str, *, single: bool
+) -> BatchResult | None:
+    """One transaction; None, without changes, when another transaction holds the first task.
+
+    With `single` the batch is one task, and the transaction waits for its lock.
+    """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            row = await connection.fetchrow(query("operations.take"), operation_id)
-            if row is None:
-                there = await connection.fetchrow(query("operations.get"), operation_id)
-                return Step(
-                    0, Owed(), _TAKEN_S if there is not None and there["state"] == "running" else None
-                )
-            if row["wait_s"] > 0:
-                return Step(0, Owed(), row["wait_s"])
-            verb, upto = Verb(row["verb"]), row["upto"]
-            found = await look(
+            operation = await connection.fetchrow(query("operations.claim"), operation_id)
+            if operation is None:
+                existing = await connection.fetchrow(query("operations.get"), operation_id)
+                contended = existing is not None and existing["state"] == "running"
+                return BatchResult(0, OutboxEntry(), _CONTENDED_S if contended else None)
+            if operation["wait_s"] > 0:
+                return BatchResult(0, OutboxEntry(), operation["wait_s"])
+            verb, last_id = Verb(operation["verb"]), operation["upto"]
+            matches = await find_matching(
                 connection,
                 verb,
-                which,
-                behind=row["behind"],
-                upto=upto,
-                limit=1 if alone else batch(row["rate"]),
-                priority=row["priority"],
+                filters,
+                after_id=operation["behind"],
+                last_id=last_id,
+                limit=1 if single else batch_size(operation["rate"]),
+                priority=operation["priority"],
             )
-            reached, ended = found.reached, found.ended
-            free = [*found.states]
-            if alone and free:
-                await connection.execute(query("operations.lock_one"), *free)
-            elif free:
-                locked = {one["id"] for one in await connection.fetch(query("operations.lock"), free)}
-                held = next((number for number, one in enumerate(free) if one not in locked), None)
-                if held == 0:
+            reached_id, ended = matches.reached_id, matches.ended
+            ids = [*matches.states]
+            if single and ids:
+                await connection.execute(query("operations.lock_one"), *ids)
+            elif ids:
+                locked = {row["id"] for row in await connection.fetch(query("operations.lock"), ids)}
+                held_at = next((i for i, task_id in enumerate(ids) if task_id not in locked), None)
+                if held_at == 0:
                     return None
-                if held is not None:
-                    # It and what is behind it are for the next batch.
-                    free, reached, ended = free[:held], free[held - 1], False
+                if held_at is not None:
+                    # The next batch starts at the task that another transaction holds.
+                    ids, reached_id, ended = ids[:held_at], ids[held_at - 1], False
             changed: Counter[str] = Counter()
-            owed = Owed()
-            if free:
-                # They may have moved on before they were locked.
-                found = await look(
+            outbox_entry = OutboxEntry()
+            if ids:
+                # The tasks may have changed before they were locked.
+                matches = await find_matching(
                     connection,
                     verb,
-                    which,
-                    behind=row["behind"],
-                    upto=upto,
-                    limit=len(free),
-                    priority=row["priority"],
-                    ids=free,
+                    filters,
+                    after_id=operation["behind"],
+                    last_id=last_id,
+                    limit=len(ids),
+                    priority=operation["priority"],
+                    ids=ids,
                 )
-                done, owed = await _change(connection, verb, found.states, row["priority"], source)
-                changed = Counter(found.states[one] for one in done)
-            total = Counter(orjson.loads(row["found_in"])) + changed
+                changed_ids, outbox_entry = await _apply(
+                    connection, verb, matches.states, operation["priority"], source
+                )
+                changed = Counter(matches.states[task_id] for task_id in changed_ids)
+            total = Counter(orjson.loads(operation["found_in"])) + changed
             wait_s = await connection.fetchval(
-                query("operations.go_on"),
+                query("operations.record_batch"),
                 operation_id,
-                reached if reached is not None else upto,
+                reached_id if reached_id is not None else last_id,
                 changed.total(),
                 orjson.dumps(total).decode(),
                 ended,
             )
-    return Step(changed.total(), owed, None if ended else max(0.0, wait_s))
+    return BatchResult(changed.total(), outbox_entry, None if ended else max(0.0, wait_s))
 
 
-async def _change(
+async def _apply(
     connection: Any, verb: Verb, states: Mapping[int, str], priority: int | None, source: str
-) -> tuple[list[int], Owed]:
-    """Does it to tasks that were found in these states; returns those that were changed, and what that owes."""
+) -> tuple[list[int], OutboxEntry]:
+    """Applies a verb to locked tasks; returns the changed ids and the records to publish."""
     ids = [*states]
     if not ids:
-        return [], Owed()
+        return [], OutboxEntry()
     if verb is Verb.CANCEL:
         return await cancel_within(connection, ids, source=source)
-    more = [priority] if verb is Verb.REPRIORITISE else []
-    rows = await connection.fetch(query(f"operations.{verb.value}"), ids, *more)
-    owed = Owed()
+    parameters = [priority] if verb is Verb.REPRIORITISE else []
+    rows = await connection.fetch(query(f"operations.{verb.value}"), ids, *parameters)
+    outbox_entry = OutboxEntry()
     if verb is Verb.PAUSE:
-        # Somebody may have begun what is queued: the attempt before this one.
-        begun = [
-            (row["id"], row["step"], row["attempt"] - 1) for row in rows if states[row["id"]] == State.QUEUED
+        # A worker may run the attempt of a queued task, since quick claims are not written to
+        # PostgreSQL.
+        superseded = [
+            AttemptId(row["id"], row["step"], row["attempt"] - 1)
+            for row in rows
+            if states[row["id"]] == State.QUEUED
         ]
-        owed.revocation = Revocation("over", begun) if begun else None
-    return [row["id"] for row in rows], owed
+        outbox_entry.revocation = Revocation("over", superseded) if superseded else None
+    return [row["id"] for row in rows], outbox_entry
 
 
 async def fail(executor: Any, operation_id: str, error: str) -> None:
-    """Ends an operation whose next batch can never succeed.
+    """Ends an operation with an error that its next batch would repeat.
 
     Raises:
-        PostgresUnavailable: perhaps it is still running.
+        PostgresUnavailable: the operation may still run.
     """
     with translated():
         await executor.execute(query("operations.fail"), operation_id, error)

@@ -1,17 +1,46 @@
-"""The outbox: what was owed with a transition and is not known to be on Kafka yet."""
+"""The outbox: events that were written with their transition and may not be on Kafka yet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import orjson
+
+from penstock.contracts import subscription
+from penstock.contracts.cloudevent import envelope
+from penstock.contracts.event import FINAL_EVENTS, Callback, Event, OutboxEntry
+from penstock.contracts.subscription import Format
+from penstock.core.access import DEFAULT_NAMESPACE
+from penstock.core.target import target_of
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+from penstock.settings import Platform
+
+# A callback's record is written again after this time unless its outcome is recorded (see
+# callback.due_at).
+CALLBACK_HORIZON_S = 60.0
+
+
+class PendingEvent(NamedTuple):
+    """An event to enqueue, with the columns of its task that say where it goes.
+
+    Attributes:
+        event: to be published and called back.
+        targets: column `callbacks`.
+        subscription: column `events`.
+        traceparent: of the task's trace, if it has one.
+    """
+
+    event: Event
+    targets: Sequence[str] | None
+    subscription: str
+    traceparent: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class OwedEvents:
+class OutboxEvents:
     """One row of the outbox: a batch of event records."""
 
     id: int
@@ -19,23 +48,102 @@ class OwedEvents:
     records: list[bytes]
 
 
-async def paid(executor: Any, ids: Sequence[int]) -> None:
-    """Removes rows whose events are on Kafka.
+async def delete_published(executor: Any, ids: Sequence[int]) -> None:
+    """Deletes rows whose events are on Kafka.
 
     Raises:
         PostgresUnavailable: they stay and are published again, which their ids make harmless.
     """
     if ids:
         with translated():
-            await executor.execute(query("outbox.paid_events"), list(ids))
+            await executor.execute(query("outbox.delete_published"), list(ids))
 
 
-async def owed(executor: Any, *, age_s: float, limit: int = 100) -> list[OwedEvents]:
+async def unpublished(executor: Any, *, age_s: float, limit: int = 100) -> list[OutboxEvents]:
     """Rows older than `age_s` seconds, oldest first: their writer has died, or Kafka was away.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        rows = await executor.fetch(query("outbox.owed_events"), age_s, limit)
-    return [OwedEvents(row["id"], row["keys"], row["records"]) for row in rows]
+        rows = await executor.fetch(query("outbox.unpublished"), age_s, limit)
+    return [OutboxEvents(row["id"], row["keys"], row["records"]) for row in rows]
+
+
+async def enqueue(
+    connection: Any, events: Sequence[PendingEvent], source: str = Platform.event_source
+) -> OutboxEntry:
+    """Writes events and their callbacks to the outbox, in the caller's transaction.
+
+    The topic gets the events that the task's `events` asks for, and each target those that it asks
+    for itself.
+
+    Args:
+        connection: inside the transaction of the transitions.
+        events: in the order of their transitions.
+        source: of CloudEvents (see `Platform`).
+    """
+    entry = OutboxEntry()
+    for event, targets, requested, traceparent in events:
+        published = requested == "all" or event.name in FINAL_EVENTS
+        # Ids come from the event and the target's place in the task's list, before targets are
+        # filtered: a transition that is written twice gets the same ids.
+        subscribed = [
+            (f"msg_{event.id}-{number}", target)
+            for number, target in enumerate(map(subscription.expand, subscription.from_columns(targets)))
+            if target.includes(event.name, requested)
+        ]
+        if not published and not subscribed:
+            continue
+        body = event.encode()
+        if published:
+            entry.record_keys.append(str(event.task["id"]).encode())
+            entry.events.append(body)
+        entry.callbacks += [
+            Callback(
+                id=callback_id,
+                target=target_of(event.task["type"], target.url),
+                task_id=event.task["id"],
+                attempt=0,
+                body=envelope(event, source) if target.format is Format.CLOUDEVENTS else body,
+                headers=_traced(target.request_headers(), traceparent),
+                ordered=target.ordered,
+            )
+            for callback_id, target in subscribed
+        ]
+    if entry.events:
+        entry.outbox_id = await connection.fetchval(
+            query("outbox.enqueue_events"), entry.record_keys, entry.events
+        )
+    if entry.callbacks:
+        await connection.execute(query("outbox.enqueue_callbacks"), *callback_columns(entry.callbacks))
+    return entry
+
+
+def _traced(headers: dict[str, str] | None, traceparent: str | None) -> dict[str, str] | None:
+    """The headers of a call, with that of its trace unless the submitter has set one."""
+    return headers if traceparent is None else {"traceparent": traceparent, **(headers or {})}
+
+
+def callback_columns(callbacks: Sequence[Callback], due_in_s: float = CALLBACK_HORIZON_S) -> list[Any]:
+    """The arguments of `outbox.enqueue_callbacks`.
+
+    Args:
+        callbacks: in the order of their transitions.
+        due_in_s: seconds until their records are written again unless their outcomes are recorded.
+    """
+    return [
+        [c.id for c in callbacks],
+        [c.target.url for c in callbacks],
+        [c.task_id for c in callbacks],
+        [c.body for c in callbacks],
+        due_in_s,
+        sparse([orjson.dumps(c.headers).decode() if c.headers else None for c in callbacks]),
+        sparse([c.ordered or None for c in callbacks]),
+        sparse([None if c.target.namespace == DEFAULT_NAMESPACE else c.target.namespace for c in callbacks]),
+    ]
+
+
+def sparse(column: list[Any]) -> list[Any] | None:
+    """A column, or None when all its values are None, which saves their encoding."""
+    return column if any(value is not None for value in column) else None

@@ -1,4 +1,4 @@
-"""Callbacks as operators see them, and replaying those that have ended: the row is the truth, with headers and all."""
+"""Finds callbacks for operators, and replays those that have ended."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from penstock.core.target import TargetId
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
-# Rows that one statement replays: a batch that fails is small, and nobody waits long behind its locks.
-AT_A_TIME = 1_000
-# Pending callbacks among which those of one target are looked for, and most of one target's that are counted as held:
-# what a question may cost.
-PENDING_LOOKED_AT = 20_000
+# Rows that one statement replays, so that a failed batch is small and its locks are short.
+BATCH_SIZE = 1_000
+# Bounds of the cost of a request: pending callbacks that are searched for those of one target, and
+# held callbacks that are counted per target.
+PENDING_SEARCHED = 20_000
 HELD_COUNTED = 10_000
 
 
-class Place(NamedTuple):
-    """Where a callback stands in the order in which they are found; the first page begins behind the default.
+class Cursor(NamedTuple):
+    """Position of a callback in the order of `find`; the default is before the first page.
 
     Attributes:
-        target: the URL of its target; those of one URL stand together, whatever their namespaces.
-        seq: in the order of their creation.
+        target: URL of its target, in any namespace.
+        seq: number in the order of creation.
     """
 
     target: str = ""
     seq: int = 0
 
 
-class Found(NamedTuple):
-    """A callback that was found."""
+class FoundCallback(NamedTuple):
+    """A callback with its position."""
 
     id: str
-    place: Place
+    position: Cursor
     namespace: str
 
     @property
     def target(self) -> TargetId:
-        """To which it is owed."""
-        return TargetId(self.namespace, self.place.target)
+        """Its target."""
+        return TargetId(self.namespace, self.position.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
-    """Which callbacks are meant; all that is given must match.
+class CallbackFilter:
+    """Selects callbacks; all given conditions must match.
 
     Attributes:
-        ids: these.
-        task_id: of this task.
-        target: to this URL.
-        state: None is any state, which only works with `ids` or `task_id`; delivered likewise.
-        since, until: ended (while they have not, created) at or after the one and before the other.
-        namespaces: in these, no two of them alike; None is all.
+        ids: only these.
+        task_id: only of this task.
+        target: only to this URL.
+        state: only in this state; None (any) and delivered need `ids` or `task_id`.
+        since, until: only those that ended (or, unfinished, were created) from `since` on and
+            before `until`.
+        namespaces: only these, without duplicates; None for all.
     """
 
     ids: Sequence[str] | None = None
@@ -68,47 +69,47 @@ class Which:
     namespaces: Sequence[str] | None = None
 
 
-async def find(executor: Any, which: Which, *, behind: Place, limit: int) -> list[Found]:
-    """The first `limit` behind a place, in the order of their targets and then of their creation.
+async def find(executor: Any, wanted: CallbackFilter, *, after: Cursor, limit: int) -> list[FoundCallback]:
+    """The first `limit` callbacks after a position, in the order of target URL and creation.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    time = (which.since, which.until)
-    namespaces = None if which.namespaces is None else list(which.namespaces)
-    if which.ids is not None:
-        call: tuple[Any, ...] = ("find_ids", list(which.ids), which.state, *time, limit, namespaces)
-    elif which.task_id is not None:
+    time = (wanted.since, wanted.until)
+    namespaces = None if wanted.namespaces is None else list(wanted.namespaces)
+    if wanted.ids is not None:
+        call: tuple[Any, ...] = ("find_ids", list(wanted.ids), wanted.state, *time, limit, namespaces)
+    elif wanted.task_id is not None:
         call = (
             "find_of_task",
-            which.task_id,
-            behind.seq,
+            wanted.task_id,
+            after.seq,
             *time,
             limit,
-            which.state,
-            which.target,
+            wanted.state,
+            wanted.target,
             namespaces,
         )
-    elif which.state == "pending":
-        call = ("find_pending", *behind, *time, limit, PENDING_LOOKED_AT, which.target, namespaces)
+    elif wanted.state == "pending":
+        call = ("find_pending", *after, *time, limit, PENDING_SEARCHED, wanted.target, namespaces)
     else:
         within = () if namespaces is None else (namespaces,)
         name = (
-            f"find_{which.state}{'' if which.target is None else '_of_target'}{'_within' if within else ''}"
+            f"find_{wanted.state}{'' if wanted.target is None else '_of_target'}{'_within' if within else ''}"
         )
-        place = behind if which.target is None else (which.target, behind.seq)
-        call = (name, *place, *time, limit, *within)
+        position = after if wanted.target is None else (wanted.target, after.seq)
+        call = (name, *position, *time, limit, *within)
     name, *arguments = call
     with translated():
         rows = await executor.fetch(query(f"replay.{name}"), *arguments)
-    found = [Found(row["id"], Place(row["target"], row["seq"]), row["namespace"]) for row in rows]
-    if which.ids is not None and which.target is not None:
-        return [one for one in found if one.place.target == which.target]
+    found = [FoundCallback(row["id"], Cursor(row["target"], row["seq"]), row["namespace"]) for row in rows]
+    if wanted.ids is not None and wanted.target is not None:
+        return [callback for callback in found if callback.position.target == wanted.target]
     return found
 
 
 async def read(executor: Any, ids: Sequence[str]) -> list[asyncpg.Record]:
-    """The rows of callbacks, in the order in which they are found; without what is secret.
+    """The rows of callbacks in the order of `find`, without body and headers (secrets).
 
     Raises:
         PostgresUnavailable: no server.
@@ -119,29 +120,31 @@ async def read(executor: Any, ids: Sequence[str]) -> list[asyncpg.Record]:
 
 
 async def replay(
-    executor: Any, found: Sequence[Found], due_in_s: Sequence[float], *, state: str
+    executor: Any, found: Sequence[FoundCallback], due_in_s: Sequence[float], *, state: str
 ) -> list[asyncpg.Record]:
-    """Owes callbacks anew that have ended; those that are not in `state` any more are left alone.
+    """Replays finished callbacks; those that are not in `state` any more stay as they are.
 
     Args:
         executor: a pool or a connection.
-        found: at most `AT_A_TIME` of them.
+        found: at most `BATCH_SIZE` callbacks.
         due_in_s: seconds until each is due.
         state: in which they were found: dead or delivered.
 
     Returns:
-        Id, namespace, target and state of each that was replayed; held is what its target, disabled, waits for.
+        Id, namespace, target and new state of each replayed callback: pending, or held if its
+        target is disabled.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written; what was is not in `state` any more.
+        PostgresUnavailable: perhaps nothing was written; replayed callbacks are not in `state` any
+            more.
     """
     with translated():
         rows: list[asyncpg.Record] = await executor.fetch(
             query("replay.replay"),
-            [one.id for one in found],
+            [callback.id for callback in found],
             list(due_in_s),
             state,
-            [one.namespace for one in found],
-            [one.place.target for one in found],
+            [callback.namespace for callback in found],
+            [callback.position.target for callback in found],
         )
     return rows

@@ -1,8 +1,9 @@
-"""A role for each service, with the rights its statements need and no others.
+"""Roles with least privilege: one for each service, with only the rights that its statements need.
 
-`schemas/postgres/roles.sql` declares them. A plan is what a database lacks of it, in SQL; what it has beyond is taken away
-only when that is asked for, since services of the version before may still need it. The roles cannot log in: giving
-them a password (or another way in) is the operator's.
+`schemas/postgres/roles.sql` declares them. A plan has the statements that add missing rights, and
+those that revoke undeclared ones. Revocations run on request only, since services of the previous
+release may still need the rights. The roles cannot log in until an operator gives them a password
+or another credential.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ _GRANT = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Right:
-    """One thing a role may do.
+    """One right of a role.
 
     Attributes:
-        role: whose.
-        object: a table, `SCHEMA penstock`, `FUNCTION name(arguments)`, or the role it is a member of.
-        privilege: in capitals; "" is membership.
-        part: a column; "" is all of the object.
+        role: the role.
+        object: a table, `SCHEMA penstock`, `FUNCTION name(arguments)`, or a role of which this role
+            is a member.
+        privilege: the privilege in capitals; "" is membership.
+        part: a column; "" is the whole object.
     """
 
     role: str
@@ -45,11 +47,11 @@ class Right:
 
 @dataclass(frozen=True)
 class Plan:
-    """What brings the roles of a database to what is declared, as statements without a semicolon.
+    """Statements, without semicolons, that make a database's roles equal to the declaration.
 
     Attributes:
-        add: makes roles and gives them what they lack.
-        revoke: takes away what they have beyond.
+        add: creates roles and grants missing rights.
+        revoke: revokes undeclared rights.
     """
 
     add: tuple[str, ...]
@@ -58,76 +60,81 @@ class Plan:
 
 @cache
 def declared(prefix: str = PREFIX) -> frozenset[Right]:
-    """Every right that `roles.sql` gives, to roles whose names begin with `prefix`."""
+    """Returns all rights in `roles.sql`, for roles whose names begin with `prefix`."""
     text = (schemas_folder() / "postgres" / "roles.sql").read_text()
-    found = set()
+    rights = set()
     for grant in _GRANT.finditer(text):
         role = prefix + grant["role"].removeprefix(PREFIX)
         if grant["object"] is None:
-            found.add(Right(role, grant["privileges"], ""))
+            rights.add(Right(role, grant["privileges"], ""))
             continue
         for privilege in grant["privileges"].split(", "):
-            found |= {
+            rights |= {
                 Right(role, grant["object"], privilege, column)
                 for column in (grant["columns"] or "").split(", ")
             }
-    return frozenset(found)
+    return frozenset(rights)
 
 
 def role_names(prefix: str = PREFIX) -> list[str]:
-    """All roles, sorted."""
+    """Returns all role names, sorted."""
     return sorted({right.role for right in declared(prefix)})
 
 
 def script(prefix: str = PREFIX, database: str = "CURRENT_DATABASE") -> list[str]:
-    """All statements for a database in which there is none of it.
+    """Returns all statements for a database without any of the roles.
 
     Args:
-        prefix: of the roles' names.
-        database: its name, quoted as SQL wants it.
+        prefix: prefix of the role names.
+        database: name of the database, quoted for SQL.
     """
-    return list(_plan(prefix, database, there=set(), granted=set(), settings=set()).add)
+    return list(_plan(prefix, database, existing=set(), granted=set(), settings=set()).add)
 
 
 def _plan(
     prefix: str,
     database: str,
     *,
-    there: set[str],
+    existing: set[str],
     granted: set[Right],
     settings: set[tuple[str, str]],
-    everybodys: Iterable[str] = (),
+    public_functions: Iterable[str] = (),
 ) -> Plan:
-    wanted = declared(prefix)
-    add = [f"CREATE ROLE {role} NOLOGIN" for role in role_names(prefix) if role not in there]
+    required = declared(prefix)
+    add = [f"CREATE ROLE {role} NOLOGIN" for role in role_names(prefix) if role not in existing]
     add += [
         f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {value}"
         for role in role_names(prefix)
         for name, value in SESSION_SETTINGS.items()
         if (role, f"{name}={value}") not in settings
     ]
-    # At once, and not only when asked for: nobody is meant to have it.
-    add += [f"REVOKE EXECUTE ON {function} FROM PUBLIC" for function in everybodys]
-    add += [f"GRANT {words} TO {role}" for role, words in _in_words(wanted - granted)]
+    # With the additions, since no release needs this right.
+    add += [f"REVOKE EXECUTE ON {function} FROM PUBLIC" for function in public_functions]
+    add += [f"GRANT {phrase} TO {role}" for role, phrase in _phrases(required - granted)]
     return Plan(
-        tuple(add), tuple(f"REVOKE {words} FROM {role}" for role, words in _in_words(granted - wanted))
+        tuple(add), tuple(f"REVOKE {phrase} FROM {role}" for role, phrase in _phrases(granted - required))
     )
 
 
-def _in_words(rights: Iterable[Right]) -> Iterable[tuple[str, str]]:
-    """Rights as GRANT and REVOKE name them, those on the same part of an object together; with their role."""
+def _phrases(rights: Iterable[Right]) -> Iterable[tuple[str, str]]:
+    """Returns (role, the rights on one object as GRANT and REVOKE name them)."""
 
-    # The schema first: nothing in it is of use without.
-    def place(right: Right) -> tuple[str, bool, str, str]:
+    # The schema comes first, since its objects cannot be used without it.
+    def sort_key(right: Right) -> tuple[str, bool, str, str]:
         column_of = right.privilege if right.part else ""
         return right.role, not right.object.startswith("SCHEMA"), right.object, column_of
 
-    for (role, _, thing, column_of), group in groupby(sorted(rights, key=lambda r: (place(r), r)), key=place):
-        found = list(group)
+    for (role, _, thing, column_of), group in groupby(
+        sorted(rights, key=lambda r: (sort_key(r), r)), key=sort_key
+    ):
+        same_object = list(group)
         if column_of:
-            yield role, f"{column_of} ({', '.join(right.part for right in found)}) ON {_qualified(thing)}"
-        elif found[0].privilege:
-            yield role, f"{', '.join(right.privilege for right in found)} ON {_qualified(thing)}"
+            yield (
+                role,
+                f"{column_of} ({', '.join(right.part for right in same_object)}) ON {_qualified(thing)}",
+            )
+        elif same_object[0].privilege:
+            yield role, f"{', '.join(right.privilege for right in same_object)} ON {_qualified(thing)}"
         else:
             yield role, thing
 
@@ -141,46 +148,47 @@ def _qualified(thing: str) -> str:
 
 
 async def plan(dsn: str, prefix: str = PREFIX) -> Plan:
-    """What a database lacks, and what it has beyond.
+    """Returns the plan for a database.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: no server answers.
     """
     connection = await connect(dsn, "roles")
     try:
         with translated():
-            return await _look(connection, prefix)
+            return await _plan_for(connection, prefix)
     finally:
         await connection.close()
 
 
 async def apply(dsn: str, prefix: str = PREFIX, *, revoke: bool = False) -> Plan:
-    """Carries a plan out in one transaction, and returns it.
+    """Executes the plan for a database in one transaction, and returns it.
 
     Args:
-        dsn: of a user who may make roles and grant rights on the tables: their owner with CREATEROLE, or a superuser.
-        prefix: of the roles' names.
-        revoke: also take away what is not declared.
+        dsn: connection URL of the tables' owner with CREATEROLE, or of a superuser.
+        prefix: prefix of the role names.
+        revoke: whether to revoke undeclared rights too.
 
     Raises:
-        PostgresUnavailable: no server.
-        SettingsError: the user may not.
+        PostgresUnavailable: no server answers.
+        SettingsError: the user lacks the rights for it.
     """
     connection = await connect(dsn, "roles")
     try:
         with translated():
-            # Neither two of these at once, nor one while tables change.
+            # The lock of migrations: two runs must not overlap, and tables must not change
+            # meanwhile.
             await connection.execute(query("migrations.lock"))
             async with connection.transaction():
-                found = await _look(connection, prefix)
-                for statement in (*found.add, *(found.revoke if revoke else ())):
+                current = await _plan_for(connection, prefix)
+                for statement in (*current.add, *(current.revoke if revoke else ())):
                     await connection.execute(statement)
-            return found
+            return current
     finally:
         await connection.close()
 
 
-async def _look(connection: Any, prefix: str) -> Plan:
+async def _plan_for(connection: Any, prefix: str) -> Plan:
     fetch = connection.fetch
     names = role_names(prefix)
     granted = await fetch(query("roles.granted"), names)
@@ -188,8 +196,8 @@ async def _look(connection: Any, prefix: str) -> Plan:
     return _plan(
         prefix,
         (await fetch(query("roles.database")))[0]["name"],
-        there={row["role"] for row in await fetch(query("roles.there"), names)},
+        existing={row["role"] for row in await fetch(query("roles.existing"), names)},
         granted={Right(row["role"], row["object"], row["privilege"], row["part"]) for row in granted},
-        everybodys=[row["object"] for row in await fetch(query("roles.open"))],
+        public_functions=[row["object"] for row in await fetch(query("roles.public_functions"))],
         settings={(row["role"], row["setting"]) for row in settings},
     )

@@ -1,4 +1,4 @@
-"""A session of one's own: what it locks and listens to lasts exactly as long as its connection."""
+"""A dedicated session: its locks and subscriptions last exactly as long as its connection."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from penstock.postgres.queries import query
 class Session:
     """One connection that is not shared and not replaced.
 
-    Statements that a lock must protect go through the connection that holds the lock: when it is gone, so is
-    the lock, and the statement fails instead of acting on a right that has passed to somebody else.
+    A statement that a lock protects goes through the connection that holds the lock. When the
+    connection is gone the lock is too, and the statement fails instead of acting on a lock that
+    another process may hold.
     """
 
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -31,14 +32,14 @@ class Session:
 
     @property
     def pid(self) -> int:
-        """Of the server's process, by which others see this session."""
+        """The id of the server's process, by which other sessions see this one."""
         return int(self.connection.get_server_pid())
 
     def ensure(self) -> None:
-        """Does nothing while the session lives and its server takes writes.
+        """Checks that the session lives and its server takes writes.
 
         Raises:
-            SessionLost: the connection has ended, or is to a server that has been demoted.
+            SessionLost: the connection has ended, or leads to a server that was demoted.
         """
         if self.lost.is_set() or self.connection.is_closed():
             raise SessionLost("the PostgreSQL session has ended, and its locks with it")
@@ -46,17 +47,17 @@ class Session:
             raise SessionLost(f"PostgreSQL: {READ_ONLY}")
 
     async def probe(self) -> None:
-        """As `ensure`, for whoever asks whether this process is ready."""
+        """As `ensure`, for the readiness probe."""
         self.ensure()
 
-    async def listen(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Calls `heard` with the payload of each notification on `channel`.
+    async def listen(self, channel: str, on_notify: Callable[[str], None]) -> None:
+        """Calls `on_notify` with the payload of each notification on `channel`.
 
         Raises:
             PostgresUnavailable: the connection has ended.
         """
         with translated():
-            await self.connection.add_listener(channel, lambda _c, _p, _ch, payload: heard(str(payload)))
+            await self.connection.add_listener(channel, lambda _c, _p, _ch, payload: on_notify(str(payload)))
 
     async def fetch(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
         """The rows of a named query.
@@ -83,8 +84,8 @@ async def open_session(dsn: str, name: str, *, durable: bool = True) -> AsyncIte
     Args:
         dsn: connection URL.
         name: shown in `pg_stat_activity`.
-        durable: False when a commit need not be on disk before it counts: a crash of the server may undo the last
-            moments of this session, in whole transactions, as if they had never been.
+        durable: False when a commit need not wait for the disk: a crash of the server may then undo
+            the last transactions of this session.
 
     Raises:
         PostgresUnavailable: no server.
@@ -95,7 +96,7 @@ async def open_session(dsn: str, name: str, *, durable: bool = True) -> AsyncIte
         yield session
     finally:
         connection.remove_termination_listener(session._on_termination)  # noqa: SLF001 (our own class)
-        # Closing politely waits for the server; one that has gone away must not keep us.
+        # A graceful close waits for the server; an unreachable one must not delay the stop.
         try:
             await asyncio.wait_for(connection.close(), 5)
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):

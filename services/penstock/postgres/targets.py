@@ -1,4 +1,4 @@
-"""Callback targets as PostgreSQL knows them: their health as it was kept last, and what operators have said."""
+"""Callback targets in PostgreSQL: their health as it was saved last, and what operators decided."""
 
 from __future__ import annotations
 
@@ -9,71 +9,74 @@ from typing import Any
 import asyncpg
 import orjson
 
-from penstock.core.health import Vitals
+from penstock.core.health import HealthSnapshot
 from penstock.core.target import TargetId
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
-from penstock.postgres.replay import HELD_COUNTED, PENDING_LOOKED_AT
+from penstock.postgres.replay import HELD_COUNTED, PENDING_SEARCHED
 from penstock.postgres.session import Session
 
-# Notified with a target, as `notified` reads it, when an operator, or an answer, has changed it.
+# Notified with a target when an operator or an answer has changed it; `parse_notification` reads
+# the payload.
 CHANNEL = "penstock_targets"
 
-# Behind every URL: those begin with the letter of a scheme.
-_BEHIND_ALL = "\x7f"
+# Sorts after every URL: URLs begin with the letter of a scheme.
+_AFTER_ALL = "\x7f"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A target as it was kept.
+class StoredTarget:
+    """The stored state of a target.
 
     Attributes:
-        target: which.
-        disabled: nothing is to be sent to it.
-        vitals: its health.
-        failures: quick failures on end.
-        rate: most calls a second; None is the service's setting.
-        attempts: the last few, the latest last, as they are shown.
+        target: its identity.
+        disabled: whether nothing may be sent to it.
+        health: its health.
+        failures: consecutive quick failures.
+        rate: most calls per second; None for the service's setting.
+        attempts: the last few, the latest last, as operators see them.
     """
 
     target: TargetId
     disabled: bool = False
-    vitals: Vitals
+    health: HealthSnapshot
     failures: int = 0
     rate: float | None = None
     attempts: Sequence[dict[str, Any]] = ()
 
 
-def columns(targets: Iterable[TargetId]) -> tuple[list[str], list[str]]:
-    """Namespaces and URLs, as statements take several targets."""
+def target_columns(targets: Iterable[TargetId]) -> tuple[list[str], list[str]]:
+    """Namespaces and URLs, as the statements take them."""
     targets = list(targets)
     return [target.namespace for target in targets], [target.url for target in targets]
 
 
 def target_in(row: asyncpg.Record) -> TargetId:
-    """The one of a row with `namespace` and `url`."""
+    """The target of a row with `namespace` and `url`."""
     return TargetId(row["namespace"], row["url"])
 
 
-def notified(payload: str) -> TargetId | None:
-    """The target that a notification names; None when it comes from code that knew no namespaces, which tells of each besides."""
+def parse_notification(payload: str) -> TargetId | None:
+    """The target of a notification; None for the old form, which is sent in addition."""
     namespace, blank, url = payload.partition(" ")
     return TargetId(namespace, url) if blank else None
 
 
-async def own(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[TargetId], owner: str) -> list[Kept]:
-    """Takes targets over; from now on only this owner's snapshots are kept.
+async def take_over(
+    pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[TargetId], owner: str
+) -> list[StoredTarget]:
+    """Takes over targets: from now on `save` accepts this owner only.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        rows = await pool.fetch(query("targets.own"), *columns(targets), owner)
+        rows = await pool.fetch(query("targets.take_over"), *target_columns(targets), owner)
     return [
-        Kept(
+        StoredTarget(
             target=target_in(row),
             disabled=row["state"] == "disabled",
-            vitals=Vitals(
+            health=HealthSnapshot(
                 row["count"], row["slow_at_s"], row["called_at_s"], abnormal=row["state"] == "abnormal"
             ),
             failures=row["failures"],
@@ -84,39 +87,46 @@ async def own(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[TargetId], o
     ]
 
 
-async def keep(pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[Kept], owner: str) -> set[TargetId]:
-    """Writes snapshots; returns the targets that were still this owner's.
+async def save(
+    pool: asyncpg.Pool[asyncpg.Record], targets: Sequence[StoredTarget], owner: str
+) -> set[TargetId]:
+    """Saves targets; returns those that still belonged to this owner and were saved.
 
     Raises:
-        PostgresUnavailable: perhaps nothing was written; write it again.
+        PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
     with translated():
         rows = await pool.fetch(
-            query("targets.keep"),
+            query("targets.save"),
             owner,
-            *columns(t.target for t in targets),
-            [t.vitals.abnormal for t in targets],
-            [t.vitals.count for t in targets],
-            [t.vitals.slow_at_s for t in targets],
-            [t.vitals.called_at_s for t in targets],
+            *target_columns(t.target for t in targets),
+            [t.health.abnormal for t in targets],
+            [t.health.count for t in targets],
+            [t.health.slow_at_s for t in targets],
+            [t.health.called_at_s for t in targets],
             [t.failures for t in targets],
             [orjson.dumps(list(t.attempts)).decode() for t in targets],
         )
     return {target_in(row) for row in rows}
 
 
-async def troubled(pool: asyncpg.Pool[asyncpg.Record]) -> list[TargetId]:
-    """Targets that are not normal, or for which something is held.
+async def find_troubled(pool: asyncpg.Pool[asyncpg.Record]) -> list[TargetId]:
+    """Targets that are not normal, or have held callbacks.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        return [target_in(row) for row in await pool.fetch(query("targets.troubled"))]
+        return [target_in(row) for row in await pool.fetch(query("targets.find_troubled"))]
 
 
 async def get(executor: Any, url: str, namespaces: Sequence[str] | None = None) -> list[asyncpg.Record]:
-    """The rows of an address, one of each namespace that has called it or said anything of it, of some or (None) of all.
+    """The rows of a URL, one per namespace that has called or changed it.
+
+    Args:
+        executor: a pool or a connection.
+        url: the URL.
+        namespaces: only these; None for all.
 
     Raises:
         PostgresUnavailable: no server.
@@ -135,75 +145,78 @@ async def find(
     limit: int,
     namespaces: Sequence[str] | None = None,
 ) -> list[asyncpg.Record]:
-    """Rows of targets in the order of their URLs and then their namespaces; give the last one of a page as `after` to get the next.
+    """A page of rows, in the order of URL and namespace.
 
     Args:
         executor: a pool or a connection.
-        state: normal, abnormal or disabled; None is any.
-        prefix: with which their URLs begin.
-        after: the last one of the page before.
-        limit: of the page.
-        namespaces: theirs, no two of them alike; None is all.
+        state: normal, abnormal or disabled; None for any.
+        prefix: of their URLs; None for any.
+        after: the last target of the page before; None for the first page.
+        limit: most rows.
+        namespaces: only these, without duplicates; None for all.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    well = state in (None, "normal")
+    indexed = state not in (None, "normal")
     if namespaces is None:
-        name, within = "targets.find" if well else "targets.find_troubled", []
+        name, within = "targets.find_in_state" if indexed else "targets.find", []
     else:
-        name, within = "targets.find_within" if well else "targets.find_troubled_within", [list(namespaces)]
-    behind = after or TargetId("", "")
-    bounds = (prefix or "", _behind_all(prefix) if prefix else _BEHIND_ALL)
+        name, within = (
+            "targets.find_in_state_within" if indexed else "targets.find_within",
+            [list(namespaces)],
+        )
+    previous = after or TargetId("", "")
+    bounds = (prefix or "", _after_prefix(prefix) if prefix else _AFTER_ALL)
     with translated():
         rows: list[asyncpg.Record] = await executor.fetch(
-            query(name), *behind, *bounds, limit, state, *within
+            query(name), *previous, *bounds, limit, state, *within
         )
     return rows
 
 
-def _behind_all(prefix: str) -> str:
-    """What comes behind all that begins with a prefix, and before all else, by code point."""
-    # Behind the last of all characters there is none.
+def _after_prefix(prefix: str) -> str:
+    """The first text, by code point, after all texts that begin with a prefix."""
+    # No character follows the last code point.
     shorter = prefix.rstrip("\U0010ffff")
     if not shorter:
-        return _BEHIND_ALL
+        return _AFTER_ALL
     last = ord(shorter[-1]) + 1
-    # No text has the surrogates between.
+    # Texts contain no surrogates.
     return shorter[:-1] + chr(0xE000 if 0xD800 <= last <= 0xDFFF else last)
 
 
-async def forget(
-    session: Session, behind: TargetId | None, *, most: int, quiet_s: float
+async def delete_unused(
+    session: Session, after: TargetId | None, *, limit: int, unused_s: float
 ) -> tuple[int, TargetId | None]:
-    """Removes, among the next `most`, targets that are normal, charged with nothing, not limited, and quiet.
+    """Deletes unused targets among the next `limit`: normal, with count 0 and no rate.
 
     Args:
-        session: that of the one process which does this.
-        behind: the last one looked at before; None to begin.
-        most: at how many to look.
-        quiet_s: seconds for which nobody has called or changed them.
+        session: holds the requeuer's lock.
+        after: the last target of the pass before; None for the first pass.
+        limit: how many targets to look at.
+        unused_s: seconds without a call or a change after which a target is unused.
 
     Returns:
-        How many were removed, and the last one looked at; None at the end.
+        How many were deleted, and the last target of this pass; None after all targets.
 
     Raises:
-        SessionLost: the right to do this may be another's.
+        SessionLost: the lock may be another process's.
         PostgresUnavailable: the server refused for now.
     """
-    [row] = await session.fetch("targets.forget", *(behind or TargetId("", "")), most, quiet_s)
-    return row["forgotten"], None if row["url"] is None else target_in(row)
+    [row] = await session.fetch("targets.delete_unused", *(after or TargetId("", "")), limit, unused_s)
+    return row["deleted"], None if row["url"] is None else target_in(row)
 
 
 async def backlog(executor: Any, targets: Sequence[TargetId]) -> dict[TargetId, dict[str, Any]]:
-    """How many callbacks are owed to targets: normal and diverted (pending), held, and whether these are all.
+    """Callbacks per target: pending on both paths, held, and whether the counts are complete.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
         rows = await executor.fetch(
-            query("targets.backlog"), *columns(targets), PENDING_LOOKED_AT, HELD_COUNTED
+            query("targets.backlog"), *target_columns(targets), PENDING_SEARCHED, HELD_COUNTED
         )
     return {
         target_in(row): {name: row[name] for name in ("normal", "diverted", "held", "complete")}
@@ -212,23 +225,26 @@ async def backlog(executor: Any, targets: Sequence[TargetId]) -> dict[TargetId, 
 
 
 async def disabled(executor: Any, targets: Sequence[TargetId]) -> set[TargetId]:
-    """Which of these are disabled.
+    """The disabled ones among these targets.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
-        return {target_in(row) for row in await executor.fetch(query("targets.disabled"), *columns(targets))}
+        return {
+            target_in(row)
+            for row in await executor.fetch(query("targets.disabled"), *target_columns(targets))
+        }
 
 
 async def disable(executor: Any, target: TargetId, why: str, *, answered: bool = False) -> bool:
-    """Nothing more is sent to it until it is enabled; False when it was disabled already.
+    """Disables a target until it is enabled; False when it was disabled already.
 
     Args:
         executor: a pool or a connection.
-        target: which.
-        why: to be shown.
-        answered: it has asked for that itself, answering a call.
+        target: its identity.
+        why: shown to operators.
+        answered: whether the target's answer to a call, just now, is the reason.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
@@ -238,7 +254,7 @@ async def disable(executor: Any, target: TargetId, why: str, *, answered: bool =
 
 
 async def enable(executor: Any, target: TargetId) -> bool:
-    """What was held is sent, and its health begins anew; False when it was normal already, or is unknown.
+    """Enables a target and resets its health; False when it was normal or is unknown.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
@@ -248,7 +264,7 @@ async def enable(executor: Any, target: TargetId) -> bool:
 
 
 async def limit(executor: Any, target: TargetId, rate: float | None) -> None:
-    """The most calls a second that it gets; None is the service's setting.
+    """Sets the most calls per second of a target; None for the service's setting.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.

@@ -1,10 +1,11 @@
-"""Submitting, reading and cancelling tasks, a batch a statement."""
+"""Statements that submit and read tasks, a batch at a time."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import asyncpg
@@ -15,17 +16,18 @@ from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
 from penstock.errors import NotFound, SessionLost
 from penstock.postgres import history
+from penstock.postgres.columns import SUBMITTED
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The task a submission became.
+    """The task of a submission.
 
     Attributes:
         id: task id.
-        created: False when an earlier submission with the same idempotency key had created it.
+        created: False when an earlier submission with the same idempotency key created the task.
     """
 
     id: int
@@ -33,8 +35,15 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The records of a partition that a batch was read from: from offset `first` up to (not with) `following`."""
+class OffsetRange:
+    """The offsets of a partition from which a batch was read.
+
+    Attributes:
+        topic: topic with its prefix.
+        partition: number of the partition.
+        first: first offset of the batch.
+        following: first offset after the batch.
+    """
 
     topic: str
     partition: int
@@ -43,98 +52,108 @@ class Stretch:
 
 
 async def submit(
-    executor: Any, submissions: Sequence[Submission], read: Stretch | None = None
+    executor: Any, submissions: Sequence[Submission], source: OffsetRange | None = None
 ) -> list[Submitted]:
-    """Inserts tasks, all or none, in one statement; returns them in the order given.
+    """Inserts tasks in one statement, all of them or none.
 
     Args:
-        executor: a pool, or a connection whose transaction this joins.
-        submissions: with types that exist and contexts already checked in above the inline limit.
-        read: where they were read; the reader's offset moves on with them.
+        executor: a pool, or a connection whose transaction the statement joins.
+        submissions: their types must exist; contexts above the inline limit must be in the object
+            store.
+        source: where the batch was read; the same statement moves the reader's offset from `first`
+            to `following`.
+
+    Returns:
+        The tasks in the order of `submissions`.
 
     Raises:
-        SessionLost: the offset was not at `read.first`: another reader has moved on; nothing was inserted.
+        SessionLost: the offset was not at `source.first`, because another process reads the
+            partition. Nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
-    where = (read.topic, read.partition, read.first, read.following) if read else (None,) * 4
+    position = (source.topic, source.partition, source.first, source.following) if source else (None,) * 4
     with translated():
-        answer = await executor.fetch(
-            query("tasks.submit"),
-            *_columns(submissions),
-            *where,
-            _column([s.key for s in submissions]),
-            _column([s.traceparent for s in submissions]),
-        )
+        answer = await executor.fetch(query("tasks.submit"), *position, *_parameters(submissions))
         if not answer:
-            raise SessionLost(f"another process has read on from there: {read}")
-        rows = answer[1:]
-        keyed = {(row["type"], row["idempotency_key"]): row["id"] for row in rows if row["idempotency_key"]}
-        missing = [s for s in submissions if s.idempotency_key and (s.type, s.idempotency_key) not in keyed]
-        earlier: dict[tuple[str, str], int] = {}
-        if missing:
-            found = await executor.fetch(
-                query("tasks.by_idempotency_keys"),
-                [s.type for s in missing],
-                [s.idempotency_key for s in missing],
+            raise SessionLost(
+                f"another process reads the partition, and it has passed the offsets of {source}"
             )
-            earlier = {(row["type"], row["idempotency_key"]): row["id"] for row in found}
-            moved = [s for s in missing if (s.type, s.idempotency_key) not in earlier]
-            if moved:
-                # The key was known to the insertion; its task has moved to history between the two statements.
-                found = await executor.fetch(
-                    query("history.by_idempotency_keys"),
-                    [s.type for s in moved],
-                    [s.idempotency_key for s in moved],
-                )
-                earlier |= {(row["type"], row["idempotency_key"]): row["id"] for row in found}
-    # Ids are given out in the order of the batch, so the n-th without a key is the n-th row without one.
-    keyless = deque(row["id"] for row in rows if not row["idempotency_key"])
+        rows = answer[1:]
+        created = {(row["type"], row["idempotency_key"]): row["id"] for row in rows if row["idempotency_key"]}
+        existing = await _existing(
+            executor, [key for key in map(_unique_key, submissions) if key not in created]
+        )
+    # PostgreSQL assigns ids in the order of the batch: the nth submission without an idempotency
+    # key is the nth such row.
+    ids_without_key = deque(row["id"] for row in rows if not row["idempotency_key"])
     result = []
     for submission in submissions:
-        if submission.idempotency_key is None:
-            result.append(Submitted(keyless.popleft(), created=True))
-            continue
-        key = (submission.type, submission.idempotency_key)
-        new = keyed.pop(key, None)
-        if new is not None:
-            earlier[key] = new
-        result.append(Submitted(earlier[key], created=new is not None))
+        key = _unique_key(submission)
+        if key is None:
+            result.append(Submitted(ids_without_key.popleft(), created=True))
+        elif (new_id := created.pop(key, None)) is not None:
+            # A later submission of the batch may have the same key.
+            existing[key] = new_id
+            result.append(Submitted(new_id, created=True))
+        else:
+            result.append(Submitted(existing[key], created=False))
     return result
 
 
-def _columns(submissions: Sequence[Submission]) -> list[list[Any]]:
-    columns: list[list[Any]] = [
-        [s.type for s in submissions],
-        [s.stage for s in submissions],
-        [int(s.priority) for s in submissions],
-        [s.context.content_type.value for s in submissions],
-        [s.context.data for s in submissions],
-        [encode_ref(s.context.ref) for s in submissions],
-        [s.idempotency_key for s in submissions],
-        [s.run_at for s in submissions],
-        [
-            None if s.callbacks is None else orjson.dumps(subscription.to_wire(s.callbacks)).decode()
-            for s in submissions
-        ],
-        [s.events for s in submissions],
-        [orjson.dumps(s.labels).decode() if s.labels else None for s in submissions],
-    ]
-    return [_column(values) for values in columns]
+def _unique_key(submission: Submission) -> tuple[str, str] | None:
+    """Type and idempotency key; None without an idempotency key."""
+    return (submission.type, submission.idempotency_key) if submission.idempotency_key is not None else None
 
 
-def _column(values: list[Any]) -> list[Any]:
-    # The statement fills up short columns with NULL, and the driver takes long for each element of an array: most
-    # submissions leave most columns empty.
-    return [] if values.count(None) == len(values) else values
+async def _existing(
+    executor: Any, unique_keys: Sequence[tuple[str, str] | None]
+) -> dict[tuple[str, str], int]:
+    """The ids of existing tasks by type and idempotency key.
+
+    A task may move to history after the insertion has met its key, so history is searched too.
+    """
+    found: dict[tuple[str, str], int] = {}
+    for name in ("tasks.by_idempotency_keys", "history.by_idempotency_keys"):
+        missing = [key for key in unique_keys if key is not None and key not in found]
+        if missing:
+            types, idempotency_keys = zip(*missing, strict=True)
+            rows = await executor.fetch(query(name), list(types), list(idempotency_keys))
+            found |= {(row["type"], row["idempotency_key"]): row["id"] for row in rows}
+    return found
+
+
+# The columns whose value is not simply the field of the same name.
+_ENCODERS: Mapping[str, Callable[[Submission], Any]] = {
+    "priority": lambda submission: int(submission.priority),
+    "content_type": lambda submission: submission.context.content_type.value,
+    "context": lambda submission: submission.context.data,
+    "context_ref": lambda submission: encode_ref(submission.context.ref),
+    "due_at": lambda submission: submission.run_at,
+    "callbacks": lambda submission: (
+        None
+        if submission.callbacks is None
+        else orjson.dumps(subscription.to_wire(submission.callbacks)).decode()
+    ),
+    "labels": lambda submission: orjson.dumps(submission.labels).decode() if submission.labels else None,
+}
+
+
+def _parameters(submissions: Sequence[Submission]) -> list[list[Any]]:
+    """One array for each column that a submission fills, in the order of `SUBMITTED`."""
+    encoders = [_ENCODERS.get(column.name, attrgetter(column.name)) for column in SUBMITTED]
+    arrays = [[encode(submission) for submission in submissions] for encode in encoders]
+    # The statement fills up short arrays with NULL. Most columns are empty, and encoding an array
+    # of NULL is slow.
+    return [[] if values.count(None) == len(values) else values for values in arrays]
 
 
 def encode_ref(ref: ObjectRef | None) -> str | None:
-    """A reference as its column holds it."""
+    """A reference as the JSON text of its column."""
     return orjson.dumps(ref.to_wire()).decode() if ref else None
 
 
 def context_of(row: Mapping[str, Any] | asyncpg.Record, prefix: str = "context") -> Context | None:
-    """The context (or, with prefix `result`, the result) in the columns of a row."""
+    """The context of a row, or its result with the prefix `result`; None when the row has none."""
     content_type = row["content_type" if prefix == "context" else f"{prefix}_type"]
     if content_type is None:
         return None
@@ -147,19 +166,21 @@ def context_of(row: Mapping[str, Any] | asyncpg.Record, prefix: str = "context")
 
 
 async def get(executor: Any, task_id: int) -> dict[str, Any]:
-    """One task with its attempts and callbacks, as rows; from history, when it has moved there.
+    """The row of one task with its attempts and callbacks, from the live tables or history.
 
     Raises:
         NotFound: no task has this id, or its day of history was dropped.
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the server does not answer.
     """
     with translated():
         row = await executor.fetchrow(query("tasks.get"), task_id)
         if row is not None:
             attempts = await executor.fetch(query("tasks.attempts"), task_id)
             callbacks = await executor.fetch(query("tasks.callbacks_of_task"), task_id)
-        # What has ended may have moved between these statements, and its attempts with it.
-        if row is None or (row["finished_at"] and not await executor.fetch(query("tasks.known"), [task_id])):
+        # A final task can move to history between these statements, together with its attempts.
+        if row is None or (
+            row["finished_at"] and not await executor.fetch(query("tasks.existing"), [task_id])
+        ):
             row = await executor.fetchrow(query("history.get"), task_id)
             if row is None:
                 raise NotFound(f"there is no task {task_id}")
@@ -175,81 +196,94 @@ async def find(
     stage: str | None = None,
     labels: Mapping[str, str] | None = None,
     idempotency_key: str | None = None,
-    key: str | None = None,
-    before: int | None = None,
+    concurrency_key: str | None = None,
+    before_id: int | None = None,
     limit: int = 50,
-    among: Sequence[str] | None = None,
+    visible_types: Sequence[str] | None = None,
 ) -> list[asyncpg.Record]:
-    """Tasks, newest first; give the last id of a page as `before` to get the next one. `among` is the types that may be seen.
+    """Rows of tasks that match all filters, newest first.
+
+    Args:
+        executor: a pool or a connection.
+        type_name: task type.
+        states: one of these states.
+        stage: current stage, or the last one.
+        labels: labels that the task has, with these values.
+        idempotency_key: idempotency key.
+        concurrency_key: concurrency key.
+        before_id: the last id of the page before.
+        limit: most rows.
+        visible_types: only tasks of these types; None is every type.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the server does not answer.
     """
     with translated():
-        found: list[asyncpg.Record] = await executor.fetch(
+        rows: list[asyncpg.Record] = await executor.fetch(
             query("tasks.list"),
             type_name,
             list(states) if states else None,
             stage,
             orjson.dumps(labels).decode() if labels else None,
             idempotency_key,
-            before,
+            before_id,
             limit,
-            key,
-            None if among is None else list(among),
+            concurrency_key,
+            None if visible_types is None else list(visible_types),
         )
-    return found
+    return rows
 
 
-async def some(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:
-    """Those of some tasks that there are, in the order of their ids.
+async def by_ids(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:
+    """The rows of the tasks with these ids, by id; without those in history.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the server does not answer.
     """
     with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("tasks.some"), list(ids))
+        rows: list[asyncpg.Record] = await executor.fetch(query("tasks.by_ids"), list(ids))
     return rows
 
 
 async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
-    """How many of these tasks are in which state, also of those in history.
+    """The number of these tasks by state, with those in history.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the server does not answer.
     """
-    wanted = list(set(ids))
+    unique = list(set(ids))
     with translated():
-        rows = await executor.fetch(query("tasks.states_of"), wanted)
-        if sum(row["tasks"] for row in rows) < len(wanted):
-            rows = await executor.fetch(query("history.states_of"), wanted)
+        rows = await executor.fetch(query("tasks.states_of"), unique)
+        if sum(row["tasks"] for row in rows) < len(unique):
+            rows = await executor.fetch(query("history.states_of"), unique)
     return {row["state"]: row["tasks"] for row in rows}
 
 
-async def known(executor: Any, ids: Iterable[int]) -> set[int]:
-    """Which of these ids are tasks', also of those in history.
+async def existing_ids(executor: Any, ids: Iterable[int]) -> set[int]:
+    """The ids that belong to a task, with those in history.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the server does not answer.
     """
-    wanted = set(ids)
+    unique = set(ids)
     with translated():
-        found = {row["id"] for row in await executor.fetch(query("tasks.known"), list(wanted))}
-        if missing := wanted - found:
+        found = {row["id"] for row in await executor.fetch(query("tasks.existing"), list(unique))}
+        if missing := unique - found:
             found |= {row["id"] for row in await executor.fetch(query("history.known"), list(missing))}
     return found
 
 
-async def own(executor: Any, ids: Iterable[int], among: Sequence[str]) -> set[int]:
-    """Which of these ids are of tasks of some types, also of those in history.
+async def ids_of_types(executor: Any, ids: Iterable[int], types: Sequence[str]) -> set[int]:
+    """The ids that belong to a task of one of these types, with those in history.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the server does not answer.
     """
-    wanted = set(ids)
+    unique = set(ids)
     with translated():
-        found = {row["id"] for row in await executor.fetch(query("tasks.own"), list(wanted), list(among))}
-        if missing := wanted - found:
-            rows = await executor.fetch(query("history.own_tasks"), list(missing), list(among))
+        rows = await executor.fetch(query("tasks.of_types"), list(unique), list(types))
+        found = {row["id"] for row in rows}
+        if missing := unique - found:
+            rows = await executor.fetch(query("history.own_tasks"), list(missing), list(types))
             found |= {row["id"] for row in rows}
     return found

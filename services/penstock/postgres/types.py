@@ -1,4 +1,4 @@
-"""Task types: one row each, copied into every service that needs them and kept fresh by notification."""
+"""Task types: their rows, and the cache of each service, which notifications refresh."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.errors import Conflict, InvalidRecord, NotFound
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
-# Notified with a type's name when it is registered or changed.
+# Channel of notifications: the type in the payload was registered or changed.
 CHANNEL = "penstock_types"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskType:
-    """One row of `task_type`, and the body of `POST /types`; fields as in `task-type.schema.json`."""
+    """One row of `task_type`, and the body of `POST /types`; see `task-type.schema.json`."""
 
     name: str
     first_stage: str = "start"
@@ -37,7 +37,7 @@ class TaskType:
     max_losses: int = 3
     late_results: str = "accept"
     callbacks: tuple[Entry, ...] = ()
-    # None leaves it as it is; of a row that was read it never is.
+    # None keeps the state of the registered type; a type that was read is never None.
     paused: bool | None = None
     max_in_flight: int | None = None
     starts_per_s: float | None = None
@@ -48,12 +48,12 @@ class TaskType:
 
     @property
     def ordered(self) -> bool:
-        """Whether it has an order of its own."""
+        """Whether the type has its own release order."""
         return self.ageing_s is not None or self.finish_first
 
     @property
     def policy(self) -> RetryPolicy:
-        """How its stages are retried."""
+        """The retry policy of its stages."""
         return policy_of(
             {
                 "max_attempts": self.max_attempts,
@@ -66,27 +66,27 @@ class TaskType:
 
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> TaskType:
-        """Reads a document that `task-type.schema.json` has let through.
+        """Reads a document that conforms to `task-type.schema.json`.
 
         Raises:
-            InvalidRecord: its fields contradict each other, or a target can never be called.
+            InvalidRecord: fields contradict each other, or a target can never be called.
         """
-        found = cls(**{**raw, "callbacks": subscription.read(raw.get("callbacks") or ())})
-        problems = found.policy.problems()
+        task_type = cls(**{**raw, "callbacks": subscription.read(raw.get("callbacks") or ())})
+        problems = task_type.policy.problems()
         if problems:
             raise InvalidRecord("; ".join(problems), pointer="/retry_max_ms")
-        if found.ordered and (found.fair or found.max_per_key is not None):
-            wrong = "ageing_s" if found.ageing_s is not None else "finish_first"
-            raise InvalidRecord("does not go together with fair and max_per_key", pointer=f"/{wrong}")
-        return found
+        if task_type.ordered and (task_type.fair or task_type.max_per_key is not None):
+            field = "ageing_s" if task_type.ageing_s is not None else "finish_first"
+            raise InvalidRecord("cannot be combined with fair or max_per_key", pointer=f"/{field}")
+        return task_type
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON object, secrets and all."""
+        """The JSON object, with the secrets of callbacks."""
         return {**self._fields(), "callbacks": subscription.to_wire(self.callbacks)}
 
-    def shown(self) -> dict[str, Any]:
-        """The JSON object as answers have it: without the values of headers."""
-        return {**self._fields(), "callbacks": subscription.shown(self.callbacks)}
+    def masked(self) -> dict[str, Any]:
+        """The JSON object in answers, without the values of headers."""
+        return {**self._fields(), "callbacks": subscription.masked(self.callbacks)}
 
     def columns(self) -> list[Any]:
         """The values of its row."""
@@ -108,77 +108,78 @@ def policy_of(row: Mapping[str, Any]) -> RetryPolicy:
     )
 
 
-async def register(pool: asyncpg.Pool[asyncpg.Record], wanted: TaskType) -> tuple[TaskType, bool]:
-    """Inserts or changes a type; returns it as it is now and whether it is new.
+async def register(pool: asyncpg.Pool[asyncpg.Record], task_type: TaskType) -> tuple[TaskType, bool]:
+    """Inserts or changes a type; returns the current type, and whether it is new.
 
     Raises:
-        Conflict: the number of partitions cannot be changed, or its order does not go together with what was said of keys.
-        PostgresUnavailable: no server.
+        Conflict: the number of partitions would change, or its order contradicts the settings of
+            its concurrency keys.
+        PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            # What is said of its keys meanwhile is seen; of one that is not there nothing is said.
-            await connection.fetchrow(query("types.lock"), wanted.name)
-            row = await _kept(connection, wanted)
-            found = _from_row(row)
-            if found.partitions != wanted.partitions:
+            # The lock excludes concurrent changes of the type's keys, which the upsert checks.
+            await connection.fetchrow(query("types.lock"), task_type.name)
+            row = await _upsert(connection, task_type)
+            registered = _from_row(row)
+            if registered.partitions != task_type.partitions:
                 raise Conflict(
-                    f"type {wanted.name} has {found.partitions} partitions, which cannot be changed "
-                    f"(asked for {wanted.partitions}): register a new type instead"
+                    f"type {task_type.name} has {registered.partitions} partitions, which cannot be changed "
+                    f"(asked for {task_type.partitions}): register a new type instead"
                 )
-            return found, row["created"]
+            return registered, row["created"]
 
 
 async def change(
     pool: asyncpg.Pool[asyncpg.Record], name: str, merge: Callable[[TaskType], TaskType]
 ) -> TaskType:
-    """Changes a type by what it is; returns it as it is now.
+    """Changes a type; returns the current type.
 
     Args:
-        pool: of the database.
-        name: of the type.
-        merge: from the type as it is, to the type as it shall be; what it raises changes nothing.
+        pool: the database.
+        name: name of the type.
+        merge: makes the new type from the current one; an error that it raises changes nothing.
 
     Raises:
-        NotFound: there is none of this name.
-        Conflict: its order does not go together with what was said of keys.
-        PostgresUnavailable: no server.
+        NotFound: there is no type with this name.
+        Conflict: its order contradicts the settings of its concurrency keys.
+        PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
             row = await connection.fetchrow(query("types.lock"), name)
             if row is None:
                 raise NotFound(f"there is no task type {name!r}")
-            return _from_row(await _kept(connection, merge(_from_row(row))))
+            return _from_row(await _upsert(connection, merge(_from_row(row))))
 
 
-async def _kept(connection: Any, wanted: TaskType) -> asyncpg.Record:
+async def _upsert(connection: Any, task_type: TaskType) -> asyncpg.Record:
     try:
-        row: asyncpg.Record = await connection.fetchrow(query("types.register"), *wanted.columns())
+        row: asyncpg.Record = await connection.fetchrow(query("types.register"), *task_type.columns())
     except asyncpg.CheckViolationError as error:
-        # Whatever else could break a check, the schema has refused.
+        # The JSON Schema excludes all other violations.
         raise Conflict(
-            f"type {wanted.name} has settings of keys, which do not go together with ageing_s and finish_first: "
-            "reset them first"
+            f"type {task_type.name} has settings of concurrency keys, which cannot be combined with ageing_s "
+            "or finish_first: reset them first"
         ) from error
     return row
 
 
 async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:
-    """Every registered type, by name.
+    """All registered types, by name.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
     with translated():
         return {row["name"]: _from_row(row) for row in await pool.fetch(query("types.all"))}
 
 
 async def owners(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, str | None]:
-    """By type which process of task-sync releases it, as host and process id; None where none does now.
+    """By type, the task-sync process that releases it, as host and process id; None without one.
 
     Raises:
-        PostgresUnavailable: no server.
+        PostgresUnavailable: the database is unavailable.
     """
     with translated():
         rows = await pool.fetch(query("types.owners"))
@@ -190,13 +191,13 @@ def _from_row(row: asyncpg.Record) -> TaskType:
     return TaskType(**{**fields, "callbacks": subscription.from_columns(row["callbacks"])})
 
 
-class KnownTypes:
-    """A copy of all types: fresh by notification, and reloaded on a miss.
+class TypeCache:
+    """A cache of all types, reloaded after a notification or a miss.
 
-    A flood of unknown names must not become a flood of queries, so misses reload at most once a second.
+    Misses reload it at most once a second, so that many unknown names do not cause many queries.
 
     Args:
-        pool: where to read them.
+        pool: the database.
     """
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
@@ -210,18 +211,18 @@ class KnownTypes:
         return iter(list(self._types.values()))
 
     def get(self, name: str) -> TaskType | None:
-        """The type as last read."""
+        """The cached type; None when the cache has no such type."""
         return self._types.get(name)
 
-    def outdated(self) -> None:
-        """A notification came: the next look-up reads again."""
+    def mark_outdated(self) -> None:
+        """Makes the next `require` reload the cache."""
         self._outdated = True
 
     async def require(self, names: Iterable[str]) -> None:
-        """Sees to it that the copy is fresh and, as far as they exist, holds all of `names`.
+        """Reloads the cache when it is outdated, or when it lacks one of `names`.
 
         Raises:
-            PostgresUnavailable: no server.
+            PostgresUnavailable: the database is unavailable.
         """
         missing = not all(name in self._types for name in names)
         recent = asyncio.get_running_loop().time() - self._loaded_s < 1.0
@@ -232,15 +233,15 @@ class KnownTypes:
         """Reads all types.
 
         Raises:
-            PostgresUnavailable: no server.
+            PostgresUnavailable: the database is unavailable.
         """
         async with self._loading:
-            # Before the query: a notification that comes while it runs must be followed by another.
+            # Before the query, so that a change during the query causes another one.
             self._outdated = False
             try:
                 self._types = await all_types(self._pool)
             except BaseException:
-                # Nothing was read: the next who asks tries again, also after a cancellation.
+                # Nothing was read, also when the caller was cancelled: the next caller tries again.
                 self._outdated = True
                 raise
             self._loaded_s = asyncio.get_running_loop().time()

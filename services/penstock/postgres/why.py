@@ -1,4 +1,4 @@
-"""What PostgreSQL knows of why a task is waiting: the facts, without those of Kafka."""
+"""Reads the facts that explain why a task is waiting, except those from Kafka."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Any
 
 import asyncpg
 
-from penstock.core.order import Head, level_of
+from penstock.core.release_order import Head, level_of
 from penstock.core.task import State
 from penstock.core.why import COUNTED, Ahead, Facts
 from penstock.errors import NotFound
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
-# Of more keys than these, some take turns also where the others go by id: `penstock.task_sync.limits`.
-KEYS_IN_ORDER = 255
+# With more keys than this, the release goes round the keys page by page, and the order by id is
+# only approximate (`penstock.task_sync.key_scan`).
+MAX_KEYS_BY_ID = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """The facts, and where to ask Kafka.
+class TaskFacts:
+    """The facts about a task, and the ready topic to look up in Kafka.
 
     Attributes:
         type: name of the task's type.
         partitions: of its ready topic.
-        facts: all but `readers`.
+        facts: every fact but `group`.
     """
 
     type: str
@@ -33,8 +34,8 @@ class Known:
     facts: Facts
 
 
-async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> Known:
-    """What is known of one task.
+async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
+    """Reads the facts about one task.
 
     Raises:
         NotFound: no task has this id.
@@ -59,7 +60,7 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> Known:
         # See `types.owners`.
         owner=row["session"] and row["session"].rpartition(" ")[2],
         noted=row["noted"],
-        key=(row["key"] or None) if row["keyed"] else None,
+        concurrency_key=(row["key"] or None) if row["keyed"] else None,
         key_paused=bool(row["key_paused"]),
         key_in_flight=row["key_in_flight"] if limited else None,
         key_limit=row["key_limit"],
@@ -68,15 +69,15 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> Known:
         starts_per_s=row["starts_per_s"],
         ahead=ahead,
     )
-    return Known(row["type"], row["partitions"], found)
+    return TaskFacts(row["type"], row["partitions"], found)
 
 
 async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
-    """How many are released before a ready task, by the order that its type goes by."""
+    """How many tasks are released before a ready task, by the order of release of its type."""
     if row["keyed"]:
-        return await (_in_turns(pool, row) if row["fair"] else _by_key(pool, row))
+        return await (_by_round_robin(pool, row) if row["fair"] else _by_key(pool, row))
     if row["ageing_s"] is None and not row["finish_first"]:
-        return await _in_line(pool, row, row["priority"])
+        return await _by_priority(pool, row)
     waited_s = (row["now"] - row["created_at"]).total_seconds()
     begun = row["step"] > 0 and row["tracked"]
     level = level_of(Head(row["id"], row["priority"], waited_s, begun), row["ageing_s"])
@@ -86,25 +87,29 @@ async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
     )
 
 
-async def _in_line(pool: Any, row: asyncpg.Record, level: int) -> Ahead:
-    return _counted(await pool.fetchval(query("why.ahead"), row["type"], level, row["id"], COUNTED + 1))
+async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
+    return _counted(
+        await pool.fetchval(query("why.ahead"), row["type"], row["priority"], row["id"], COUNTED + 1)
+    )
 
 
-async def _by_key(pool: Any, row: asyncpg.Record, task_id: int | None = None) -> Ahead:
-    """Of all levels up to its own; with `task_id` 0 only of those above its own."""
-    before = row["id"] if task_id is None else task_id
-    found = await pool.fetchrow(
+async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False) -> Ahead:
+    """Counts tasks of all levels up to the task's own, or only of the levels above it."""
+    before = 0 if levels_above else row["id"]
+    counted = await pool.fetchrow(
         query("why.ahead_by_key"), row["type"], row["priority"], before, COUNTED + 1, row["key"]
     )
     return Ahead(
-        min(found["tasks"], COUNTED), more=found["looked"] > COUNTED, about=found["keys"] > KEYS_IN_ORDER
+        min(counted["tasks"], COUNTED),
+        more=counted["examined"] > COUNTED,
+        about=counted["keys"] > MAX_KEYS_BY_ID,
     )
 
 
-async def _in_turns(pool: Any, row: asyncpg.Record) -> Ahead:
-    above = await _by_key(pool, row, 0)
-    beside = await pool.fetchval(
-        query("why.ahead_in_turns"),
+async def _by_round_robin(pool: Any, row: asyncpg.Record) -> Ahead:
+    above = await _by_key(pool, row, levels_above=True)
+    same_level = await pool.fetchval(
+        query("why.ahead_by_round_robin"),
         row["type"],
         row["priority"],
         row["id"],
@@ -112,7 +117,7 @@ async def _in_turns(pool: Any, row: asyncpg.Record) -> Ahead:
         row["key"],
         row["weight"],
     )
-    tasks = above.tasks + beside
+    tasks = above.tasks + same_level
     return Ahead(min(tasks, COUNTED), more=above.more or tasks > COUNTED, about=True)
 
 

@@ -13,7 +13,7 @@ from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import STAGE_RESULTS
-from penstock.metrics.processing import of_processor
+from penstock.metrics.processing import processor_samples
 from penstock.metrics.serving import serving
 from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
@@ -27,14 +27,14 @@ NAME = "stages"
 
 
 def create_app(settings: StagesSettings) -> process.Service:
-    """The service: one processor, one committer, one publisher and a sweeper; none goes on without the others."""
+    """The service: a processor, a committer, a publisher and a sweeper; when one fails all end."""
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
             session = await stack.enter_async_context(open_session(settings.sessions, f"{NAME} sweeper"))
             producer = await stack.enter_async_context(running(make_producer(settings)))
-            publisher = Publisher(producer, settings, partial(outbox.paid, pool))
+            publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))
 
             async def take(delivery: Delivery) -> None:
                 await committer.take(delivery)
@@ -48,8 +48,8 @@ def create_app(settings: StagesSettings) -> process.Service:
                     settings,
                     NAME,
                     lambda: [
-                        *of_processor(processor.figures),
-                        *committer.figures.samples(publishing=publisher.under_way),
+                        *processor_samples(processor.metrics),
+                        *committer.metrics.samples(publishing=publisher.in_flight),
                     ],
                     {
                         "postgres": partial(postgres_health.probe, pool),
@@ -59,11 +59,11 @@ def create_app(settings: StagesSettings) -> process.Service:
                     },
                 )
             )
-            await process.leading(
+            await process.run_with_background(
                 processor.run(stopping, ready),
                 committer.run(),
                 publisher.run(),
-                sweep(settings, session, producer, committer.figures),
+                sweep(settings, session, producer, committer.metrics),
             )
             await publisher.drain()
 

@@ -10,14 +10,14 @@ from penstock.settings import Metered, Platform, option
 
 @dataclass(frozen=True, kw_only=True)
 class StagesSettings(ProcessorSettings, Platform, Metered):
-    """See `Platform`, `ProcessorSettings` and `Metered` for what it shares with others."""
+    """The settings of stages only; the base classes have the shared ones."""
 
-    commit_batch: int = option(1_000, "Most results committed by one statement.")
-    sweep_every_s: float = option(15.0, "Seconds between looks for events that a crash left unpublished.")
-    sweep_age_s: float = option(10.0, "Events older than this many seconds are taken for left unpublished.")
+    commit_batch: int = option(1_000, "Maximum number of results that one statement commits.")
+    sweep_every_s: float = option(15.0, "Seconds between sweeps for events that a crash left unpublished.")
+    sweep_age_s: float = option(10.0, "Seconds after which the sweeper publishes an unpublished event.")
 
     def validate(self) -> list[str]:
-        """What is only just written must not be swept."""
+        """The sweeper must not publish events whose transaction has just committed."""
         problems = super().validate()
         if self.commit_batch < 1:
             problems.append(f"commit_batch={self.commit_batch} must be at least 1")

@@ -1,4 +1,4 @@
-"""Spans of a commit: what became of the attempts of traced tasks."""
+"""Spans of a commit: the conclusions of traced tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.postgres.advance import Advanced, Ending
 
 
 def trace(endings: Sequence[Ending], advanced: Advanced, began_ns: int) -> None:
-    """Tells of those that have taken effect, all by the commit that began then (nanoseconds since 1970)."""
+    """Records a span for each ending that took effect in the commit since `began_ns`."""
     if not (advanced.traces and tracing.is_on()):
         return
     for ending in endings:
@@ -22,7 +22,7 @@ def trace(endings: Sequence[Ending], advanced: Advanced, began_ns: int) -> None:
             stage=fence.stage,
             attempt=fence.attempt,
             outcome=ending.outcome.value,
-            state=ending.verdict.state.value,
+            state=ending.conclusion.state.value,
         )
         if span is not None:
             span.end()

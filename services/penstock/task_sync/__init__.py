@@ -1,34 +1,39 @@
-"""Task-sync: the gate between the reservoir (PostgreSQL) and the workers (Kafka).
+"""Task-sync: moves tasks from the reservoir (PostgreSQL) to the workers (Kafka).
 
-Ingest takes submissions from the topic `submitted` into PostgreSQL; release moves ready tasks of each type to
-its topic `ready.<type>`, in order and no more than the window allows.
+Ingest inserts submissions from the topic `submitted` into PostgreSQL. Release moves ready tasks of
+each type to its topic `ready.<type>`, in order and as far as its window allows.
 
 Guarantees
-- A submitted record becomes a task exactly once: its offset is written in the transaction that inserts it.
-- A record that breaks its contract lands on `submitted.rejected` with reason, position and original bytes,
-  and what is behind it goes on.
-- While PostgreSQL is behind, what is in hand of each partition of `submitted` is bounded; beyond, the partition is paused, and read
-  on once half of that is in (`core.admission`).
-- A ready topic holds no more untaken records than its window: what the workers get done in about a second (measured by a
-  sample of what was released), more while they leave nothing of it, between a floor and a ceiling (`core.window`). What
-  comes later and is more urgent waits behind no more than that.
-- A ready task gets a record on its ready topic at least once. The batch is noted in the statement that opens
-  the gate and forgotten when Kafka has it; a new owner sends again what is still noted. A record that is there
-  twice is harmless: the fence lets one result take effect.
-- A queued task whose record is lost (retention, a topic or a Kafka made anew) is released again, once it is proven
-  that nobody can still have it (`proof`).
-- No more tasks of a type or key are in flight, and no more start a second, than its limits say: what is counted in the
-  session that holds the type's lock can only become less before it releases (`limits`).
-- A type is released by one process at a time: the lock lives in the session through which the release goes. Replicas share
-  the types evenly (`core.spread`); one is handed over with nothing under way, and taken over within two looks
-  (`own_retry_s`) of its owner's death.
-- How many tasks wait, by type, stage and priority, is known exactly at any moment without counting them (`counting`).
+- A submitted record becomes a task exactly once: the transaction that inserts it also writes its
+  offset.
+- A record that breaks its contract goes to `submitted.rejected` with reason, position and original
+  bytes. The records behind it are not delayed.
+- While PostgreSQL is behind, the records in flight of each partition of `submitted` are bounded.
+  Beyond the bound the partition is paused, until half of them are inserted (`core.admission`).
+- The records on a ready topic that no worker has taken are bounded by its window: about one second
+  of the workers' work, measured from a sample of attempts; more for starved workers; always between
+  a floor and a ceiling (`core.window`). A more urgent task that comes later waits behind these
+  records only.
+- A ready task gets a record on its ready topic at least once. The statement that releases a batch
+  writes a batch note, which is deleted when Kafka has the batch; a new owner sends noted batches
+  again. A duplicate record is harmless, because the fence accepts one result.
+- A queued task whose record is lost, for example by retention, becomes ready again. Before that,
+  `proof` shows that no process can still have the record.
+- The limits of a type and a key hold: in flight, and starts a second. Between the count and the
+  release the tasks in flight can only become fewer, because both go through the session that holds
+  the type's lock (`limits`).
+- One process releases a type at a time: the session through which releases go holds the type's
+  lock. Types are assigned evenly to the replicas (`core.assignment`). A type is transferred without
+  records in flight; after the death of its owner, another replica acquires it within two polls
+  (`own_retry_s`).
+- The number of waiting tasks by type, stage and priority is exact at any moment, from maintained
+  counters (`backlog_counters`).
 - A delayed task is released when it is due by the server's clock, and not before.
-- What has ended longer ago than `history_keep_days` moves to history, and days of history are archived and dropped, by one process
-  at a time and giving way to releases (`history`).
-- At rest nobody is asked anything, but for a sweep every `sweep_s`, which finds what a lost notification would have told,
-  a look for what has ended every `history_every_s`, and, while there are other replicas, a look every `own_retry_s`.
+- Tasks that ended more than `history_keep_days` ago move to history; expired days of history are
+  archived and dropped. One process at a time does this, and releases have precedence (`history`).
+- At rest task-sync sends almost no queries: a sweep every `sweep_s` for lost notifications, a round
+  of history every `history_every_s`, and with several replicas a poll every `own_retry_s`.
 
-In doubt it stops: when the session, the lock or Kafka is gone, or work is at hand that does not move for
-`stall_timeout_s` (`lookout`), the process ends, and another takes over.
+When in doubt, the process ends, and another replica takes over: when the session, the lock or Kafka
+is lost, or when work makes no progress for `stall_timeout_s` (`stall_detector`).
 """

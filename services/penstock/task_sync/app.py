@@ -11,7 +11,7 @@ from functools import partial
 from penstock import process
 from penstock.kafka import health as kafka_health
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
-from penstock.kafka.observer import Observer
+from penstock.kafka.offset_reader import OffsetReader
 from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
@@ -19,57 +19,59 @@ from penstock.postgres.connection import open_pool
 from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL, REPLICA_NAME, REPLICAS_CHANNEL
 from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
-from penstock.postgres.types import KnownTypes
-from penstock.task_sync import figures
-from penstock.task_sync.counting import Counting
+from penstock.postgres.types import TypeCache
+from penstock.task_sync import metrics
+from penstock.task_sync.backlog_counters import BacklogCounters
 from penstock.task_sync.history import History
 from penstock.task_sync.ingest import Ingest
-from penstock.task_sync.lookout import LookOut
+from penstock.task_sync.progress import Progress
 from penstock.task_sync.recheck import Recheck
-from penstock.task_sync.release import Release
+from penstock.task_sync.release import ReleaseLoop
 from penstock.task_sync.settings import TaskSyncSettings
 
 NAME = "task-sync"
-# The server keeps 63 characters of a session's name.
-LONGEST_HOST = 30
+# PostgreSQL truncates the application name after 63 characters.
+MAX_HOST_LENGTH = 30
 
 
 def create_app(settings: TaskSyncSettings) -> process.Service:
-    """The service: ingest and release side by side; when one cannot go on, neither does."""
+    """The service: ingest and release in one process; when one of them fails, the process ends."""
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
-            # A release that a crash of the server undoes is done again, and the fence sees to the rest: not worth
-            # a wait for the disk.
+            # Not durable: a release that a crash of the server undoes is repeated, and the fence
+            # makes its records harmless. Without this, each release would wait for the disk.
             session = await stack.enter_async_context(
                 open_session(settings.sessions, f"{REPLICA_NAME} {_host()}-{os.getpid()}", durable=False)
             )
             producer = await stack.enter_async_context(running(make_producer(settings)))
             offsets = await stack.enter_async_context(running(make_consumer(settings, None)))
             admin = await stack.enter_async_context(admin_client(settings))
-            types = KnownTypes(pool)
-            gate = Release(settings, session, producer, types, admin, offsets)
+            types = TypeCache(pool)
+            release_loop = ReleaseLoop(settings, session, producer, types, admin, offsets)
             objects = ObjectStore(settings.objects)
             ingest = Ingest(settings, pool, producer, types, objects)
             history = History(settings, objects)
-            await session.listen(READY_CHANNEL, gate.heard_ready)
-            counting = Counting(settings, pool, gate)
-            await session.listen(READY_CHANNEL, counting.heard)
-            await session.listen(TYPES_CHANNEL, gate.heard_types)
-            await session.listen(DUE_CHANNEL, gate.heard_due)
-            await session.listen(REPLICAS_CHANNEL, gate.heard_replicas)
-            recheck = Recheck(settings, pool, producer, admin, offsets, gate)
-            lookout = LookOut(settings.stall_timeout_s, Observer(offsets, settings.prefix), ingest, gate)
+            await session.listen(READY_CHANNEL, release_loop.on_ready)
+            counters = BacklogCounters(settings, pool, release_loop)
+            await session.listen(READY_CHANNEL, counters.on_ready)
+            await session.listen(TYPES_CHANNEL, release_loop.on_type_changed)
+            await session.listen(DUE_CHANNEL, release_loop.on_due_changed)
+            await session.listen(REPLICAS_CHANNEL, release_loop.on_replicas_changed)
+            recheck = Recheck(settings, pool, producer, admin, offsets, release_loop)
+            progress = Progress(
+                settings.stall_timeout_s, OffsetReader(offsets, settings.prefix), ingest, release_loop
+            )
             await stack.enter_async_context(
                 serving(
                     settings,
                     NAME,
                     lambda: [
-                        *figures.samples(gate),
-                        *figures.of_ingest(ingest, lookout.lag),
-                        *figures.of_history(history),
-                        *counting.samples(),
+                        *metrics.release_samples(release_loop),
+                        *metrics.ingest_samples(ingest, progress.lag),
+                        *metrics.history_samples(history),
+                        *counters.samples(),
                     ],
                     {
                         "postgres": partial(postgres_health.probe, pool),
@@ -80,21 +82,21 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                 )
             )
             ready()
-            await process.leading(
-                process.together(gate.run(stopping), ingest.run(stopping)),
+            await process.run_with_background(
+                process.run_all(release_loop.run(stopping), ingest.run(stopping)),
                 recheck.run(),
                 history.run(),
-                counting.run(),
-                lookout.look(),
-                lookout.measure(),
+                counters.run(),
+                progress.detector.run(),
+                progress.unread.run(),
             )
 
     return service
 
 
 def _host() -> str:
-    """The host's name, as far as the server keeps it."""
-    return socket.gethostname()[:LONGEST_HOST]
+    """The host's name, short enough to leave room for the process id."""
+    return socket.gethostname()[:MAX_HOST_LENGTH]
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
-"""Ingest: from the topic `submitted` into PostgreSQL, exactly once.
+"""Ingest: inserts the records of the topic `submitted` into PostgreSQL, exactly once.
 
-One loop reads; a lane for each partition takes its records in, a batch a transaction, so that reading and checking go on while
-PostgreSQL works. What is in hand is bounded: a partition of which too much waits for PostgreSQL is paused, and read on when half
-of it is in.
+One loop reads. A lane for each partition inserts its records in batches, so that reading and
+validation continue while PostgreSQL works. The records in flight are bounded: a partition with too
+many is paused, and resumed when half of them are inserted. It is no `Batcher`: a rebalance drops
+the records that a lane has not inserted.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from penstock import tracing
 from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse
-from penstock.core.admission import Load, crowded
+from penstock.core.admission import PartitionLoad, partitions_to_pause
 from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, SessionLost, UnknownType
 from penstock.kafka.connection import make_consumer, start, translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
 from penstock.objects import ObjectStore
-from penstock.postgres import ingested, tasks
-from penstock.postgres.types import KnownTypes
+from penstock.postgres import ingest_positions, tasks
+from penstock.postgres.types import TypeCache
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
 
-# Of one partition, beyond which it is paused; a fetch may add a megabyte.
-IN_HAND_BYTES = 4 * 1024 * 1024
+# Bytes in flight at which a partition is paused; one fetch may add a megabyte.
+MAX_IN_FLIGHT_BYTES = 4 * 1024 * 1024
 
-# Transactions under way at once: while one waits for its commit, another is prepared.
+# Concurrent transactions: one is prepared while another waits for its commit.
 TRANSACTIONS = 2
 
 
@@ -49,8 +50,12 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         settings: of the service.
         pool: of the database.
         producer: for rejections.
-        types: what is registered.
-        objects: where large contexts go.
+        types: the registered types.
+        objects: the object store for large contexts.
+
+    Attributes:
+        inserted: records that are in PostgreSQL, or rejected.
+        rejected: records that were rejected.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         settings: TaskSyncSettings,
         pool: asyncpg.Pool[asyncpg.Record],
         producer: AIOKafkaProducer,
-        types: KnownTypes,
+        types: TypeCache,
         objects: ObjectStore,
     ) -> None:
         self._settings = settings
@@ -68,18 +73,19 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._objects = objects
         self._topic = settings.prefix + SUBMITTED.name
         self._next: dict[int, int] = {}
-        # Read and not in PostgreSQL, by partition: what its lane is with, and what waits behind that.
-        self._hand: defaultdict[int, deque[Any]] = defaultdict(deque)
-        self._load: defaultdict[int, Load] = defaultdict(lambda: Load(0, 0))
+        # Records that were read and wait for their lane, by partition.
+        self._waiting: defaultdict[int, deque[Any]] = defaultdict(deque)
+        # Records in flight, by partition: those that wait, and the batch that the lane is
+        # inserting.
+        self._in_flight: defaultdict[int, PartitionLoad] = defaultdict(lambda: PartitionLoad(0, 0))
         self._lanes: dict[int, asyncio.Task[None]] = {}
         self._transactions = asyncio.Semaphore(TRANSACTIONS)
-        # Those that we have paused, and nobody else.
         self._paused: set[int] = set()
         self._closing = False
-        self.taken = 0
+        self.inserted = 0
         self.rejected = 0
-        # What is under way now, and how often it has moved.
-        self._under_way: dict[str, int] = {}
+        # Work in progress, and how far it has advanced: marks for the stall detector.
+        self._progress: dict[str, int] = {}
         self._rebalances = 0
         self._assigned = False
         self._seeking: asyncio.Task[None] | None = None
@@ -88,42 +94,43 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         )
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
-        """What was read of them and not yet inserted is another's to read; the offset's fence sees to it."""
+        """Drops records that are not inserted; the new owner reads them."""
         self._assigned = False
         self._rebalances += 1
         for tp in revoked:
             self._next.pop(tp.partition, None)
             self._paused.discard(tp.partition)
-            self._drop(tp.partition)
+            self._drop_waiting(tp.partition)
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
-        """Goes on where PostgreSQL says, whatever Kafka remembers."""
+        """Seeks to the offsets in PostgreSQL; the offsets in Kafka are not used."""
         self._assigned = True
         if assigned:
-            # A task of its own: aiokafka swallows what a listener raises, and its stop waits for the listener's end.
+            # In a task, because aiokafka swallows exceptions of a listener, and its `stop` waits
+            # for the listener's end.
             self._seeking = asyncio.create_task(self._seek(assigned))
             await asyncio.wait({self._seeking})
 
     def positions(self) -> dict[int, int]:
-        """The offset that comes next of each partition that is read here; everything before it is in PostgreSQL."""
+        """The next offset of each assigned partition; all records before it are in PostgreSQL."""
         return dict(self._next)
 
-    def under_way(self) -> dict[str, Hashable]:
-        """What is at hand now, with a mark that changes as it moves; empty at rest."""
-        return dict(self._under_way)
+    def progress(self) -> dict[str, Hashable]:
+        """Work in progress, each with a mark that changes as it advances; empty at rest."""
+        return dict(self._progress)
 
     @property
     def waiting(self) -> int:
         """Records that were read and are not in PostgreSQL yet."""
-        return sum(load.rows for load in self._load.values())
+        return sum(load.rows for load in self._in_flight.values())
 
     @property
     def paused(self) -> int:
-        """Partitions that are not read on, because too much of them waits."""
+        """Partitions that are paused, because too many of their records are in flight."""
         return len(self._paused)
 
     async def probe(self) -> None:
-        """Does nothing while this process is in its group.
+        """Returns while this process is in its group.
 
         Raises:
             KafkaUnavailable: it is joining, or the group rebalances.
@@ -131,37 +138,38 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         if not self._assigned:
             raise KafkaUnavailable(f"joining the group {service_group(self._settings.prefix, 'task-sync')}")
 
-    def rebalancing(self) -> dict[str, Hashable]:
-        """As `under_way`, of joining the group: each further rebalance is a move. Takes a broker that answers."""
+    def group_progress(self) -> dict[str, Hashable]:
+        """As `progress`, for joining the group, which needs a broker; each rebalance is an advance."""
         return {} if self._assigned else {"joining the group": self._rebalances}
 
     @contextmanager
-    def _doing(self, what: str) -> Iterator[None]:
-        self._under_way[what] = 0
+    def _in_progress(self, name: str) -> Iterator[None]:
+        self._progress[name] = 0
         try:
             yield
         finally:
-            self._under_way.pop(what, None)
+            self._progress.pop(name, None)
 
     async def _seek(self, assigned: Sequence[TopicPartition]) -> None:
-        with self._doing("asking where to read on"):
+        with self._in_progress("seeking to the stored offsets"):
             with translated():
                 begin = await self._consumer.beginning_offsets(assigned)
-            found = await ingested.positions(
+            stored = await ingest_positions.positions(
                 self._pool, self._topic, {tp.partition: offset for tp, offset in begin.items()}
             )
             for tp in assigned:
-                self._drop(tp.partition)
-                # Retention may have removed what is before the log's beginning.
-                self._next[tp.partition] = found[tp.partition]
-                self._consumer.seek(tp, max(found[tp.partition], begin[tp]))
+                self._drop_waiting(tp.partition)
+                # Retention may have removed the records between the stored offset and the log's
+                # beginning.
+                self._next[tp.partition] = stored[tp.partition]
+                self._consumer.seek(tp, max(stored[tp.partition], begin[tp]))
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Takes in submissions until `stopping` is set.
+        """Inserts submissions until `stopping` is set.
 
         Raises:
-            PostgresUnavailable: the batch in hand was not inserted and will be read again.
-            KafkaUnavailable: as above.
+            PostgresUnavailable, KafkaUnavailable: batches in flight may not be inserted; their
+                records are read again.
         """
         self._consumer.subscribe([self._topic], listener=self)
         await start(self._consumer)
@@ -173,12 +181,13 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                         timeout_ms=500, max_records=self._settings.ingest_batch
                     )
                 if self._seeking is not None and self._seeking.done():
-                    # Nothing of these partitions could be taken in.
+                    # Raises its error: without a seek, no record of these partitions can be
+                    # inserted.
                     self._seeking.result()
                 for lane in [lane for lane in self._lanes.values() if lane.done()]:
                     lane.result()
                 for tp, records in fetched.items():
-                    self._put(tp, records)
+                    self._add(tp, records)
             self._closing = True
             await asyncio.gather(*self._lanes.values())
         finally:
@@ -186,61 +195,70 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 self._seeking.cancel()
             for lane in self._lanes.values():
                 lane.cancel()
-            # One failure is told; those of other lanes are of the same server.
+            # The first error leaves this method; errors of other lanes have the same cause.
             await asyncio.gather(*self._lanes.values(), return_exceptions=True)
             await self._consumer.stop()
 
-    def _put(self, tp: TopicPartition, records: Sequence[Any]) -> None:
+    def _add(self, tp: TopicPartition, records: Sequence[Any]) -> None:
         number = tp.partition
         if number not in self._next:
             return  # revoked, or not sought yet
-        self._hand[number] += records
+        self._waiting[number] += records
         self._count(number, records, 1)
         lane = self._lanes.get(number)
         if lane is None or (lane.done() and not lane.exception()):
-            self._lanes[number] = asyncio.create_task(self._work(tp))
+            self._lanes[number] = asyncio.create_task(self._run_lane(tp))
 
-    async def _work(self, tp: TopicPartition) -> None:
-        hand = self._hand[tp.partition]
-        while hand and not self._closing:
+    async def _run_lane(self, tp: TopicPartition) -> None:
+        waiting = self._waiting[tp.partition]
+        while waiting and not self._closing:
             async with self._transactions:
-                records = [hand.popleft() for _ in range(min(len(hand), self._settings.ingest_batch))]
+                records = [waiting.popleft() for _ in range(min(len(waiting), self._settings.ingest_batch))]
                 if not records:
                     break  # dropped meanwhile
                 try:
-                    what = f"taking in {SUBMITTED.name}/{tp.partition} from {records[0].offset}"
-                    with self._doing(what):
-                        await self._take_in(tp, records, what)
+                    name = f"inserting {SUBMITTED.name}/{tp.partition} from {records[0].offset}"
+                    with self._in_progress(name):
+                        await self._insert(tp, records, name)
                 finally:
                     self._count(tp.partition, records, -1)
             self._pause_or_resume()
 
-    def _drop(self, number: int) -> None:
-        """Forgets what waits of a partition: it is read again, here or elsewhere."""
-        hand = self._hand[number]
-        self._count(number, hand, -1)
-        hand.clear()
+    def _drop_waiting(self, number: int) -> None:
+        """Drops the waiting records of a partition, which will be read again."""
+        waiting = self._waiting[number]
+        self._count(number, waiting, -1)
+        waiting.clear()
 
     def _count(self, number: int, records: Iterable[Any], sign: int) -> None:
         rows = size_bytes = 0
         for record in records:
             rows += 1
             size_bytes += len(record.value or b"")
-        load = self._load[number]
-        self._load[number] = Load(load.rows + sign * rows, load.size_bytes + sign * size_bytes)
+        load = self._in_flight[number]
+        self._in_flight[number] = PartitionLoad(load.rows + sign * rows, load.size_bytes + sign * size_bytes)
 
     def _pause_or_resume(self) -> None:
-        mine = {tp.partition: tp for tp in self._consumer.assignment()}
-        load = {number: self._load[number] for number in mine}
-        before = self._paused & mine.keys()
-        now = crowded(load, before, rows=2 * self._settings.ingest_batch, size_bytes=IN_HAND_BYTES)
+        assigned = {tp.partition: tp for tp in self._consumer.assignment()}
+        load = {number: self._in_flight[number] for number in assigned}
+        before = self._paused & assigned.keys()
+        now = partitions_to_pause(
+            load, before, rows=2 * self._settings.ingest_batch, size_bytes=MAX_IN_FLIGHT_BYTES
+        )
         if now - before:
-            log.info("%s: PostgreSQL is behind: paused %s", self._topic, sorted(now - before))
-        self._consumer.pause(*(mine[number] for number in now - before))
-        self._consumer.resume(*(mine[number] for number in before - now))
+            log.info(
+                "Partitions are paused because PostgreSQL is behind",
+                extra={
+                    "event": "partitions_paused",
+                    "topic": self._topic,
+                    "partitions": sorted(now - before),
+                },
+            )
+        self._consumer.pause(*(assigned[number] for number in now - before))
+        self._consumer.resume(*(assigned[number] for number in before - now))
         self._paused = now
 
-    async def _take_in(self, tp: TopicPartition, records: Sequence[Any], what: str) -> None:
+    async def _insert(self, tp: TopicPartition, records: Sequence[Any], name: str) -> None:
         first = self._next.get(tp.partition)
         if first is None:
             return  # revoked between fetch and now
@@ -250,65 +268,74 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             if record.offset < first:
                 continue  # fetched before the seek
             try:
-                submissions.append(_traced(record, await self._read(record.value or b"")))
+                submissions.append(_traced(record, await self._parse(record.value or b"")))
             except Invalid as invalid:
-                log.info(
-                    "rejected %s/%d@%d: %s",
-                    self._topic,
-                    tp.partition,
-                    record.offset,
-                    invalid,
-                    extra={"topic": SUBMITTED.name, "partition": tp.partition, "offset": record.offset},
-                )
-                value = encode_rejection(
-                    invalid,
-                    topic=self._topic,
-                    partition=tp.partition,
-                    offset=record.offset,
-                    original=record.value or b"",
-                    at=datetime.now(UTC),
-                )
-                rejected.append((record.key, value))
+                rejected.append((record.key, self._rejection(tp.partition, record, invalid)))
                 self.rejected += 1
-            # A batch of large contexts, each on its way to the object store, may take long and still moves.
-            self._under_way[what] += 1
+            # An advance for each record: a batch of large contexts may take long, because each goes
+            # to the object store.
+            self._progress[name] += 1
         following = records[-1].offset + 1
         if following <= first:
             return
-        # Before the offset moves: a rejection may be there twice, never not at all.
+        # Before the offset: after a crash a rejection may be there twice, but is never lost.
         await send_all(self._producer, self._settings.prefix + SUBMITTED_REJECTED.name, rejected)
         try:
-            stretch = tasks.Stretch(self._topic, tp.partition, first, following)
-            await tasks.submit(self._pool, submissions, stretch)
-        except SessionLost as lost:
-            log.info("%s: reading on from where it left off", lost)
+            source = tasks.OffsetRange(self._topic, tp.partition, first, following)
+            await tasks.submit(self._pool, submissions, source)
+        except SessionLost as error:
+            log.info(
+                "Another process has inserted these records; reading on from its offset",
+                extra={"event": "ingest_fenced", "partition": tp.partition, "error": error},
+            )
             await self._seek([t for t in self._consumer.assignment() if t == tp])
             return
+        # If it differs, the partition was revoked meanwhile, and perhaps assigned again.
         if self._next.get(tp.partition) == first:
-            # Else the partition was given away, and perhaps back, meanwhile.
             self._next[tp.partition] = following
-        self.taken += following - first
+        self.inserted += following - first
 
-    async def _read(self, value: bytes) -> Submission:
+    def _rejection(self, partition: int, record: Any, invalid: Invalid) -> bytes:
+        log.info(
+            "A submitted record was rejected",
+            extra={
+                "event": "record_rejected",
+                "topic": SUBMITTED.name,
+                "partition": partition,
+                "offset": record.offset,
+                "error": invalid,
+            },
+        )
+        return encode_rejection(
+            invalid,
+            topic=self._topic,
+            partition=partition,
+            offset=record.offset,
+            original=record.value or b"",
+            at=datetime.now(UTC),
+        )
+
+    async def _parse(self, value: bytes) -> Submission:
         try:
             submission = Submission.from_wire(parse(value, exact=True))
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # What no check foresaw, data can still do; it must not stop what is behind it.
+            # Validation did not foresee this content; without the translation it would stop the
+            # partition.
             raise InvalidRecord(f"cannot be read: {error!r}") from error
         await self._types.require([submission.type])
         if self._types.get(submission.type) is None:
             raise UnknownType(f"no task type {submission.type!r} is registered", pointer="/type")
-        checked = await self._objects.check_in(submission.context)
+        context = await self._objects.check_in(submission.context)
         return (
-            submission if checked is submission.context else dataclasses.replace(submission, context=checked)
+            submission if context is submission.context else dataclasses.replace(submission, context=context)
         )
 
 
 def _traced(record: Any, submission: Submission) -> Submission:
-    """The submission under the trace that its record's header names, or one that begins here."""
+    """The submission with the trace of its record's header, or with a new one."""
     if not tracing.is_on():
         return submission
-    named = dict(record.headers).get(tracing.TRACEPARENT)
-    parent = named.decode("ascii", "replace") if named else None
+    header = dict(record.headers).get(tracing.TRACEPARENT)
+    parent = header.decode("ascii", "replace") if header else None
     with tracing.span("submit", parent, kind="consumer", root=True, type=submission.type) as span:
         return dataclasses.replace(submission, traceparent=span.traceparent if span else None)

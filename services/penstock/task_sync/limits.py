@@ -1,49 +1,59 @@
-"""Limits and order: how many tasks of a type may go now, and which.
+"""Limits and order: how many tasks of a type may be released now, and which.
 
-A type without limits and keys goes straight to `postgres.release`; what others cost they pay themselves: a count of what
-is in flight, and for types that are released key by key a look at their lines.
+A type without limits, order and keys is released by one statement (`postgres.release`). Other types
+pay for what they use: a count of the tasks in flight, and a scan of the keys for types that are
+released by key.
 
-What is counted in one statement holds in the next: only the owner of a type releases its tasks, through the session that
-holds the lock, so what is in flight can only have become less. When a task that was counted ends, whoever ended it
-tells (`penstock_ready`); what nobody told is found by a slow look.
+A count holds until the release that follows it. Only the owner of a type releases its tasks,
+through the session that holds the lock, so meanwhile the tasks in flight can only become fewer. The
+transaction that ends a tracked task notifies the owner (`penstock_ready`); a slow poll covers lost
+notifications.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.core.choosing import Line, Turn, after, by_id, in_turns
-from penstock.core.order import first
-from penstock.core.rate import Bucket
+from penstock.core.fair_queueing import Cursor
+from penstock.core.release_order import first
 from penstock.core.task import Priority
+from penstock.core.token_bucket import TokenBucket
 from penstock.postgres import limits, release
-from penstock.postgres.limits import Place
+from penstock.postgres.limits import Position
 from penstock.postgres.release import Batch
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
+from penstock.task_sync.key_scan import KeyScan
 
-# Most keys looked at by one statement, and most tasks that one looks at to give them the empty key, or make them count.
-KEYS_AT_ONCE = 256
-ADOPTED_AT_ONCE = 5_000
-TRACKED_AT_ONCE = 5_000
-# When what was to be made to count, and others held, is tried again.
-HELD_S = 0.05
-# Between looks through a line for tasks that were submitted before their type had keys, each as many statements as the line
-# is long: the first look goes on at once, later ones after a while. And at a full type whose room nobody told of.
-ADOPT_EVERY_S = 10.0
-ADOPT_ON_S = 0.5
-LOOK_AGAIN_S = 10.0
+# Most tasks that one statement examines to set their empty key, or to track them.
+EMPTY_KEYS_PER_STATEMENT = 5_000
+TRACKED_PER_STATEMENT = 5_000
+# When tasks that other transactions locked are tracked again.
+LOCKED_RETRY_S = 0.05
+# Tasks submitted before their type had keys are found by scans of all ready tasks, each as many
+# statements as that takes. The first scan runs without a pause; later scans begin after the first
+# time and run a statement each of the second.
+EMPTY_KEYS_SCAN_S = 10.0
+EMPTY_KEYS_STATEMENT_S = 0.5
+# The slow poll of a full type, in case the notification of a task's end was lost.
+FULL_POLL_S = 10.0
+# Starts that a rate did not use are saved up for this long only, so that a type that was idle does
+# not start them all at once.
+SAVED_STARTS_S = 0.1
+# A rate releases the starts of this many seconds together; a high rate would otherwise cost a
+# statement for each start.
+STARTS_BATCH_S = 0.02
 
 
 @dataclass(slots=True)
-class Released:
-    """What became of a wish to release.
+class ReleaseResult:
+    """The result of one release.
 
     Attributes:
-        batch: what was released; None is nothing.
-        more: there may be others that may go at once.
+        batch: the released tasks; None when there are none.
+        more: further tasks may be released at once.
     """
 
     batch: Batch | None = None
@@ -51,35 +61,36 @@ class Released:
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What is kept of a type between two releases.
+class _TypeState:
+    """The state of a type between two releases.
 
     Attributes:
-        tracked: all that is in flight counts.
-        begun: so does what has begun, but for what is ready behind `begun_from`.
-        begun_from: the next place to look for that; None is nowhere.
-        bucket: of its rate.
-        adopt_at_s: when to look for tasks without a key, on the loop's clock.
-        adopt_from: and where.
-        adopted: the whole line has been looked at.
-        turns: whose turn it is, by level.
+        all_tracked: all tasks in flight are tracked.
+        begun_tracked: so are all tasks of later stages, except ready tasks behind `begun_position`.
+        begun_position: the next position to track ready tasks of later stages from; None when all
+            are tracked.
+        bucket: starts a second; None without a rate.
+        empty_keys_at_s: when to scan for tasks without a key, on the loop's clock.
+        empty_keys_position: where that scan continues.
+        empty_keys_set: the first such scan is complete.
+        cursors: the round robin of each level.
     """
 
-    tracked: bool = False
-    begun: bool = False
-    begun_from: Place | None = None
-    bucket: Bucket | None = None
-    adopt_at_s: float = float("-inf")
-    adopt_from: Place = field(default_factory=Place)
-    adopted: bool = False
-    turns: dict[Priority, Turn] = field(default_factory=dict)
+    all_tracked: bool = False
+    begun_tracked: bool = False
+    begun_position: Position | None = None
+    bucket: TokenBucket | None = None
+    empty_keys_at_s: float = float("-inf")
+    empty_keys_position: Position = field(default_factory=Position)
+    empty_keys_set: bool = False
+    cursors: dict[Priority, Cursor] = field(default_factory=dict)
 
 
-class Limits:
+class ReleaseLimiter:
     """Releases tasks of types as their limits allow.
 
     Args:
-        session: the one that owns the types.
+        session: the owner of the types.
         wake: called with a type's name when it is worth trying again.
     """
 
@@ -87,46 +98,47 @@ class Limits:
         self._session = session
         self._wake = wake
         self._keyed: frozenset[str] = frozenset()
-        self._memories: dict[str, _Memory] = {}
+        self._states: dict[str, _TypeState] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     async def load(self) -> None:
-        """Learns which types are released key by key: types, or settings of keys, have changed.
+        """Loads which types are released by key; call it when types or settings of keys change.
 
         Raises:
-            SessionLost, PostgresUnavailable: it cannot be told.
+            SessionLost, PostgresUnavailable: nothing was loaded.
         """
-        self._keyed = await limits.keyed(self._session)
+        self._keyed = await limits.keyed_types(self._session)
 
-    def forget(self, type_name: str) -> None:
-        """The type is another process's: what is remembered of it is worth nothing any more."""
-        self._memories.pop(type_name, None)
+    def remove(self, type_name: str) -> None:
+        """Removes the state of a type that this replica no longer owns."""
+        self._states.pop(type_name, None)
         if (timer := self._timers.pop(type_name, None)) is not None:
             timer.cancel()
 
     def close(self) -> None:
-        """Wakes nobody any more."""
+        """Cancels all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
     async def release(
         self, task_type: TaskType, limit: int, take_confirmed: Callable[[], list[int]]
-    ) -> Released:
-        """Releases what may go, at most `limit` tasks.
+    ) -> ReleaseResult:
+        """Releases tasks of a type, at most `limit`.
 
         Args:
-            task_type: as it is now.
-            limit: what the window has room for.
-            take_confirmed: gives the batches that Kafka has, to be forgotten with the release.
+            task_type: with its current settings.
+            limit: the room in the window.
+            take_confirmed: returns the batches that Kafka has; their notes are deleted with the
+                release.
 
         Raises:
-            SessionLost: the right to release is gone, and nothing was released by this call.
-            PostgresUnavailable: as above, or it was released and noted for the next owner.
+            SessionLost: the ownership is lost, and this call released nothing.
+            PostgresUnavailable: nothing was released, or the batch note is left for the next owner.
         """
         name = task_type.name
         if task_type.paused:
-            return Released()
+            return ReleaseResult()
         keyed = name in self._keyed
         if not (
             keyed
@@ -134,95 +146,105 @@ class Limits:
             or task_type.max_in_flight is not None
             or task_type.starts_per_s is not None
         ):
-            self._memories.pop(name, None)
+            self._states.pop(name, None)
             batch = await release.release(self._session, task_type, limit, take_confirmed())
-            return Released(batch, batch is not None and len(batch.tasks) == limit)
-        memory = self._memories.setdefault(name, _Memory())
+            return ReleaseResult(batch, batch is not None and len(batch.tasks) == limit)
+        state = self._states.setdefault(name, _TypeState())
         if not keyed:
-            # When it has keys again, what came meanwhile without one is looked for at once.
-            memory.adopted, memory.adopt_at_s, memory.adopt_from = False, float("-inf"), Place()
-        untracked = await self._track(task_type, memory)
+            # When the type has keys again, tasks submitted without a key meanwhile are found by a
+            # new first scan.
+            state.empty_keys_set = False
+            state.empty_keys_at_s, state.empty_keys_position = float("-inf"), Position()
+        untracked = await self._track(task_type, state)
         if untracked is not None:
             return untracked
         allowed = limit
-        for left in (await self._room(task_type), self._starts(task_type, memory)):
-            allowed = allowed if left is None else min(allowed, left)
+        for room in (await self._room(task_type), self._starts(task_type, state)):
+            allowed = allowed if room is None else min(allowed, room)
         if allowed <= 0:
-            return Released()
+            return ReleaseResult()
         if keyed:
-            found = await self._by_key(task_type, memory, allowed, take_confirmed)
+            result = await self._release_by_key(task_type, state, allowed, take_confirmed)
         elif task_type.ordered:
-            found = await self._in_order(task_type, memory, allowed, take_confirmed)
+            result = await self._release_in_order(task_type, state, allowed, take_confirmed)
         else:
             batch = await release.release(
-                self._session, task_type, allowed, take_confirmed(), tracked=memory.tracked
+                self._session, task_type, allowed, take_confirmed(), tracked=state.all_tracked
             )
-            found = Released(batch, batch is not None and len(batch.tasks) == allowed)
-        if memory.bucket is not None and found.batch is not None:
-            memory.bucket.take(len(found.batch.tasks))
-        return found
+            result = ReleaseResult(batch, batch is not None and len(batch.tasks) == allowed)
+        if state.bucket is not None and result.batch is not None:
+            state.bucket.take(len(result.batch.tasks))
+        return result
 
-    async def _in_order(
-        self, task_type: TaskType, memory: _Memory, limit: int, take_confirmed: Callable[[], list[int]]
-    ) -> Released:
-        if memory.begun and memory.begun_from is not None:
-            # Only the order goes by it, so a long line holds nothing up.
-            memory.begun_from = await limits.track_ready(
-                self._session, task_type.name, memory.begun_from, TRACKED_AT_ONCE
+    async def _release_in_order(
+        self,
+        task_type: TaskType,
+        state: _TypeState,
+        limit: int,
+        take_confirmed: Callable[[], list[int]],
+    ) -> ReleaseResult:
+        if state.begun_tracked and state.begun_position is not None:
+            # Only the order depends on these tasks, so the release does not wait until all of them
+            # are tracked.
+            state.begun_position = await limits.track_ready(
+                self._session, task_type.name, state.begun_position, TRACKED_PER_STATEMENT
             )
         heads = await limits.heads(self._session, task_type, limit)
         levels = first(heads, limit, task_type.ageing_s)
-        batch = (
-            await limits.release(self._session, task_type, list(levels), take_confirmed, levels)
-            if levels
-            else None
-        )
+        batch = None
+        if levels:
+            batch = await limits.release_selected(
+                self._session, task_type, list(levels), take_confirmed, levels
+            )
         more = len(levels) == limit
-        if not more and memory.begun_from is not None:
-            self._try_again(task_type.name, HELD_S)
-        return Released(batch, more)
+        if not more and state.begun_position is not None:
+            self._wake_after(task_type.name, LOCKED_RETRY_S)
+        return ReleaseResult(batch, more)
 
-    async def _track(self, task_type: TaskType, memory: _Memory) -> Released | None:
-        """Sees to it that all that is in flight counts, a batch at a time: while something does not, nothing may go."""
+    async def _track(self, task_type: TaskType, state: _TypeState) -> ReleaseResult | None:
+        """Tracks tasks in flight, one batch a call; a release needs all of them tracked."""
         counted = task_type.max_in_flight is not None or task_type.name in self._keyed
         begun = task_type.finish_first
-        if (counted and not memory.tracked) or (begun and not memory.begun):
-            found, done = await limits.track(self._session, task_type.name, TRACKED_AT_ONCE, begun=begun)
+        if (counted and not state.all_tracked) or (begun and not state.begun_tracked):
+            found, done = await limits.track(
+                self._session, task_type.name, TRACKED_PER_STATEMENT, begun=begun
+            )
             if found and not done:
-                self._try_again(task_type.name, HELD_S)
+                self._wake_after(task_type.name, LOCKED_RETRY_S)
             if found:
-                return Released(None, bool(done))
-        if begun and not memory.begun:
-            memory.begun_from = Place()
-        memory.tracked, memory.begun = counted or begun, begun
+                return ReleaseResult(None, bool(done))
+        if begun and not state.begun_tracked:
+            state.begun_position = Position()
+        state.all_tracked, state.begun_tracked = counted or begun, begun
         return None
 
     async def _room(self, task_type: TaskType) -> int | None:
-        """How many the limit of its type leaves, None is any number."""
+        """How many tasks the limit in flight allows; None without a limit."""
         if task_type.max_in_flight is None:
             return None
         room = task_type.max_in_flight - await limits.in_flight(self._session, task_type.name)
         if room <= 0:
-            self._try_again(task_type.name, LOOK_AGAIN_S)
+            self._wake_after(task_type.name, FULL_POLL_S)
         return room
 
-    def _starts(self, task_type: TaskType, memory: _Memory) -> int | None:
-        """How many its rate leaves; None is any number."""
+    def _starts(self, task_type: TaskType, state: _TypeState) -> int | None:
+        """How many tasks the rate allows; None without a rate."""
         rate = task_type.starts_per_s
         if rate is None:
-            memory.bucket = None
+            state.bucket = None
             return None
         now_s = asyncio.get_running_loop().time()
-        if memory.bucket is None:
-            memory.bucket = Bucket(rate, now_s)
-        elif memory.bucket.rate != rate:
-            memory.bucket.set_rate(rate, now_s)
-        allowed = memory.bucket.allowed(now_s)
+        if state.bucket is None:
+            # Empty, since the previous owner may have used the starts of this moment.
+            state.bucket = TokenBucket(rate, now_s, capacity_s=SAVED_STARTS_S, full=False)
+        elif state.bucket.rate != rate:
+            state.bucket.set_rate(rate, now_s)
+        allowed = state.bucket.available(now_s)
         if allowed <= 0:
-            self._try_again(task_type.name, memory.bucket.wait_s())
+            self._wake_after(task_type.name, state.bucket.wait_s(STARTS_BATCH_S))
         return allowed
 
-    def _try_again(self, type_name: str, wait_s: float) -> None:
+    def _wake_after(self, type_name: str, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = self._timers.get(type_name)
         if timer is not None and loop.time() < timer.when() <= loop.time() + wait_s:
@@ -231,109 +253,47 @@ class Limits:
             timer.cancel()
         self._timers[type_name] = loop.call_later(wait_s, self._wake, type_name)
 
-    async def _by_key(
-        self, task_type: TaskType, memory: _Memory, limit: int, take_confirmed: Callable[[], list[int]]
-    ) -> Released:
-        more = await self._adopt(task_type, memory)
-        chosen: list[int] = []
-        used: dict[str, int] = {}
-        cut = False
+    async def _release_by_key(
+        self,
+        task_type: TaskType,
+        state: _TypeState,
+        limit: int,
+        take_confirmed: Callable[[], list[int]],
+    ) -> ReleaseResult:
+        more = await self._set_empty_keys(task_type, state)
+        selected: list[int] = []
+        selected_by_key: dict[str, int] = {}
+        truncated = False
         for level in Priority:
-            walk = _Walk(self._session, task_type, level, memory.turns.get(level, Turn()), used)
-            cut = await walk.choose(chosen, limit)
-            memory.turns[level] = walk.turn
-            if walk.full:
-                self._try_again(task_type.name, LOOK_AGAIN_S)
-            if cut or len(chosen) >= limit:
+            cursor = state.cursors.get(level, Cursor())
+            scan = KeyScan(self._session, task_type, level, cursor, selected_by_key)
+            truncated = await scan.select(selected, limit)
+            state.cursors[level] = scan.cursor
+            if scan.full:
+                self._wake_after(task_type.name, FULL_POLL_S)
+            if truncated or len(selected) >= limit:
                 break
-        if not chosen:
-            return Released(None, more)
-        batch = await limits.release(self._session, task_type, chosen, take_confirmed)
-        return Released(batch, more or cut or len(chosen) >= limit)
+        if not selected:
+            return ReleaseResult(None, more)
+        batch = await limits.release_selected(self._session, task_type, selected, take_confirmed)
+        return ReleaseResult(batch, more or truncated or len(selected) >= limit)
 
-    async def _adopt(self, task_type: TaskType, memory: _Memory) -> bool:
-        """Takes in some of what no line has; True when the next is to be looked for at once."""
+    async def _set_empty_keys(self, task_type: TaskType, state: _TypeState) -> bool:
+        """Sets the empty key on tasks without one; True when the next call should follow at once."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < memory.adopt_at_s:
-            # What came meanwhile was perhaps submitted before the type had keys.
-            self._try_again(task_type.name, memory.adopt_at_s - now_s)
+        if now_s < state.empty_keys_at_s:
+            # Tasks that were submitted meanwhile may have no key: their producer may not know yet
+            # that the type has keys.
+            self._wake_after(task_type.name, state.empty_keys_at_s - now_s)
             return False
-        place = await limits.adopt(self._session, task_type.name, memory.adopt_from, ADOPTED_AT_ONCE)
-        memory.adopt_from = place or Place()
-        if place is None:
-            memory.adopted = True
-            memory.adopt_at_s = now_s + ADOPT_EVERY_S
-        elif memory.adopted:
-            memory.adopt_at_s = now_s + ADOPT_ON_S
-            self._try_again(task_type.name, ADOPT_ON_S)
-        return not memory.adopted
-
-
-class _Walk:
-    """Goes round the keys of one level, a page of them a statement, from whose turn it is."""
-
-    def __init__(
-        self, session: Session, task_type: TaskType, level: Priority, turn: Turn, used: dict[str, int]
-    ) -> None:
-        self._session = session
-        self._type = task_type
-        self._level = level
-        self._used = used
-        self.turn = turn
-        # Some keys that wait have no room, or are paused.
-        self.full = False
-
-    async def choose(self, chosen: list[int], limit: int) -> bool:
-        """Adds tasks to `chosen` until there are `limit`; True when others may go at once."""
-        start = self.turn.first
-        page = await self._page(chosen, limit, start)
-        if len(page) < KEYS_AT_ONCE:
-            rest = await self._page(chosen, limit, "", start) if start else []
-            if len(rest) < KEYS_AT_ONCE:
-                return self._take([*page, *rest], chosen, limit, once=False)
-            return await self._round(page, chosen, limit, rest, start)
-        return await self._round(page, chosen, limit, None, start)
-
-    async def _round(
-        self, page: list[Line], chosen: list[int], limit: int, rest: list[Line] | None, start: str
-    ) -> bool:
-        """One round of more keys than a page has."""
-        before = len(chosen)
-        wrapped = False
-        while True:
-            if self._take(page, chosen, limit, once=True) or len(chosen) >= limit:
-                return True
-            if len(page) == KEYS_AT_ONCE:
-                end = start if wrapped else None
-                page = await self._page(chosen, limit, after(page[-1].key), end)
-            elif not wrapped and start:
-                wrapped = True
-                page = rest if rest is not None else await self._page(chosen, limit, "", start)
-            else:
-                return len(chosen) > before
-
-    async def _page(self, chosen: list[int], limit: int, first: str, end: str | None = None) -> list[Line]:
-        asked = limits.Asked(self._level, limit - len(chosen), KEYS_AT_ONCE)
-        return await limits.lines(self._session, self._type, asked, first, end)
-
-    def _take(self, page: Sequence[Line], chosen: list[int], limit: int, *, once: bool) -> bool:
-        lines = [self._left_of(line) for line in page]
-        if self._type.fair:
-            choice = in_turns(lines, limit - len(chosen), self.turn, once=once)
-        else:
-            turn = Turn(page[-1].key) if once and page else self.turn
-            choice = by_id(lines, limit - len(chosen), turn)
-        self.turn = choice.turn
-        self.full = self.full or any(line.room <= 0 for line in lines)
-        chosen += choice.ids
-        ids = set(choice.ids)
-        for line in page if ids else ():
-            self._used[line.key] = self._used.get(line.key, 0) + len(ids.intersection(line.ids))
-        return choice.cut
-
-    def _left_of(self, line: Line) -> Line:
-        """A line less what was chosen of its key at the levels before."""
-        used = self._used.get(line.key, 0)
-        if not used:
-            return line
-        return Line(line.key, line.ids, line.room - used, line.weight, line.more)
+        position = await limits.set_empty_keys(
+            self._session, task_type.name, state.empty_keys_position, EMPTY_KEYS_PER_STATEMENT
+        )
+        state.empty_keys_position = position or Position()
+        if position is None:
+            state.empty_keys_set = True
+            state.empty_keys_at_s = now_s + EMPTY_KEYS_SCAN_S
+        elif state.empty_keys_set:
+            state.empty_keys_at_s = now_s + EMPTY_KEYS_STATEMENT_S
+            self._wake_after(task_type.name, EMPTY_KEYS_STATEMENT_S)
+        return not state.empty_keys_set

@@ -1,13 +1,20 @@
-"""Whether what is queued can still have a record, told by offsets alone. Pure: no I/O, no clock.
+"""Proves from offsets alone that a queued task has lost its record. Pure: no I/O, no clock.
 
-An attempt travels as a record of its ready topic, as a claim on `heartbeats` and as a result on `stage-results`.
-Whoever reads one of these topics commits past a record only when what it said is on the next topic or in
-PostgreSQL: a worker when its claim is written, the heartbeat processor when the claim is `running` or released (its
-result is on Kafka by then), the stage processor when the result is committed. So the topics are stations: the ends of
-one are noted, and when its readers have committed past them, the ends of the next. Past the last, all that was under
-way is in PostgreSQL; what is queued there, unchanged since before the first ends were noted, has no record.
+An attempt travels as a record of its ready topic, as a claim on `heartbeats` and as a result on
+`stage-results`. The readers of each topic commit past a record only when its content is on the next
+topic or in PostgreSQL:
 
-In doubt nothing is proven: a task wrongly taken for lost would run twice.
+- a worker commits a ready record when its claim is written;
+- the heartbeat processor commits a claim when the attempt is `running`, or its lease has ended
+  (then its result is on Kafka);
+- the stage processor commits a result when its transaction is committed.
+
+The proof follows these topics. It records the end offsets of one topic, waits until its readers
+have committed past them, and then records the end offsets of the next. Past the last topic,
+everything that was in flight is in PostgreSQL. A task that has been queued unchanged since before
+the first end offsets has no record.
+
+When in doubt, nothing is proven: a task that is wrongly considered lost would run twice.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from enum import Enum
 
 
 class Station(Enum):
-    """Where an attempt can be under way, in this order."""
+    """The topics on which an attempt can be on its way, in this order."""
 
     READY = 0
     HEARTBEATS = 1
@@ -27,12 +34,12 @@ class Station(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """One partition, seen once: `committed` was read first.
+    """The offsets of one partition; `committed` was read first.
 
     Attributes:
-        committed: what its readers have committed; -1 when nothing.
-        begin: its oldest record.
-        end: behind its newest record.
+        committed: offset that its readers have committed; -1 when they have committed none.
+        begin: offset of its oldest record.
+        end: offset behind its newest record.
     """
 
     committed: int
@@ -40,60 +47,63 @@ class Offsets:
     end: int
 
 
-Seen = Mapping[int, Offsets]
+PartitionOffsets = Mapping[int, Offsets]
 
 
 class Proof:
     """The proof for one type, from station to station.
 
     Args:
-        seen: the partitions of the ready topic, each of whose tasks had its record there before this look.
-        replaced: the topic may have replaced another whose readers still have records of it in hand. Then also a
-            partition that has never held anything must be read once.
+        offsets: of the ready topic's partitions, read after every task of the proof had its record
+            there.
+        replaced: the topic may have replaced another, whose readers may still have its records in
+            flight. Then partitions that never held a record must be read, too.
 
     Attributes:
-        station: the one to look at next; past the last one it is complete.
+        station: the next one to check; past the last one the proof is complete.
     """
 
-    def __init__(self, seen: Seen, *, replaced: bool = False) -> None:
+    def __init__(self, offsets: PartitionOffsets, *, replaced: bool = False) -> None:
         self.station = Station.READY
         self._replaced = replaced
-        self._arrive(seen)
+        self._start_station(offsets)
 
-    def _arrive(self, seen: Seen) -> None:
-        self._ends = {number: offsets.end for number, offsets in seen.items()}
-        # Committed by readers of a topic that was deleted: says nothing about the one that took its name.
-        self._stale = {number: o.committed for number, o in seen.items() if o.committed > o.end}
+    def _start_station(self, offsets: PartitionOffsets) -> None:
+        self._ends = {number: partition.end for number, partition in offsets.items()}
+        # Committed for a deleted topic of the same name: this says nothing about the topic that
+        # replaced it.
+        self._stale = {number: p.committed for number, p in offsets.items() if p.committed > p.end}
 
-    def shrunk(self, seen: Seen) -> bool:
-        """Whether the topic was replaced since: then there is nothing to prove with these ends."""
-        return any(number not in seen or seen[number].end < end for number, end in self._ends.items())
+    def shrunk(self, offsets: PartitionOffsets) -> bool:
+        """Whether the topic was replaced since; then its end offsets prove nothing."""
+        return any(number not in offsets or offsets[number].end < end for number, end in self._ends.items())
 
-    def passed(self, seen: Seen) -> bool:
-        """Whether the readers of this station are past its ends."""
-        return all(self._past(number, seen[number]) for number in self._ends)
+    def passed(self, offsets: PartitionOffsets) -> bool:
+        """Whether the readers of this station have committed past its end offsets."""
+        return all(self._is_past(number, offsets[number]) for number in self._ends)
 
-    def _past(self, number: int, offsets: Offsets) -> bool:
+    def _is_past(self, number: int, offsets: Offsets) -> bool:
         end = self._ends[number]
         if end == 0 and not (self._replaced and self.station is Station.READY):
-            return True  # there was nothing to read
+            return True  # the partition had no record
         return max(end, 1) <= offsets.committed <= offsets.end and offsets.committed != self._stale.get(
             number
         )
 
-    def unreadable(self, seen: Seen) -> set[int]:
-        """Partitions past whose ends nobody will commit, since all that was before them is gone.
+    def needs_marker(self, offsets: PartitionOffsets) -> set[int]:
+        """Partitions whose readers cannot commit past the end: retention removed all records.
 
-        A reader may have some of it in hand, uncommitted, for as long as it likes. What is written there now is read
-        behind that, so the commit past it tells.
+        A reader may have some of these records in flight for any time. It reads a new record behind
+        them, so its commit past that marker shows that they are done.
         """
         return {
             number
             for number, end in self._ends.items()
-            if not self._past(number, seen[number]) and seen[number].begin == seen[number].end >= end
+            if not self._is_past(number, offsets[number])
+            and offsets[number].begin == offsets[number].end >= end
         }
 
-    def go_on(self, seen: Seen) -> None:
-        """On to the next station, whose partitions were looked at after this one was passed."""
+    def advance(self, offsets: PartitionOffsets) -> None:
+        """Advances to the next station, whose offsets were read after this one was passed."""
         self.station = Station(self.station.value + 1)
-        self._arrive(seen)
+        self._start_station(offsets)

@@ -1,10 +1,11 @@
 """Recheck: finds queued tasks whose record is lost, and makes them ready again.
 
-Records go missing with their topic (deleted and made anew, a new Kafka beside an old PostgreSQL) or when they
-outlast its retention. Every `recheck_s` seconds a proof is begun for each owned type that has queued tasks, and
-looked at four times until the next; `proof` says what it rests on. With nothing queued nobody is asked anything.
+A record is lost with its topic (deleted and created again, or a new Kafka with an old PostgreSQL)
+or after the topic's retention. Every `recheck_s` seconds a proof begins for each owned type with
+queued tasks; it is checked four times until the next one. `proof` explains what the proof relies
+on. Without queued tasks, a check queries neither Kafka nor PostgreSQL.
 
-In doubt, also when Kafka or PostgreSQL is away, nothing is released again.
+When in doubt, and while Kafka or PostgreSQL is unavailable, no task is made ready.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from penstock.contracts.ready import MARK
 from penstock.contracts.result import encode_results
 from penstock.errors import Unavailable
 from penstock.kafka.connection import create_topics, translated
-from penstock.kafka.declared import partitions_of
+from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, Topic, ready, service_group, workers_group
 from penstock.postgres import release
 from penstock.postgres.types import TaskType
-from penstock.task_sync.proof import Offsets, Proof, Seen, Station
-from penstock.task_sync.release import Release
+from penstock.task_sync.proof import Offsets, PartitionOffsets, Proof, Station
+from penstock.task_sync.release import ReleaseLoop
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
 
-# Looks at a proof until the next one is begun: one at which it begins, and one for each station.
-LOOKS = 4
+# Checks of a proof until the next one begins: one that begins it, and one for each station.
+CHECKS = 4
 
 _WRITER = "task-sync"
-# What says nothing, but is read: so readers commit past what was lost before it. On a ready topic it is no task, and
-# workers skip what is none.
-_MARKS = {
+# Records without effect, which make readers commit past lost records. Workers skip a ready record
+# that is no task.
+_MARKERS = {
     Station.READY: MARK,
     Station.HEARTBEATS: Heartbeat(Kind.RELEASE, _WRITER, 0, []).encode(),
     Station.RESULTS: encode_results(_WRITER, []),
@@ -50,22 +51,28 @@ _SERVICES = {Station.HEARTBEATS: (HEARTBEATS, "heartbeats"), Station.RESULTS: (S
 
 @dataclass(slots=True)
 class Case:
-    """One type under proof.
+    """The proof of one type.
 
     Attributes:
-        type: which.
-        cut: what was queued before had its record on the ready topic by then.
-        proof: how far it is.
+        type: the type.
+        cutoff: Kafka had the ready records of all tasks that were queued before this moment.
+        proof: its progress.
     """
 
     type: TaskType
-    cut: datetime
+    cutoff: datetime
     proof: Proof
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What lasts from one proof of a type to the next."""
+class _TypeState:
+    """The state of a type from one proof to the next.
+
+    Attributes:
+        next_s: when the next proof begins, on the loop's clock.
+        ends: end offsets of the ready topic at the last proof, by partition.
+        replaced: the ready topic was replaced, and has not been read since.
+    """
 
     next_s: float
     ends: dict[int, int] = field(default_factory=dict)
@@ -73,15 +80,15 @@ class _Memory:
 
 
 class Recheck:
-    """The loop beside the gate.
+    """The loop that runs alongside the release loop.
 
     Args:
         settings: of the service.
         pool: of the database.
         producer: acks=all.
-        admin: reads what groups have committed.
-        offsets: reads where topics begin and end.
-        gate: the types this process owns.
+        admin: reads the groups' committed offsets.
+        topic_offsets: reads the beginning and end offsets of topics.
+        release_loop: knows the types that this process owns.
     """
 
     def __init__(
@@ -90,135 +97,145 @@ class Recheck:
         pool: asyncpg.Pool[asyncpg.Record],
         producer: AIOKafkaProducer,
         admin: AIOKafkaAdminClient,
-        offsets: AIOKafkaConsumer,
-        gate: Release,
+        topic_offsets: AIOKafkaConsumer,
+        release_loop: ReleaseLoop,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._producer = producer
         self._admin = admin
-        self._offsets = offsets
-        self._gate = gate
+        self._topic_offsets = topic_offsets
+        self._release_loop = release_loop
         self._cases: dict[str, Case] = {}
-        self._memories: dict[str, _Memory] = {}
+        self._states: dict[str, _TypeState] = {}
 
     async def run(self) -> None:
-        """Looks until cancelled."""
-        pace_s = self._settings.recheck_s / LOOKS
+        """Checks until cancelled."""
+        interval_s = self._settings.recheck_s / CHECKS
         while True:
             if not self._cases:
-                # Without a query: the gate knows whether it has released anything that may still be queued.
-                await self._gate.some_queued.wait()
-            await asyncio.sleep(pace_s)
+                # Without a query: the release loop knows whether a task that it released may still
+                # be queued.
+                await self._release_loop.may_have_queued.wait()
+            await asyncio.sleep(interval_s)
             try:
-                await self._look()
+                await self._check()
             except Unavailable as error:
-                log.warning("cannot tell whether queued tasks have lost their records: %s", error)
+                log.warning(
+                    "Queued tasks cannot be checked for lost records now",
+                    extra={"event": "recheck_delayed", "error": error},
+                )
 
-    async def _look(self) -> None:
-        """One look at every proof, and the first at those that are due."""
+    async def _check(self) -> None:
+        """Checks every proof, and begins those that are due."""
         due = await self._due()
-        # Backwards, so that each goes on by one station: what was just about to be written is there at the next look.
-        await self._look_at_service(Station.RESULTS)
-        await self._look_at_service(Station.HEARTBEATS)
-        await self._look_at_ready(due)
+        # From the last station to the first, so that a proof advances one station a check. Records
+        # that were being written at one check are then on their topic at the next.
+        await self._check_service(Station.RESULTS)
+        await self._check_service(Station.HEARTBEATS)
+        await self._check_ready(due)
 
     async def _due(self) -> dict[str, tuple[TaskType, datetime]]:
-        """Types whose proof is to begin, and their cuts."""
+        """Types whose proof is to begin, with their cutoffs."""
         now_s = asyncio.get_running_loop().time()
         due = {}
-        for task_type in self._gate.queued_types():
-            memory = self._memories.setdefault(task_type.name, _Memory(now_s + self._settings.recheck_s))
-            if task_type.name not in self._cases and now_s >= memory.next_s:
-                memory.next_s = now_s + self._settings.recheck_s
+        for task_type in self._release_loop.queued_types():
+            state = self._states.setdefault(task_type.name, _TypeState(now_s + self._settings.recheck_s))
+            if task_type.name not in self._cases and now_s >= state.next_s:
+                state.next_s = now_s + self._settings.recheck_s
                 due[task_type.name] = task_type
         if not due:
             return {}
-        cuts = await self._gate.cuts(list(due))
-        return {name: (due[name], cut) for name, cut in cuts.items()}
+        cutoffs = await self._release_loop.queued_cutoffs(list(due))
+        return {name: (due[name], cutoff) for name, cutoff in cutoffs.items()}
 
-    async def _look_at_ready(self, due: Mapping[str, tuple[TaskType, datetime]]) -> None:
+    async def _check_ready(self, due: Mapping[str, tuple[TaskType, datetime]]) -> None:
         cases = [case for case in self._cases.values() if case.proof.station is Station.READY]
         types = {case.type.name: case.type for case in cases}
-        types |= {name: task_type for name, (task_type, _cut) in due.items()}
+        types |= {name: task_type for name, (task_type, _cutoff) in due.items()}
         if not types:
             return
         topics = {name: ready(name, task_type.partitions) for name, task_type in types.items()}
-        await self._require(topics.values())
+        await self._create_missing(topics.values())
         groups = {topic: workers_group(self._settings.prefix, name) for name, topic in topics.items()}
-        seen = await self._see(groups)
+        offsets = await self._read_offsets(groups)
         passed = []
         for case in cases:
-            name, partitions = case.type.name, seen[topics[case.type.name].name]
+            name, partitions = case.type.name, offsets[topics[case.type.name].name]
             if case.proof.shrunk(partitions):
-                self._memories[name].next_s = 0.0
+                self._states[name].next_s = 0.0
                 del self._cases[name]
             elif case.proof.passed(partitions):
-                self._memories[name].replaced = False
+                self._states[name].replaced = False
                 passed.append(case)
             else:
-                await self._mark(topics[name].name, Station.READY, case.proof.unreadable(partitions))
-                self._gate.marked(name, len(case.proof.unreadable(partitions)))
-        await self._go_on(passed, Station.HEARTBEATS)
-        for name, (task_type, cut) in due.items():
-            partitions = seen[topics[name].name]
-            replaced = self._remember(name, partitions)
-            self._cases[name] = Case(task_type, cut, Proof(partitions, replaced=replaced))
+                numbers = case.proof.needs_marker(partitions)
+                await self._write_markers(topics[name].name, Station.READY, numbers)
+                self._release_loop.on_markers_written(name, len(numbers))
+        await self._advance(passed, Station.HEARTBEATS)
+        for name, (task_type, cutoff) in due.items():
+            partitions = offsets[topics[name].name]
+            replaced = self._record_ends(name, partitions)
+            self._cases[name] = Case(task_type, cutoff, Proof(partitions, replaced=replaced))
 
-    async def _require(self, topics: Iterable[Topic]) -> None:
-        """Makes those that do not exist: they would be waited for."""
+    async def _create_missing(self, topics: Iterable[Topic]) -> None:
+        """Creates missing topics; the client would wait for them otherwise."""
         with translated():
             existing = set(await self._admin.list_topics())
         missing = [topic for topic in topics if self._settings.prefix + topic.name not in existing]
         if missing:
             await create_topics(self._settings, missing)
 
-    def _remember(self, name: str, seen: Seen) -> bool:
-        """Whether the type's ready topic has replaced the one of its last proofs, and was not read since."""
-        memory = self._memories[name]
-        ends = {number: offsets.end for number, offsets in seen.items()}
-        if any(ends.get(number, 0) < end for number, end in memory.ends.items()):
-            log.warning("%sready.%s is another topic than before", self._settings.prefix, name)
-            memory.replaced = True
-            self._gate.recount(name, sum(ends.values()))
-        memory.ends = ends
-        return memory.replaced
+    def _record_ends(self, name: str, offsets: PartitionOffsets) -> bool:
+        """Whether the ready topic has replaced that of the last proof, and was not read since."""
+        state = self._states[name]
+        ends = {number: partition.end for number, partition in offsets.items()}
+        if any(ends.get(number, 0) < end for number, end in state.ends.items()):
+            log.warning(
+                "A ready topic was replaced",
+                extra={"event": "ready_topic_replaced", "topic": f"{self._settings.prefix}ready.{name}"},
+            )
+            state.replaced = True
+            self._release_loop.on_topic_replaced(name, sum(ends.values()))
+        state.ends = ends
+        return state.replaced
 
-    async def _look_at_service(self, station: Station) -> None:
+    async def _check_service(self, station: Station) -> None:
         cases = [case for case in self._cases.values() if case.proof.station is station]
         if not cases:
             return
-        seen = await self._see_service(station)
+        offsets = await self._read_service_offsets(station)
         passed = []
         for case in cases:
-            if case.proof.shrunk(seen):
-                # Begun anew when its time comes.
+            if case.proof.shrunk(offsets):
+                # The next proof begins at its usual time.
                 del self._cases[case.type.name]
-            elif case.proof.passed(seen):
+            elif case.proof.passed(offsets):
                 passed.append(case)
         waiting = [case for case in cases if case not in passed and case.type.name in self._cases]
-        unreadable = {number for case in waiting for number in case.proof.unreadable(seen)}
-        await self._mark(_SERVICES[station][0].name, station, unreadable)
+        numbers = {number for case in waiting for number in case.proof.needs_marker(offsets)}
+        await self._write_markers(_SERVICES[station][0].name, station, numbers)
         if station is Station.HEARTBEATS:
-            await self._go_on(passed, Station.RESULTS)
+            await self._advance(passed, Station.RESULTS)
             return
         for case in passed:
             del self._cases[case.type.name]
-            await self._release_again(case)
+            await self._make_ready(case)
 
-    async def _go_on(self, passed: Sequence[Case], station: Station) -> None:
+    async def _advance(self, passed: Sequence[Case], station: Station) -> None:
         if passed:
-            # After they have passed: what they have passed wrote here is before these ends.
-            seen = await self._see_service(station)
+            # Read now: the records that the readers of the station before wrote are before these
+            # end offsets.
+            offsets = await self._read_service_offsets(station)
             for case in passed:
-                case.proof.go_on(seen)
+                case.proof.advance(offsets)
 
-    async def _see_service(self, station: Station) -> Seen:
+    async def _read_service_offsets(self, station: Station) -> PartitionOffsets:
         topic, service = _SERVICES[station]
-        return (await self._see({topic: service_group(self._settings.prefix, service)}))[topic.name]
+        return (await self._read_offsets({topic: service_group(self._settings.prefix, service)}))[topic.name]
 
-    async def _see(self, groups: Mapping[Topic, str]) -> dict[str, Seen]:
-        """Looks at topics and at what their readers have committed; by bare name."""
+    async def _read_offsets(self, groups: Mapping[Topic, str]) -> dict[str, PartitionOffsets]:
+        """Reads the offsets of topics and of their groups; by topic name without prefix."""
         committed: dict[TopicPartition, int] = {}
         partitions = {
             topic: [
@@ -227,39 +244,42 @@ class Recheck:
             ]
             for topic in groups
         }
-        everything = [tp for some in partitions.values() for tp in some]
+        all_partitions = [tp for topic_partitions in partitions.values() for tp in topic_partitions]
         with translated():
-            # First: what was committed is never beyond an end that is read after it.
+            # Committed offsets first: then none of them is beyond an end offset of the same topic.
             for group in groups.values():
                 answer = await self._admin.list_consumer_group_offsets(group)
                 committed |= {tp: meta.offset for tp, meta in answer.items()}
-            begins = await self._offsets.beginning_offsets(everything)
-            ends = await self._offsets.end_offsets(everything)
+            begins = await self._topic_offsets.beginning_offsets(all_partitions)
+            ends = await self._topic_offsets.end_offsets(all_partitions)
         return {
-            topic.name: {tp.partition: Offsets(committed.get(tp, -1), begins[tp], ends[tp]) for tp in some}
-            for topic, some in partitions.items()
+            topic.name: {
+                tp.partition: Offsets(committed.get(tp, -1), begins[tp], ends[tp]) for tp in topic_partitions
+            }
+            for topic, topic_partitions in partitions.items()
         }
 
-    async def _mark(self, topic: str, station: Station, numbers: Iterable[int]) -> None:
+    async def _write_markers(self, topic: str, station: Station, numbers: Iterable[int]) -> None:
         for number in sorted(numbers):
-            log.info("%s/%d: nothing is left to read: marking where it goes on", topic, number)
+            log.info(
+                "Writing a marker to a partition without readable records",
+                extra={"event": "marker_written", "topic": topic, "partition": number},
+            )
             with translated():
                 await self._producer.send_and_wait(
-                    self._settings.prefix + topic, _MARKS[station], partition=number
+                    self._settings.prefix + topic, _MARKERS[station], partition=number
                 )
 
-    async def _release_again(self, case: Case) -> None:
-        found = 0
+    async def _make_ready(self, case: Case) -> None:
+        tasks = 0
         limit = self._settings.release_batch
         while True:
-            ids = await release.lost(self._pool, case.type.name, case.cut, limit)
-            found += len(ids)
+            ids = await release.make_lost_ready(self._pool, case.type.name, case.cutoff, limit)
+            tasks += len(ids)
             if len(ids) < limit:
                 break
-        if found:
+        if tasks:
             log.warning(
-                "%s: %d queued tasks had no record left on Kafka: ready again",
-                case.type.name,
-                found,
-                extra={"type": case.type.name},
+                "Queued tasks had no record left on Kafka and are ready again",
+                extra={"event": "lost_tasks_recovered", "task_type": case.type.name, "tasks": tasks},
             )

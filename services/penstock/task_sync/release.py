@@ -1,4 +1,4 @@
-"""Release: opens the gate for each type it owns, as far as the window allows."""
+"""The release loop: owns types and releases their tasks, as windows and limits allow."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ from datetime import datetime
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.kafka.connection import create_topics, send_in_batches, translated
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import ready
 from penstock.postgres import release
 from penstock.postgres.session import Session
-from penstock.postgres.types import KnownTypes, TaskType
-from penstock.task_sync.gates import Gate, Looking
-from penstock.task_sync.limits import Limits
-from penstock.task_sync.owning import Owning
+from penstock.postgres.types import TaskType, TypeCache
+from penstock.task_sync.limits import ReleaseLimiter
+from penstock.task_sync.ownership import Ownership
+from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
+from penstock.task_sync.ready_writer import ReadyWriter
 from penstock.task_sync.settings import TaskSyncSettings
-from penstock.task_sync.spans import traced
-from penstock.tracing import Span
 
 log = logging.getLogger(__name__)
 
-# Notes of confirmed batches are struck out by the next release; a statement of their own is for when none comes.
-FORGET_S = 0.5
-# While something is scheduled, the database is asked at least this often when it will be due.
-ASK_AGAIN_S = 10.0
-# When what was due and could not be made ready is tried again.
-LEFT_S = 0.05
+# The next release deletes the notes of confirmed batches; without one, a statement of its own
+# deletes them after this time.
+DELETE_NOTES_S = 0.5
+# Upper bound of the sleep until the next task is due: the database's clock may be corrected
+# meanwhile.
+MAX_DUE_SLEEP_S = 10.0
+# When due tasks that another transaction locked are promoted again.
+LOCKED_RETRY_S = 0.05
 
 
-class Release:
-    """The loop that owns types and opens their gates.
+class ReleaseLoop:
+    """The loop that owns types and releases their tasks.
 
     Args:
         settings: of the service.
-        session: whose locks are the ownership, and through which every release goes.
+        session: holds the locks of the owned types; every release goes through it.
         producer: acks=all.
-        types: what is registered.
-        admin: reads the workers' offsets.
-        offsets: reads where the ready topics end.
+        types: the registered types.
+        admin: reads the workers' committed offsets.
+        end_offsets: reads the end offsets of ready topics.
+
+    Attributes:
+        may_have_queued: set while a task of an owned type may be queued.
     """
 
     def __init__(
@@ -49,181 +53,181 @@ class Release:
         settings: TaskSyncSettings,
         session: Session,
         producer: AIOKafkaProducer,
-        types: KnownTypes,
+        types: TypeCache,
         admin: AIOKafkaAdminClient,
-        offsets: AIOKafkaConsumer,
+        end_offsets: AIOKafkaConsumer,
     ) -> None:
         self._settings = settings
         self._session = session
-        self._producer = producer
         self._types = types
-        self._looking = Looking(settings, session, admin)
-        self._owning = Owning(settings, session)
-        self._offsets = offsets
-        self._gates: dict[str, Gate] = {}
+        self._lag_poller = LagPoller(settings, session, admin)
+        self._ownership = Ownership(settings, session)
+        self._end_offsets = end_offsets
+        self._topics: dict[str, ReadyTopic] = {}
         self._wake = asyncio.Event()
-        self._limits = Limits(session, self.heard_ready)
+        self._limiter = ReleaseLimiter(session, self.on_ready)
+        self._writer = ReadyWriter(producer, settings.lag_poll_s, self._wake.set)
         self._types_changed = True
         self._owners_changed = True
-        # Names of types that were told of, until their gates know.
-        self._changed: set[str] = set()
-        self._due_unknown = True
-        self._confirmed: list[int] = []
-        self._confirmed_s = 0.0
-        self._confirming: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
-        # What the loop does now, empty while it sleeps; how often it has gone on to something else; confirmed batches.
-        self._doing = ""
-        self._steps = 0
-        self._confirmations = 0
-        self._asked: tuple[Sequence[str], asyncio.Future[dict[str, datetime]]] | None = None
-        # Set while something of an owned type may be queued.
-        self.some_queued = asyncio.Event()
+        # Types that notifications named since types were loaded.
+        self._changed_types: set[str] = set()
+        self._due_changed = True
+        # The loop's current step, empty while it sleeps, and a counter of steps: marks for the
+        # stall detector.
+        self._step = ""
+        self._step_count = 0
+        self._cutoffs_request: tuple[Sequence[str], asyncio.Future[dict[str, datetime]]] | None = None
+        self.may_have_queued = asyncio.Event()
 
-    def heard_ready(self, type_name: str) -> None:
-        """A notification: something of this type became ready."""
-        gate = self._gates.get(type_name)
-        if gate is not None:
-            gate.dirty = True
+    def on_ready(self, type_name: str) -> None:
+        """A task of the type may have become ready."""
+        topic = self._topics.get(type_name)
+        if topic is not None:
+            topic.may_have_ready = True
         self._wake.set()
 
-    def heard_due(self, _type_name: str) -> None:
-        """A notification: something of this type was scheduled, perhaps for earlier than all else."""
-        self._due_unknown = True
+    def on_due_changed(self, _type_name: str) -> None:
+        """A task was scheduled, perhaps for an earlier moment than all others."""
+        self._due_changed = True
         self._wake.set()
 
-    def heard_types(self, name: str) -> None:
-        """A notification: a type, or what is said of its keys, was registered or changed."""
-        self._types.outdated()
-        self._changed.add(name)
+    def on_type_changed(self, name: str) -> None:
+        """A type, or settings of its keys, were registered or changed."""
+        self._types.mark_outdated()
+        self._changed_types.add(name)
         self._types_changed = True
         self._wake.set()
 
-    def heard_replicas(self, _nothing: str) -> None:
-        """A notification: a replica has come or gone, or has given types up."""
+    def on_replicas_changed(self, _payload: str) -> None:
+        """A replica joined, left or transferred types."""
         self._owners_changed = True
         self._wake.set()
 
-    def gates(self) -> list[Gate]:
-        """Of the types that are owned now."""
-        return list(self._gates.values())
+    def ready_topics(self) -> list[ReadyTopic]:
+        """The ready topics of the types that are owned now."""
+        return list(self._topics.values())
 
     def queued_types(self) -> list[TaskType]:
-        """Owned types of which something may be queued."""
-        return [gate.type for gate in self._gates.values() if gate.queued]
+        """Owned types that may have queued tasks."""
+        return [topic.type for topic in self._topics.values() if topic.may_have_queued]
 
-    def under_way(self) -> dict[str, Hashable]:
-        """What is at hand now, with a mark that changes as it moves; empty at rest.
+    def progress(self) -> dict[str, Hashable]:
+        """Work in progress, each with a mark that changes as it advances; empty at rest.
 
-        A full window is rest: it is the workers who do not move then.
+        A full window is rest, because it waits for workers.
         """
-        marks: dict[str, Hashable] = {self._doing: self._steps} if self._doing else {}
-        if self._confirming:
-            marks["bringing released tasks to Kafka"] = self._confirmations
+        marks: dict[str, Hashable] = {self._step: self._step_count} if self._step else {}
+        if self._writer.is_confirming:
+            marks["writing released tasks to Kafka"] = self._writer.confirmations
         return marks
 
-    def _go_on(self, doing: str) -> None:
-        self._doing = doing
-        self._steps += 1
+    def _begin_step(self, step: str) -> None:
+        self._step = step
+        self._step_count += 1
 
-    async def cuts(self, type_names: Sequence[str]) -> dict[str, datetime]:
-        """See `release.cuts`; asked between two releases, and one question at a time."""
+    async def queued_cutoffs(self, type_names: Sequence[str]) -> dict[str, datetime]:
+        """As `postgres.release.queued_cutoffs`, run between two releases; one request at a time."""
         future: asyncio.Future[dict[str, datetime]] = asyncio.get_running_loop().create_future()
-        self._asked = (type_names, future)
+        self._cutoffs_request = (type_names, future)
         self._wake.set()
         return await future
 
-    def recount(self, type_name: str, written: int) -> None:
-        """A ready topic was replaced by another, of which nobody has taken anything."""
-        gate = self._gates.get(type_name)
-        if gate is not None:
-            gate.written, gate.taken, gate.patience_s, gate.dirty = written, 0, 0.0, True
+    def on_topic_replaced(self, type_name: str, written: int) -> None:
+        """A ready topic was replaced by a new one with `written` records, all of them untaken."""
+        topic = self._topics.get(type_name)
+        if topic is not None:
+            topic.written, topic.taken, topic.poll_interval_s = written, 0, 0.0
+            topic.may_have_ready = True
             self._wake.set()
 
-    def marked(self, type_name: str, records: int) -> None:
-        """Records that are no tasks were written to a ready topic."""
-        gate = self._gates.get(type_name)
-        if gate is not None:
-            gate.written += records
+    def on_markers_written(self, type_name: str, records: int) -> None:
+        """Records without a task were written to a ready topic."""
+        topic = self._topics.get(type_name)
+        if topic is not None:
+            topic.written += records
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Releases until `stopping` is set; then waits until Kafka has what was released.
+        """Releases until `stopping` is set; then waits until Kafka has every released task.
 
         Raises:
-            SessionLost: the locks are gone; another process may be releasing by now.
-            PostgresUnavailable, KafkaUnavailable: what was released and not confirmed is sent by the next owner.
+            SessionLost: the locks are lost; another replica may release these types by now.
+            PostgresUnavailable, KafkaUnavailable: the next owner sends again what Kafka has not
+                confirmed.
         """
-        await self._owning.join()
+        await self._ownership.join()
         wakers = [asyncio.create_task(self._wake_on(event)) for event in (stopping, self._session.lost)]
         try:
             await self._release_until(stopping)
         finally:
             for waker in wakers:
                 waker.cancel()
-            self._limits.close()
-        if self._confirming:
-            await asyncio.gather(*self._confirming)
-        if self._confirmed:
-            await release.forget(self._session, self._take_confirmed())
-        # Others need not find out by themselves.
+            self._limiter.close()
+        await self._writer.drain()
+        await self._delete_notes()
+        # Notifies the other replicas, which would otherwise notice at their next poll.
         await release.leave(self._session)
 
     async def _release_until(self, stopping: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-        own_at_s = due_at_s = loop.time()
+        assign_at_s = due_at_s = loop.time()
         sweep_at_s = loop.time() + self._settings.sweep_s
         while not stopping.is_set():
             self._wake.clear()
             self._session.ensure()
-            if self._failure is not None:
-                raise self._failure
+            self._writer.raise_failure()
             now_s = loop.time()
             if now_s >= sweep_at_s:
-                self._go_on("looking for what was not heard")
+                self._begin_step("sweeping for lost notifications")
                 await self._sweep()
                 sweep_at_s = now_s + self._settings.sweep_s
-            if self._types_changed or self._owners_changed or now_s >= own_at_s:
-                self._go_on("owning types")
-                own_at_s = await self._own()
-            if self._due_unknown or now_s >= due_at_s:
-                self._go_on("making ready what is due")
+            if self._types_changed or self._owners_changed or now_s >= assign_at_s:
+                self._begin_step("assigning types")
+                assign_at_s = await self._assign()
+            if self._due_changed or now_s >= due_at_s:
+                self._begin_step("promoting due tasks")
                 due_at_s = await self._promote()
-            look_again_s = await self._pump()
-            self._go_on("asking what is queued")
-            await self._answer()
-            forget_at_s = self._confirmed_s + FORGET_S if self._confirmed else float("inf")
-            if loop.time() >= forget_at_s:
-                await release.forget(self._session, self._take_confirmed())
-                forget_at_s = float("inf")
-            if any(gate.dirty and gate.room() > 0 for gate in self._gates.values()):
+            poll_at_s = await self._release_batches()
+            self._begin_step("reading cutoffs of queued tasks")
+            await self._answer_cutoffs()
+            confirmed_s = self._writer.confirmed_s
+            delete_at_s = float("inf") if confirmed_s is None else confirmed_s + DELETE_NOTES_S
+            if loop.time() >= delete_at_s:
+                await self._delete_notes()
+                delete_at_s = float("inf")
+            if any(topic.may_have_ready and topic.room() > 0 for topic in self._topics.values()):
                 continue
-            await self._sleep(min(own_at_s, due_at_s, look_again_s, forget_at_s, sweep_at_s))
+            await self._sleep(min(assign_at_s, due_at_s, poll_at_s, delete_at_s, sweep_at_s))
 
     async def _sweep(self) -> None:
-        """Finds what a notification that was lost would have told."""
-        self._types.outdated()
-        self._types_changed = self._due_unknown = True
-        for name in await release.waiting(self._session, list(self._gates)):
-            self._gates[name].dirty = True
+        """Finds the changes whose notifications were lost."""
+        self._types.mark_outdated()
+        self._types_changed = self._due_changed = True
+        for name in await release.with_ready_tasks(self._session, list(self._topics)):
+            self._topics[name].may_have_ready = True
 
-    async def _answer(self) -> None:
-        if self._asked is None:
+    async def _answer_cutoffs(self) -> None:
+        if self._cutoffs_request is None:
             return
-        (asked, future), self._asked = self._asked, None
-        # Of what was given up meanwhile, another process may be releasing just now.
-        names = [name for name in asked if name in self._gates]
-        cuts = await release.cuts(self._session, names)
-        for name in names:
-            gate = self._gates.get(name)
-            if gate is not None:
-                gate.queued = name in cuts
+        (type_names, future), self._cutoffs_request = self._cutoffs_request, None
+        # Types that were transferred meanwhile are left out: their new owner may be releasing at
+        # this moment.
+        owned = [name for name in type_names if name in self._topics]
+        cutoffs = await release.queued_cutoffs(self._session, owned)
+        for name in owned:
+            topic = self._topics.get(name)
+            if topic is not None:
+                topic.may_have_queued = name in cutoffs
         if not self.queued_types():
-            self.some_queued.clear()
+            self.may_have_queued.clear()
         if not future.done():
-            future.set_result(cuts)
+            future.set_result(cutoffs)
+
+    async def _delete_notes(self) -> None:
+        if confirmed := self._writer.take_confirmed():
+            await release.delete_notes(self._session, confirmed)
 
     async def _sleep(self, until_s: float) -> None:
-        self._go_on("")
+        self._begin_step("")
         loop = asyncio.get_running_loop()
         timer = None if until_s == float("inf") else loop.call_at(until_s, self._wake.set)
         try:
@@ -236,153 +240,116 @@ class Release:
         await event.wait()
         self._wake.set()
 
-    async def _own(self) -> float:
-        """Takes types that nobody owns, up to its share, and gives up what is more; when to look again."""
+    async def _assign(self) -> float:
+        """Acquires free types and transfers surplus ones; returns when to run again."""
         if self._types_changed:
-            self._types_changed = False
-            changed, self._changed = self._changed, set()
-            await self._types.load()
-            await self._limits.load()
-            for gate in self._gates.values():
-                gate.type = self._types.get(gate.type.name) or gate.type
-                # What its limits held back may go.
-                gate.dirty = gate.dirty or gate.type.name in changed
+            await self._load_types()
         self._owners_changed = False
-        plan = await self._owning.plan([task_type.name for task_type in self._types])
-        if plan.give:
-            await self._give_up(plan.give)
-        taken: list[TaskType] = []
-        for name in plan.take:
-            if len(taken) == plan.most:
+        plan = await self._ownership.plan([task_type.name for task_type in self._types])
+        if plan.transfer:
+            await self._transfer(plan.transfer)
+        acquired: list[TaskType] = []
+        for name in plan.acquire:
+            if len(acquired) == plan.max_acquired:
                 break
-            self._go_on(f"owning {name}")
+            self._begin_step(f"acquiring {name}")
             task_type = self._types.get(name)
-            if task_type is not None and await release.own(self._session, name):
-                taken.append(task_type)
-        if taken:
-            await create_topics(self._settings, [ready(one.name, one.partitions) for one in taken])
-            self._go_on(f"beginning with {', '.join(one.name for one in taken)}")
-            for gate in await self._looking.open(taken, self._offsets):
-                await self._begin(gate)
-        if taken and not self._owning.alone:
-            # Whoever gave these up may have more.
-            await release.tell_replicas(self._session)
-        return self._owning.again_s
+            if task_type is not None and await release.lock_type(self._session, name):
+                acquired.append(task_type)
+        if acquired:
+            await create_topics(
+                self._settings, [ready(task_type.name, task_type.partitions) for task_type in acquired]
+            )
+            self._begin_step(f"opening {', '.join(task_type.name for task_type in acquired)}")
+            for topic in await self._lag_poller.open(acquired, self._end_offsets):
+                await self._open(topic)
+        if acquired and not self._ownership.alone:
+            # The replica that transferred these types may have further ones to transfer.
+            await release.notify_replicas(self._session)
+        return self._ownership.next_plan_s
 
-    async def _give_up(self, names: Sequence[str]) -> None:
-        """Leaves types to other replicas, with nothing under way that they would send again."""
-        self._go_on(f"giving up {', '.join(names)}")
-        if self._confirming:
-            await asyncio.gather(*self._confirming)
-        if self._failure is not None:
-            raise self._failure
-        if self._confirmed:
-            await release.forget(self._session, self._take_confirmed())
+    async def _load_types(self) -> None:
+        self._types_changed = False
+        changed, self._changed_types = self._changed_types, set()
+        await self._types.load()
+        await self._limiter.load()
+        for topic in self._topics.values():
+            topic.type = self._types.get(topic.type.name) or topic.type
+            # The new limits may allow tasks that the old ones did not.
+            topic.may_have_ready = topic.may_have_ready or topic.type.name in changed
+
+    async def _transfer(self, names: Sequence[str]) -> None:
+        """Unlocks types for other replicas, after every batch note of this replica is deleted."""
+        self._begin_step(f"transferring {', '.join(names)}")
+        # The new owner would send the batches of remaining notes again.
+        await self._writer.drain()
+        self._writer.raise_failure()
+        await self._delete_notes()
         for name in names:
-            log.info("%s: given up, for another process to own", name, extra={"type": name})
-            del self._gates[name]
-            self._limits.forget(name)
-            await release.disown(self._session, name)
-        await release.tell_replicas(self._session)
+            log.info(
+                "Type transferred to another replica", extra={"event": "type_transferred", "task_type": name}
+            )
+            del self._topics[name]
+            self._limiter.remove(name)
+            await release.unlock_type(self._session, name)
+        await release.notify_replicas(self._session)
 
-    async def _begin(self, gate: Gate) -> None:
-        task_type = gate.type
-        self._gates[task_type.name] = gate
-        self.some_queued.set()
-        ids = {"type": task_type.name}
+    async def _open(self, topic: ReadyTopic) -> None:
+        """Starts to release a type; sends the unconfirmed batches of its last owner again."""
+        task_type = topic.type
+        self._topics[task_type.name] = topic
+        self.may_have_queued.set()
         for batch in await release.unconfirmed(self._session, task_type):
-            log.info("%s: sending %d released tasks again", task_type.name, len(batch.tasks), extra=ids)
-            await self._send(gate, batch)
-        log.info("%s: owned, %d records waiting for workers", task_type.name, gate.lag, extra=ids)
+            log.info(
+                "Sending an unconfirmed batch again",
+                extra={"event": "batch_resent", "task_type": task_type.name, "tasks": len(batch.tasks)},
+            )
+            await self._writer.write(topic, batch)
+        log.info(
+            "Type acquired", extra={"event": "type_acquired", "task_type": task_type.name, "lag": topic.lag}
+        )
 
     async def _promote(self) -> float:
-        """Makes ready what is due; returns when something will be, on the loop's clock."""
-        self._due_unknown = False
+        """Makes due tasks ready; returns when the next task is due, on the loop's clock."""
+        self._due_changed = False
         limit = self._settings.release_batch
         promoted = await release.promote(self._session, limit)
-        for name in promoted.keys() & self._gates.keys():
-            # Sooner than the notification is here.
-            self._gates[name].dirty = True
+        for name in promoted.keys() & self._topics.keys():
+            # Without waiting for the notification.
+            self._topics[name].may_have_ready = True
         now_s = asyncio.get_running_loop().time()
         if sum(promoted.values()) == limit:
-            # More may be due; other types must not wait until all of it is ready.
+            # More tasks may be due; other types must not wait until all of them are ready.
             return now_s
         wait_s = await release.next_due_s(self._session)
         if wait_s is None:
             return float("inf")
-        # What is due and was left is at hand elsewhere, which may come to nothing.
-        least_s = 0.001 if promoted else LEFT_S
-        # Not for ever by what the database's clock was when it was asked: it may be put right meanwhile.
-        return now_s + min(max(wait_s, least_s), ASK_AGAIN_S)
+        # Without this minimum, due tasks that other transactions lock would make the loop spin.
+        min_wait_s = 0.001 if promoted else LOCKED_RETRY_S
+        return now_s + min(max(wait_s, min_wait_s), MAX_DUE_SLEEP_S)
 
-    async def _pump(self) -> float:
-        """Releases one batch of each type that wants it; returns when to look at a full window again."""
-        look_at_s = float("inf")
+    async def _release_batches(self) -> float:
+        """Releases at most one batch of each type; returns when to poll the next full window."""
+        poll_at_s = float("inf")
         now_s = asyncio.get_running_loop().time()
-        if full := [gate for gate in self._gates.values() if gate.wants_look(now_s)]:
-            self._go_on("looking at full windows")
-            await self._looking.look_at_full(full)
-        for gate in self._gates.values():
-            if not gate.dirty:
+        if to_poll := [topic for topic in self._topics.values() if topic.needs_poll(now_s)]:
+            self._begin_step("polling the lag of full windows")
+            await self._lag_poller.poll_and_measure(to_poll)
+        for topic in self._topics.values():
+            if not topic.may_have_ready:
                 continue
-            self._go_on(f"releasing {gate.type.name}")
-            room = gate.room()
+            self._begin_step(f"releasing {topic.type.name}")
+            room = topic.room()
             if room <= 0:
-                look_at_s = min(look_at_s, gate.looked_s + gate.patience_s)
+                poll_at_s = min(poll_at_s, topic.polled_s + topic.poll_interval_s)
                 continue
             limit = min(room, self._settings.release_batch)
-            # Before the statement: what becomes ready while it runs must be seen by the next one.
-            gate.dirty = False
-            released = await self._limits.release(gate.type, limit, self._take_confirmed)
-            gate.dirty = gate.dirty or released.more
-            if released.batch is not None:
-                gate.queued = True
-                self.some_queued.set()
-                await self._send(gate, released.batch)
-        return look_at_s
-
-    async def _send(self, gate: Gate, batch: release.Batch) -> None:
-        """Writes a batch's records, each partition a slice of the order, and confirms in the background."""
-        tasks = batch.tasks
-        spans = traced(tasks)
-        count = gate.type.partitions
-        size = -(-len(tasks) // count)
-        pending = []
-        for begin in range(0, len(tasks), max(size, 1)):
-            partition = gate.next_partition % count
-            records = ((None, task.encode()) for task in tasks[begin : begin + size])
-            pending += await send_in_batches(self._producer, gate.topic, partition, records)
-            gate.next_partition += 1
-        now_s = asyncio.get_running_loop().time()
-        if not gate.lag:
-            # Nothing was there to be taken: how long nothing was taken says nothing of these.
-            gate.moved_s, gate.patience_s = now_s, self._settings.lag_poll_s
-        gate.written += len(tasks)
-        gate.released += len(tasks)
-        keys = [(task.fence.id, task.fence.step, task.fence.attempt) for task in tasks]
-        gate.window.released(keys, now_s)
-        confirming = asyncio.create_task(self._confirm(batch.release_id, pending, spans))
-        self._confirming.add(confirming)
-        confirming.add_done_callback(self._confirming.discard)
-
-    async def _confirm(
-        self, release_id: int, pending: Sequence[asyncio.Future[object]], spans: Sequence[Span]
-    ) -> None:
-        try:
-            with translated():
-                await asyncio.gather(*pending)
-        except Exception as error:  # noqa: BLE001 (kept for the loop, which ends with it)
-            self._failure = error
-            self._wake.set()
-        else:
-            if not self._confirmed:
-                self._confirmed_s = asyncio.get_running_loop().time()
-                self._wake.set()
-            self._confirmed.append(release_id)
-            self._confirmations += 1
-            for span in spans:
-                span.end()
-
-    def _take_confirmed(self) -> list[int]:
-        taken, self._confirmed = self._confirmed, []
-        return taken
+            # Before the statement: the next release must see tasks that become ready while it runs.
+            topic.may_have_ready = False
+            result = await self._limiter.release(topic.type, limit, self._writer.take_confirmed)
+            topic.may_have_ready = topic.may_have_ready or result.more
+            if result.batch is not None:
+                topic.may_have_queued = True
+                self.may_have_queued.set()
+                await self._writer.write(topic, result.batch)
+        return poll_at_s

@@ -6,51 +6,55 @@ from dataclasses import dataclass
 
 from penstock.settings import Metered, Platform, Progressing, option
 
-# A hundred years: what is later than that, no calendar has.
+# A hundred years, so that dates stay within the calendars of Python and PostgreSQL.
 _MOST_DAYS = 36_500
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSyncSettings(Platform, Progressing, Metered):
-    """See `Platform`, `Progressing` and `Metered` for what it shares with others."""
+    """Settings of task-sync; `Platform`, `Progressing` and `Metered` have the shared ones."""
 
     window: int = option(
-        5_000, "Most unclaimed records kept on one ready topic; the rest waits in PostgreSQL."
+        5_000, "Maximum number of unclaimed records on one ready topic; all other tasks wait in PostgreSQL."
     )
     window_floor: int = option(
-        100, "Records kept on one ready topic however slow its workers are, unless `PENSTOCK_WINDOW` is less."
+        100, "Minimum window of a ready topic in records, for slow workers; `PENSTOCK_WINDOW` caps it."
     )
     window_s: float = option(
-        1.0, "Between floor and ceiling a ready topic holds what its workers got done in so many seconds."
+        1.0, "Window of a ready topic in seconds of its workers' throughput, between floor and ceiling."
     )
-    release_batch: int = option(1_000, "Most tasks released by one statement.")
-    ingest_batch: int = option(1_000, "Most submitted records taken in by one transaction.")
-    own_retry_s: float = option(2.0, "Seconds between tries to own types that another replica owns.")
+    release_batch: int = option(1_000, "Maximum number of tasks that one statement releases.")
+    ingest_batch: int = option(1_000, "Maximum number of submitted records that one transaction inserts.")
+    own_retry_s: float = option(2.0, "Seconds between attempts to own types that another replica owns.")
     lag_poll_s: float = option(
-        0.05, "Seconds between looks at the workers' lag while a window is over half full."
+        0.05, "Seconds between polls of the workers' lag while a window is more than half full."
     )
     sweep_s: float = option(
-        30.0, "Seconds between looks for what is ready, due or registered and was not notified, or not heard."
+        30.0, "Seconds between sweeps for ready or due tasks and new types whose notification was lost."
     )
     recheck_s: float = option(
-        60.0, "Seconds between proofs that no queued task has lost its record; what has is released again."
+        60.0, "Seconds between checks for queued tasks whose record is lost; these tasks are released again."
     )
 
     history_keep_days: float = option(
         7.0,
-        "Days after its end for which a task stays where it was; then it moves to history, and its idempotency key is free.",
+        "Days after its end until a task moves to history, which also frees its idempotency key.",
     )
     history_retain_days: float = option(
-        90.0, "Days for which history is kept; then a day is archived and dropped. 0 keeps it for ever."
+        90.0, "Days that history is kept; then one day at a time is archived and dropped. 0 keeps it forever."
     )
     history_archive: bool = option(
-        default=True, doc="Whether a day of history is written to the object store before it is dropped."
+        default=True, doc="Whether history is written to the object store before it is dropped."
     )
-    history_rate: float = option(5_000.0, "Most tasks a second that are moved to history, or archived.")
-    history_every_s: float = option(60.0, "Seconds between looks for what is to be moved or retired.")
+    history_rate: float = option(
+        5_000.0, "Maximum number of tasks per second that are moved to history or archived."
+    )
+    history_every_s: float = option(
+        60.0, "Seconds between checks for tasks to move and history to archive or drop."
+    )
 
     def validate(self) -> list[str]:
-        """A batch larger than the window would overshoot it."""
+        """A batch must not be larger than the window."""
         problems = super().validate()
         if not 0 < self.release_batch <= self.window:
             problems.append(f"release_batch={self.release_batch} must be from 1 to window={self.window}")
@@ -67,7 +71,7 @@ class TaskSyncSettings(Platform, Progressing, Metered):
         if self.history_keep_days < 0 or 0 != self.history_retain_days < self.history_keep_days:
             problems.append(
                 f"history_keep_days={self.history_keep_days} must be 0 or more, "
-                f"history_retain_days={self.history_retain_days} at least as many, or 0 for ever"
+                f"history_retain_days={self.history_retain_days} at least as many, or 0 to keep it forever"
             )
         if max(self.history_keep_days, self.history_retain_days) > _MOST_DAYS:
             problems.append(

@@ -1,4 +1,4 @@
-"""Spans of a release: from the row that was opened to the record that Kafka has."""
+"""Spans of a release: from the released row to the record on Kafka."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penstock.contracts.ready import ReadyTask
 from penstock.tracing import Span
 
 
-def traced(tasks: Sequence[ReadyTask]) -> list[Span]:
-    """Begins a span for each traced task, under which its attempt will hang; they end when Kafka has the records."""
-    found: list[Span] = []
+def start_spans(tasks: Sequence[ReadyTask]) -> list[Span]:
+    """Starts a span for each traced task; it is the parent of the attempt's spans."""
+    spans: list[Span] = []
     if not tracing.is_on():
-        return found
+        return spans
     for task in tasks:
         fence = task.fence
         span = tracing.begin(
@@ -27,5 +27,5 @@ def traced(tasks: Sequence[ReadyTask]) -> list[Span]:
         )
         if span is not None:
             task.traceparent = span.traceparent
-            found.append(span)
-    return found
+            spans.append(span)
+    return spans

@@ -1,13 +1,15 @@
-"""Traces: one from the submission of a task through its stages to its callbacks, by OpenTelemetry.
+"""Traces by OpenTelemetry: one trace from a submission through all stages to the callbacks.
 
-Off unless an OTLP endpoint is named (OTEL_EXPORTER_OTLP_ENDPOINT, or …_TRACES_ENDPOINT): then nothing of OpenTelemetry is
-imported, and whoever asks is answered None. Its settings are OpenTelemetry's own variables.
+Tracing is off unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set.
+While it is off, OpenTelemetry is not imported and every function returns None. Settings are
+OpenTelemetry's own variables.
 
-The submission begins the trace or goes on with its sender's, and decides with OTEL_TRACES_SAMPLER whether it is sampled. Only the
-context of a sampled one is kept, as a W3C `traceparent`: in the task's row, in its ready records and in the headers of its callbacks. All that
-comes later is done only where there is one, so a task that is not sampled costs nothing.
+The submission starts a trace or continues the sender's, and OTEL_TRACES_SAMPLER decides whether it
+is sampled. Only a sampled trace is kept, as a W3C `traceparent` in the task's row, its ready
+records and its callbacks' headers. Later steps trace only tasks with a `traceparent`, so a task
+that is not sampled costs nothing.
 
-Fails open: what cannot be exported is dropped, and no task waits for a trace.
+Fails open: spans that cannot be exported are dropped, and no task waits for a trace.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Literal, Protocol
 
 log = logging.getLogger(__name__)
 
-# The header of W3C Trace Context, of HTTP and of Kafka.
+# The header of W3C Trace Context, in HTTP and in Kafka.
 TRACEPARENT = "traceparent"
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -29,27 +31,27 @@ Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
 
 class Span(Protocol):
-    """One that is sampled, and has begun."""
+    """A sampled span that has begun."""
 
     @property
     def traceparent(self) -> str:
-        """What belongs under it is given this."""
+        """The parent of child spans."""
 
-    def note(self, **attributes: str | int) -> None:
+    def set_attributes(self, **attributes: str | int) -> None:
         """Adds attributes, named as by `begin`."""
 
-    def fail(self, why: str) -> None:
-        """What it is about went wrong."""
+    def fail(self, reason: str) -> None:
+        """Sets the status of the span to error."""
 
     def end(self, end_ns: int | None = None) -> None:
-        """It is over, now or at that moment (nanoseconds since 1970)."""
+        """Ends the span, now or at a time in nanoseconds since 1970."""
 
     def current(self) -> AbstractContextManager[None]:
-        """What is traced inside, by whomever, hangs under it."""
+        """Makes the span current: spans of any library inside the block are its children."""
 
 
 class Tracer(Protocol):
-    """What makes spans (`penstock.tracing.spans`)."""
+    """Creates spans; `penstock.tracing.spans` implements it."""
 
     def begin(
         self,
@@ -64,22 +66,22 @@ class Tracer(Protocol):
         """See `begin`."""
 
     def current_trace_id(self) -> str | None:
-        """Of whatever span is current."""
+        """The trace id of the current span, or None."""
 
     def shutdown(self) -> None:
-        """Exports what is left."""
+        """Exports the remaining spans."""
 
 
 _tracer: Tracer | None = None
 
 
 def configure(service: str) -> None:
-    """Traces from now on if the environment names an endpoint; says so when what it takes is not installed.
+    """Turns tracing on if the environment names an endpoint and OpenTelemetry is installed.
 
     Args:
-        service: `service.name` is `penstock-SERVICE`, unless OTEL_SERVICE_NAME says another.
+        service: `service.name` becomes `penstock-SERVICE`, unless OTEL_SERVICE_NAME is set.
     """
-    global _tracer  # noqa: PLW0603 (one a process, like the provider of OpenTelemetry)
+    global _tracer  # noqa: PLW0603 (one per process, like the provider of OpenTelemetry)
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -89,13 +91,16 @@ def configure(service: str) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise
-        log.warning("no traces: %s is not installed: pip install 'penstock[otel]'", error.name)
+        log.warning(
+            "Traces are off because a module is missing: pip install 'penstock[otel]'",
+            extra={"event": "tracing_disabled", "missing": error.name},
+        )
         return
     _tracer = spans.OtelTracer(service)
 
 
 def shutdown() -> None:
-    """Exports what is left, and traces no more."""
+    """Exports the remaining spans and turns tracing off."""
     global _tracer
     tracer, _tracer = _tracer, None
     if tracer is not None:
@@ -103,7 +108,7 @@ def shutdown() -> None:
 
 
 def is_on() -> bool:
-    """Whether this process traces."""
+    """Whether tracing is on in this process."""
     return _tracer is not None
 
 
@@ -116,15 +121,16 @@ def begin(
     start_ns: int | None = None,
     **attributes: str | int,
 ) -> Span | None:
-    """Begins a span; None when nothing is traced here.
+    """Begins a span; returns None when tracing is off or the span is not sampled.
 
     Args:
-        name: of the span.
-        parent: the traceparent that it belongs under; without one, or with one that cannot be read, there is none.
-        kind: OpenTelemetry's.
-        root: it begins a trace when it has no parent.
-        start_ns: when it began, nanoseconds since 1970; None is now.
-        attributes: shown behind `penstock.`; an underscore stands for a dot.
+        name: name of the span.
+        parent: traceparent of its parent. Without a valid parent there is no span, unless `root` is
+            set.
+        kind: OpenTelemetry's span kind.
+        root: whether a span without a parent begins a trace.
+        start_ns: its start in nanoseconds since 1970; None is now.
+        attributes: its attributes; `task_id` becomes `penstock.task.id`.
     """
     if _tracer is None or (parent is None and not root):
         return None
@@ -135,7 +141,7 @@ def begin(
 def span(
     name: str, parent: str | None, *, kind: Kind = "internal", root: bool = False, **attributes: str | int
 ) -> Iterator[Span | None]:
-    """A span for the time of a block, and the current one in it: what others trace inside hangs under it. As `begin`."""
+    """A span for the time of a block, in which it is current; see `begin`."""
     begun = begin(name, parent, kind=kind, root=root, start_ns=None, **attributes)
     if begun is None:
         yield None

@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry's SDK: imported only where traces are configured."""
+"""Spans of OpenTelemetry's SDK; this module is imported only when tracing is on."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 
 
 class OtelSpan:
-    """One that is sampled, and has begun.
+    """A sampled span that has begun.
 
     Attributes:
-        traceparent: what belongs under it is given this.
+        traceparent: the parent of child spans.
     """
 
     __slots__ = ("_span", "traceparent")
@@ -43,27 +43,27 @@ class OtelSpan:
         context = span.get_span_context()
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
-    def note(self, **attributes: str | int) -> None:
+    def set_attributes(self, **attributes: str | int) -> None:
         """Adds attributes, named as by `begin`."""
         self._span.set_attributes(_named(attributes))
 
-    def fail(self, why: str) -> None:
-        """What it is about went wrong."""
-        self._span.set_status(trace.StatusCode.ERROR, why)
+    def fail(self, reason: str) -> None:
+        """Sets the status of the span to error."""
+        self._span.set_status(trace.StatusCode.ERROR, reason)
 
     def end(self, end_ns: int | None = None) -> None:
-        """It is over, now or at that moment."""
+        """Ends the span, now or at a time in nanoseconds since 1970."""
         self._span.end(end_ns)
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """What is traced inside, by whomever, hangs under it."""
+        """Makes the span the current one inside the block."""
         with trace.use_span(self._span, record_exception=False, set_status_on_exception=False):
             yield
 
 
 class OtelTracer:
-    """Makes spans.
+    """Creates spans.
 
     Args:
         service: see `penstock.tracing.configure`.
@@ -72,7 +72,8 @@ class OtelTracer:
     def __init__(self, service: str) -> None:
         self._own: TracerProvider | None = None
         provider = trace.get_tracer_provider()
-        # A worker's program may have one of its own: its spans and ours then go the same way.
+        # A worker's program may have configured a provider. Its spans and Penstock's then share one
+        # exporter.
         if isinstance(provider, trace.ProxyTracerProvider):
             named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": f"penstock-{service}"}
             provider = self._own = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
@@ -90,7 +91,7 @@ class OtelTracer:
         *,
         root: bool,
     ) -> OtelSpan | None:
-        """See `penstock.tracing.begin`; None when it is not sampled."""
+        """See `penstock.tracing.begin`."""
         context = Context()
         if parent is not None:
             if not root and not _SAMPLED.fullmatch(parent):
@@ -102,12 +103,12 @@ class OtelTracer:
         return OtelSpan(span) if span.is_recording() else None
 
     def current_trace_id(self) -> str | None:
-        """Of whatever span is current."""
+        """The trace id of the current span, or None."""
         context = trace.get_current_span().get_span_context()
         return f"{context.trace_id:032x}" if context.is_valid else None
 
     def shutdown(self) -> None:
-        """Exports what is left."""
+        """Exports the remaining spans."""
         if self._own is not None:
             self._own.shutdown()
 

@@ -1,4 +1,4 @@
-"""The worker SDK: pull, claim, commit, run one stage, hand the task back.
+"""The worker SDK: pulls a task, claims it, commits, runs one stage, and reports the outcome.
 
     worker = Worker()
 
@@ -9,14 +9,17 @@
     worker.run()
 
 Guarantees
-- A claim is on Kafka before the offset is committed, and the offset is committed before the handler runs (W3):
-  a crash anywhere leaves either an unclaimed record or a lease that runs out.
-- Every report carries the attempt's fence, so a stage takes effect once however often it is run (W4).
-- What waits here for a handler, or for a thread, goes by priority, and in order of arrival within one (S3): the most
-  urgent waits for one that ends, not for a backlog.
-- Tasks are pulled only while there is room, and partitions are kept however long handlers run (W2).
+- A claim is on Kafka before the offset is committed, and the offset is committed before the handler
+  runs (W3). A crash at any point leaves either an unclaimed record or a lease that expires.
+- Every result carries the attempt's fence, so a stage takes effect once, even if it runs several
+  times (W4).
+- Claimed attempts wait for a handler, or for a thread, in order of priority, and in order of
+  arrival within one (S3). The most urgent one waits until one handler ends, and not for the
+  backlog.
+- Tasks are pulled only while there is room. Long handlers cost no partitions (W2).
 
-In doubt it reports nothing: an attempt without a result is run again when its lease runs out.
+When in doubt, the worker reports nothing: an attempt without a result runs again when its lease has
+expired.
 """
 
 from penstock.worker.app import Worker

@@ -1,8 +1,8 @@
-"""Running one attempt: whatever the handler does, one result comes of it.
+"""Runs one attempt. Every handler leads to exactly one result.
 
-What it raises is its failure, `SystemExit` and the like included: only the worker ends the worker. A handler that
-goes on after its time is cancelled; one that swallows even that is left to itself, and so is its thread if it is
-synchronous: the attempt fails without it, and what it returns one day is dropped.
+An exception of a handler is its failure, including `SystemExit`: only the worker ends its process.
+A handler that exceeds its time is cancelled. If it swallows the cancellation, or runs on a thread,
+it is abandoned: the attempt fails, and a later outcome of the handler is dropped.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.core import completion
 from penstock.core.task import Priority
 from penstock.objects import ObjectStore
 from penstock.worker.outcomes import KEEP, Done, Fail, Next, Outcome, RetryAfter, Task
-from penstock.worker.turns import Places
+from penstock.worker.priority_semaphore import PrioritySemaphore
 
 Handler = Callable[[Task], Outcome | Awaitable[Outcome]]
 
-# What is kept of a traceback and of a message: the end tells most.
+# Most characters of a traceback, of which the end is kept, and of a message.
 TRACEBACK_LIMIT = 20_000
 MESSAGE_LIMIT = 2_000
-# How long a handler may go on after it was cancelled for its time before the attempt fails without it.
-STUBBORN_S = 5.0
+# Seconds that a handler gets to end after its cancellation, before it is abandoned.
+ABANDON_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Stage:
     """A registered handler.
 
     Attributes:
-        handler: async, or sync and then run on a thread.
-        timeout_s: seconds it may take.
-        max_attempts: tries, the first included; None is the type's own limit.
-        is_async: whether calling the handler gives an awaitable.
+        handler: async, or synchronous and run on a thread.
+        timeout_s: seconds that it may take.
+        max_attempts: attempts, the first included; None is the type's limit.
+        is_async: whether the handler is a coroutine function.
     """
 
     handler: Handler
@@ -56,15 +56,14 @@ class Stage:
         object.__setattr__(self, "is_async", inspect.iscoroutinefunction(self.handler))
 
 
-class Limit:
-    """The time of an async handler, as a `with` block around it.
+class HandlerTimeout:
+    """The timeout of an async handler, as a `with` block around it.
 
-    `asyncio.timeout` with a third of its work, since it is done at the rate of stages, and with an answer to a
-    handler that swallows its cancellation.
+    Costs a third of `asyncio.timeout`, and handles a handler that swallows its cancellation.
 
     Args:
         timeout_s: seconds until the handler is cancelled.
-        abandon: told when that was in vain for `STUBBORN_S`.
+        abandon: called when the handler has not ended `ABANDON_S` after its cancellation.
     """
 
     def __init__(self, timeout_s: float, abandon: Callable[[Failure], None]) -> None:
@@ -85,28 +84,28 @@ class Limit:
         self._timer.cancel()
         if not self._expired:
             return
-        left = self._task.uncancel()
-        # Another cancellation beside ours is the worker's stop, and wins. A handler that swallowed ours and ended
-        # in its own way has ended.
-        if isinstance(error, asyncio.CancelledError) and left == 0:
+        other_cancellations = self._task.uncancel()
+        # Another cancellation is the worker's stop, and has precedence. A handler that swallowed
+        # the timeout's cancellation and ended has its own outcome.
+        if isinstance(error, asyncio.CancelledError) and other_cancellations == 0:
             raise TimeoutError(f"the handler took longer than {self._timeout_s:g} s") from error
 
     def _expire(self) -> None:
         self._expired = True
         self._task.cancel()
-        self._timer = asyncio.get_running_loop().call_later(STUBBORN_S, self._give_up)
+        self._timer = asyncio.get_running_loop().call_later(ABANDON_S, self._abandon_handler)
 
-    def _give_up(self) -> None:
+    def _abandon_handler(self) -> None:
         self.abandoned = True
-        words = (
+        message = (
             f"the handler took longer than {self._timeout_s:g} s, swallowed its cancellation "
-            f"and was left behind {STUBBORN_S:g} s later"
+            f"and was abandoned {ABANDON_S:g} s later"
         )
-        self._abandon(Failure(kind="Timeout", message=words))
+        self._abandon(Failure(kind="Timeout", message=message))
 
 
 class _Raised(Exception):  # noqa: N818 (not an error of its own)
-    """Carries what a synchronous handler raised: `StopIteration` itself could not leave a coroutine."""
+    """Carries a synchronous handler's error: `StopIteration` cannot leave a coroutine."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -118,7 +117,8 @@ class Execution:
 
     Args:
         stages: handlers by (type, stage).
-        objects: where large contexts are; None leaves them inline, for whoever takes the results to store.
+        objects: the object store of large contexts; None leaves them inline, for a gateway to
+            store.
         threads: most synchronous handlers at once.
     """
 
@@ -127,15 +127,15 @@ class Execution:
     ) -> None:
         self._stages = stages
         self._objects = objects
-        self._threads = Places(threads)
+        self._threads = PrioritySemaphore(threads)
 
     async def run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt to its result.
 
         Args:
             ready: the attempt.
-            abandon: told the result when the handler does not end, though its time is up and it was cancelled;
-                then this call goes on until it does, and returns None.
+            abandon: called with the result when the handler does not end after its cancellation.
+                This call then continues until the handler ends, and returns None.
 
         Raises:
             CancelledError: the worker stops; the handler was cancelled.
@@ -154,7 +154,7 @@ class Execution:
         ) as span:
             result = await self._run(ready, abandon)
             if span is not None and result is not None:
-                span.note(outcome=result.outcome.value)
+                span.set_attributes(outcome=result.outcome.value)
                 if result.error is not None:
                     span.fail(result.error.kind)
             return result
@@ -170,7 +170,9 @@ class Execution:
             return _result(
                 ready, completion.Outcome.FAIL, started_ms, error=Failure(kind="NoHandler", message=reason)
             )
-        limit = Limit(stage.timeout_s, lambda failure: abandon(_failed(ready, stage, started_ms, failure)))
+        timeout = HandlerTimeout(
+            stage.timeout_s, lambda failure: abandon(_failed(ready, stage, started_ms, failure))
+        )
         try:
             context = ready.context
             if context.ref and self._objects:
@@ -180,7 +182,7 @@ class Execution:
                 fence.id, ready.type, fence.stage, fence.step, fence.attempt, ready.tries, context.decode()
             )
             if stage.is_async:
-                with limit:
+                with timeout:
                     outcome = await cast("Awaitable[Outcome]", stage.handler(task))
             else:
                 outcome = await self._on_thread(stage, task, ready.priority)
@@ -192,15 +194,15 @@ class Execution:
             failure = _failure("CancelledError", "the handler cancelled itself", error)
             result = _failed(ready, stage, started_ms, failure)
         except TimeoutError as error:
-            result = _failed(ready, stage, started_ms, _failure("Timeout", _words(error), error))
+            result = _failed(ready, stage, started_ms, _failure("Timeout", _message_of(error), error))
         except _Raised as raised:
             result = _failed(ready, stage, started_ms, _failure_of(raised.error))
-        except BaseException as error:  # noqa: BLE001 (whatever the handler raises is its result)
+        except BaseException as error:  # noqa: BLE001 (the error is the handler's result)
             result = _failed(ready, stage, started_ms, _failure_of(error))
-        return None if limit.abandoned else result
+        return None if timeout.abandoned else result
 
     async def _on_thread(self, stage: Stage, task: Task, priority: Priority) -> Any:
-        async with self._threads.place(priority):
+        async with self._threads.permit(priority):
             future = _start_thread(stage.handler, task)
             try:
                 done, _pending = await asyncio.wait({future}, timeout=stage.timeout_s)
@@ -212,10 +214,11 @@ class Execution:
                 if error is not None:
                     raise _Raised(error)
                 return outcome
-        # Nothing can end a thread from outside: it is told, left to itself, and its place is given to another.
+        # A thread cannot be ended from outside. It is abandoned, and its permit goes to another
+        # attempt.
         task.cancelled = True
         future.cancel()
-        raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was left behind")
+        raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was abandoned")
 
     async def _check_in(self, context: Context) -> Context:
         return await self._objects.check_in(context) if self._objects else context
@@ -268,8 +271,8 @@ class Execution:
                 )
 
 
-def handed_back(ready: ReadyTask, reason: str) -> StageResult:
-    """The result of an attempt that was claimed and not run to its end: another worker shall have it, at once."""
+def returned_result(ready: ReadyTask, reason: str) -> StageResult:
+    """The result of a claimed attempt that did not end; another worker can run the next one at once."""
     return _result(
         ready, completion.Outcome.RETRY, _now_ms(), error=Failure(kind="HandedBack", message=reason)
     )
@@ -278,9 +281,9 @@ def handed_back(ready: ReadyTask, reason: str) -> StageResult:
 def _start_thread(
     handler: Handler, task: Task
 ) -> asyncio.Future[tuple[Any, None] | tuple[None, BaseException]]:
-    """Runs a synchronous handler on a daemon thread of its own: one that hangs must not keep the process.
+    """Runs a synchronous handler on its own daemon thread, which cannot keep the process alive.
 
-    The future's result is what it returned, or what it raised.
+    The future's result is the handler's outcome, or its error.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, None] | tuple[None, BaseException]] = loop.create_future()
@@ -294,9 +297,9 @@ def _start_thread(
         ended: tuple[Any, None] | tuple[None, BaseException]
         try:
             ended = (context.run(handler, task), None)
-        except BaseException as error:  # noqa: BLE001 (handed to the loop, which makes a result of it)
+        except BaseException as error:  # noqa: BLE001 (the loop turns it into a result)
             ended = (None, error)
-        # A loop that has closed meanwhile has nobody left to tell.
+        # The process may have stopped meanwhile.
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, ended)
 
@@ -315,7 +318,7 @@ def _failed(ready: ReadyTask, stage: Stage, started_ms: int, failure: Failure) -
 
 
 def _failure_of(error: BaseException) -> Failure:
-    return _failure(type(error).__name__, _words(error), error)
+    return _failure(type(error).__name__, _message_of(error), error)
 
 
 def _failure(kind: str, message: str, error: BaseException) -> Failure:
@@ -327,15 +330,15 @@ def _failure(kind: str, message: str, error: BaseException) -> Failure:
     )
 
 
-def _words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
-    except Exception as broken:  # noqa: BLE001 (an exception that cannot be printed: also the handler's)
+    except Exception as broken:  # noqa: BLE001 (the handler's class has a broken `__str__`)
         return f"{type(error).__name__}, which cannot be printed: {type(broken).__name__}"
 
 
 def _writable(text: str) -> str:
-    """As UTF-8 and PostgreSQL take it: file names bring lone surrogates into messages, C strings bring NULs."""
+    """Escapes lone surrogates, which UTF-8 refuses, and NULs, which PostgreSQL refuses."""
     if text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

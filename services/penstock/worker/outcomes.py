@@ -1,4 +1,4 @@
-"""What a handler is given and what it may return."""
+"""The argument and the outcomes of a handler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class _Keep:
-    """Says: the context stays as it is."""
+    """Marks a context that stays as it is."""
 
     def __repr__(self) -> str:
         return "KEEP"
@@ -16,7 +16,7 @@ class _Keep:
 KEEP: Final = _Keep()
 
 
-# Not frozen: at the rate of stages the guard costs more than it guards.
+# Not frozen, for speed: a frozen instance takes several times as long to create.
 @dataclass(slots=True)
 class Task:
     """One attempt of one stage.
@@ -25,12 +25,14 @@ class Task:
         id: task id.
         type: task type.
         stage: the stage to run.
-        step: how many stages the task has been through.
-        attempt: which run of this stage; 0 is the first.
-        tries: vain tries of this stage so far.
-        context: what was submitted or handed on: any JSON value, `str` for text and URL, `bytes` for bytes.
-        cancelled: True once nobody wants the attempt any more (cancelled, lost, or out of time): a synchronous
-            handler that looks at it now and then and returns ends early. An async one is cancelled instead.
+        step: number of this stage in the task's sequence of stages; 0 is the first.
+        attempt: number of the attempt of this stage; 0 is the first.
+        tries: failed and lost attempts of this stage so far.
+        context: of the submission or the stage before: any JSON value, `str` for text and URL,
+            `bytes` for bytes.
+        cancelled: True once the attempt was cancelled, was lost, or is out of time. A synchronous
+            handler should check it regularly and return early. An async handler is cancelled
+            instead.
     """
 
     id: int
@@ -44,18 +46,18 @@ class Task:
 
     @property
     def token(self) -> str:
-        """The same for this attempt wherever it runs: an idempotency key for the handler's own side effects."""
+        """Identifies this attempt on every worker: an idempotency key for side effects."""
         return f"{self.id}-{self.step}-{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Go on with another stage.
+    """The task continues with another stage.
 
     Attributes:
-        stage: its name; the same stage again is allowed.
-        context: what it is given; left out, the context stays as it is.
-        delay_s: not before this many seconds.
+        stage: name of the stage; the same stage is allowed.
+        context: its context; by default the context stays as it is.
+        delay_s: seconds until the stage may start.
     """
 
     stage: str
@@ -65,18 +67,18 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The task has succeeded, with this result."""
+    """The task has succeeded with a result."""
 
     result: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """This try was in vain.
+    """This attempt has failed.
 
     Attributes:
         reason: one sentence.
-        permanent: trying again is useless.
+        permanent: the stage is not tried again.
     """
 
     reason: str
@@ -85,10 +87,10 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Run this stage again later; not counted as a vain try.
+    """This stage runs again later, without counting as a failure.
 
     Attributes:
-        delay_s: in this many seconds.
+        delay_s: seconds until it may start.
         reason: for the task's history.
     """
 

@@ -1,51 +1,55 @@
-"""Listening for leases that the platform takes back."""
+"""Reads the revocations of leases."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 from aiokafka import TopicPartition
 
+from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.revocation import Revocation
-from penstock.core.retry import RetryPolicy
-from penstock.errors import InvalidRecord, Unavailable
+from penstock.errors import InvalidRecord
 from penstock.kafka.connection import make_consumer, running, translated
 from penstock.kafka.topics import REVOKED
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
 
-WHILE_AWAY = RetryPolicy(max_attempts=1_000_000, base_s=0.2, factor=2, max_s=5.0, jitter=0)
-
 
 async def listen(settings: Kafka, revoked: Callable[[Revocation], None]) -> None:
-    """Tells of every revocation written from now on, until cancelled.
+    """Passes on every revocation that is written from now on, until cancelled.
 
-    While the broker is away nothing is heard, and what was written meanwhile is read afterwards.
+    After an outage of the broker it reads on where it stopped, so it misses no revocation.
     """
     partition = TopicPartition(settings.prefix + REVOKED.name, 0)
     position: int | None = None
-    tries = 0
-    while True:
-        try:
-            async with running(make_consumer(settings, None)) as consumer:
-                consumer.assign([partition])
-                with translated():
-                    if position is None:
-                        position = (await consumer.end_offsets([partition]))[partition]
-                    consumer.seek(partition, position)
-                    tries = 0
-                    while True:
-                        record = await consumer.getone()
-                        position = record.offset + 1
-                        try:
-                            revoked(Revocation.decode(record.value or b""))
-                        except InvalidRecord as invalid:
-                            # Only the platform writes here, so this is a foreign record: it takes nothing back.
-                            log.error("skipped %s@%d: %s", partition.topic, record.offset, invalid)  # noqa: TRY400
-        except Unavailable as error:
-            tries += 1
-            log.warning("listening for revocations again soon: %s", error)
-            await asyncio.sleep(WHILE_AWAY.delay_s(tries, 0.0))
+
+    async def read() -> None:
+        nonlocal position
+        async with running(make_consumer(settings, None)) as consumer:
+            consumer.assign([partition])
+            with translated():
+                if position is None:
+                    position = (await consumer.end_offsets([partition]))[partition]
+                consumer.seek(partition, position)
+                while True:
+                    record = await consumer.getone()
+                    position = record.offset + 1
+                    try:
+                        revoked(Revocation.decode(record.value or b""))
+                    except InvalidRecord as invalid:
+                        # Only the platform writes here: a foreign record revokes nothing.
+                        log.error(  # noqa: TRY400 (the error is a field)
+                            "A record of the revocations topic cannot be read; skipping it",
+                            extra={
+                                "event": "revocation_skipped",
+                                "topic": partition.topic,
+                                "offset": record.offset,
+                                "error": str(invalid),
+                            },
+                        )
+
+    await retry_until_available(
+        read, waiting_for="revocations", backoff=WORKER_BACKOFF, restarts_after_s=LASTING_ATTEMPT_S
+    )

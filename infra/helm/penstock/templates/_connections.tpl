@@ -1,6 +1,6 @@
-{{/* How a pod reaches Kafka, PostgreSQL and the object store: what is refused, its environment and its mounted secrets. */}}
+{{/* Connections of a pod to Kafka, PostgreSQL and the object store: validation, environment and mounted secrets. */}}
 
-{{/* The values of Kafka for one component, as JSON. Takes {root, who, kafka}: the last overrides the release's. */}}
+{{/* The values of Kafka for one component, as JSON. Takes {root, who, kafka}; kafka overrides the release's values. */}}
 {{- define "penstock.kafka" -}}
 {{- $kafka := mergeOverwrite (deepCopy .root.Values.kafka) (deepCopy (.kafka | default dict)) -}}
 {{- if not $kafka.bootstrapServers -}}
@@ -29,7 +29,7 @@
 {{- if and (not (hasSuffix "SSL" $kafka.protocol)) (or $kafka.tls.caSecret.name $kafka.tls.clientSecret.name) -}}
 {{- fail (printf "%s: kafka.tls is given but kafka.protocol is %s: make it SSL or SASL_SSL" .who $kafka.protocol) -}}
 {{- end -}}
-{{- /* Not every client takes spaces between servers. */ -}}
+{{- /* Some clients reject spaces between servers. */ -}}
 {{- set $kafka "bootstrapServers" (nospace $kafka.bootstrapServers) | toJson -}}
 {{- end -}}
 
@@ -45,7 +45,7 @@
 {{- $postgres | toJson -}}
 {{- end -}}
 
-{{/* Takes what penstock.kafka gives, and root. */}}
+{{/* Environment of Kafka. Takes the result of penstock.kafka, and root. */}}
 {{- define "penstock.kafka.env" -}}
 - {name: PENSTOCK_KAFKA, value: {{ .kafka.bootstrapServers | quote }}}
 - {name: PENSTOCK_PREFIX, value: {{ .root.Values.prefix | quote }}}
@@ -80,7 +80,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Sources of the projected volume at /etc/penstock/kafka; nothing where no secret is used. */}}
+{{/* Sources of the projected volume at /etc/penstock/kafka; empty without secrets. */}}
 {{- define "penstock.kafka.sources" -}}
 {{- with .tls.caSecret }}{{ if .name }}
 - secret: {name: {{ .name }}, items: [{key: {{ .key }}, path: ca.crt}]}
@@ -95,7 +95,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Takes what penstock.postgres gives. The driver reads PGSSLMODE and PGSSLROOTCERT where the URL is silent. */}}
+{{/* Environment of PostgreSQL. Takes the result of penstock.postgres. The driver reads PGSSLMODE and PGSSLROOTCERT when the URL has no such parameter. */}}
 {{- define "penstock.postgres.env" -}}
 - name: PENSTOCK_POSTGRES
   valueFrom: {secretKeyRef: {name: {{ .url.name }}, key: {{ .url.key }}}}
@@ -106,7 +106,7 @@
 {{- if .passwordSecret.name }}
 - {name: PENSTOCK_POSTGRES_PASSWORD_FILE, value: /etc/penstock/postgres/password}
 {{- end }}
-{{- /* An authority that is given is meant to be asked. */}}
+{{- /* With a certificate authority the server is verified by default. */}}
 {{- with .sslmode | default (ternary "verify-full" "" (ne .caSecret.name "")) }}
 - {name: PGSSLMODE, value: {{ . }}}
 {{- end }}
@@ -124,7 +124,7 @@
 {{- end }}{{ end }}
 {{- end -}}
 
-{{/* Takes root. */}}
+{{/* Environment of the object store. Takes root. */}}
 {{- define "penstock.objects.env" -}}
 {{- with .Values.objects -}}
 {{- if not .url -}}

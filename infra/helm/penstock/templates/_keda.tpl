@@ -1,9 +1,9 @@
 {{/*
-Scaling a worker by the lag of its type's group on its ready topic. Takes {root, worker, kafka, component}.
+Scales a worker by the lag of its type's consumer group on the ready topic. Takes {root, worker, kafka, component}.
 
-What is ready waits in PostgreSQL; Kafka holds a window of it, at least taskSync.windowFloor records while more wait. So the
-lag of a type whose workers cannot keep up stays at about the floor, however much waits, and by default the threshold is such
-that this lag asks for all maxReplicas.
+Ready tasks wait in PostgreSQL, and Kafka has only a window of them: at least taskSync.windowFloor records while more wait.
+When workers cannot keep up, the lag stays near this floor, regardless of the backlog. The default threshold therefore makes
+this lag request maxReplicas.
 */}}
 {{- define "penstock.worker.keda" }}
 {{- $worker := .worker }}
@@ -41,7 +41,7 @@ spec:
     horizontalPodAutoscalerConfig:
       behavior:
         scaleDown:
-          # What a worker has in hand is no lag, and a worker that is ended gives it back: no haste.
+          # Claimed tasks are not lag, so scaling down early would interrupt them.
           stabilizationWindowSeconds: {{ $keda.scaleDownSeconds | default 300 }}
           policies: [{type: Pods, value: 1, periodSeconds: 60}]
   triggers:
@@ -52,7 +52,7 @@ spec:
         topic: {{ printf "%sready.%s" .root.Values.prefix $worker.type | quote }}
         lagThreshold: {{ $threshold | quote }}
         activationLagThreshold: "0"
-        # As workers begin: with the oldest record of a partition that their group has never read.
+        # As workers do: a group without an offset starts at the oldest record.
         offsetResetPolicy: earliest
         allowIdleConsumers: "false"
         {{- if $sasl.mechanism }}
@@ -82,7 +82,7 @@ metadata:
 spec:
   {{- if and $sasl.mechanism (not $sasl.userSecret.name) }}
   env:
-    # From the container that is scaled, since a user's name need not be secret.
+    # From the environment of the scaled container: a user name need not be a secret.
     - {parameter: username, name: {{ eq $sasl.mechanism "OAUTHBEARER" | ternary "PENSTOCK_KAFKA_CLIENT_ID" "PENSTOCK_KAFKA_USER" }}, containerName: worker}
   {{- end }}
   secretTargetRef:

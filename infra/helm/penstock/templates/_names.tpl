@@ -27,7 +27,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What selects a component's pods. Takes {root, component}; without component all pods of the release. */}}
+{{/* Labels that select a component's pods. Takes {root, component}; without component they select all pods of the release. */}}
 {{- define "penstock.selector" -}}
 app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -43,7 +43,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* The services: JSON of a list of {component, values}. One place, so that no object forgets one. */}}
+{{/* All services, as a JSON list of {component, values}; every template iterates over it. */}}
 {{- define "penstock.services" -}}
 {{- list
   (dict "component" "gateway" "values" .Values.gateway)

@@ -1,4 +1,4 @@
-{{/* What all pods have in common. */}}
+{{/* Parts that all pods share. */}}
 
 {{- define "penstock.pod.security" -}}
 runAsNonRoot: true
@@ -17,7 +17,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Environment that was given, checked: takes {given: list, taken: YAML of what the chart sets, who}. */}}
+{{/* Checks and renders the environment in values. Takes {given: list, taken: YAML of the variables that the chart sets, who}. */}}
 {{- define "penstock.env.given" -}}
 {{- $who := .who -}}
 {{- $taken := dict -}}
@@ -38,7 +38,7 @@ capabilities: {drop: [ALL]}
 {{- end -}}
 {{- end -}}
 
-{{/* What says where and how a pod runs. Takes {root, component, pod}; the last is merged values of `defaults`. */}}
+{{/* Scheduling of a pod. Takes {root, component, pod}; pod is merged with `defaults`. */}}
 {{- define "penstock.pod.placement" -}}
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
@@ -63,7 +63,7 @@ affinity: {{- toYaml . | nindent 2 }}
 topologySpreadConstraints:
 {{- range . }}
   - {{- toYaml . | nindent 4 }}
-    # Only pods of the same revision are counted, or a rolling update would spread the new by the old.
+    # Counts only pods of the same revision, or a rolling update would place new pods by the old ones.
     matchLabelKeys: [pod-template-hash]
     labelSelector:
       matchLabels: {{- $selector | nindent 8 }}

@@ -1,0 +1,103 @@
+"""Reports of benchmarks: a table on the terminal and a file.
+
+`benchmarks/results/<name>.json` has the measurements, the machine and the command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """Describes the machine."""
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def report(
+    name: str, figures: Mapping[str, Mapping[str, Any]], claims: Mapping[str, tuple[str, bool]]
+) -> int:
+    """Prints the measurements and claims and writes the result file; returns 0 when every claim holds.
+
+    Args:
+        name: name of the benchmark and of its file.
+        figures: rows of the table: measured values by column, for each subject.
+        claims: for each claim the measured value as text, and whether the claim holds.
+    """
+    console = Console()
+    columns = list(dict.fromkeys(column for row in figures.values() for column in row))
+    table = Table("", *columns, title=name)
+    for row, values in figures.items():
+        table.add_row(row, *(str(values.get(column, "")) for column in columns))
+    console.print(table)
+    for claim, (found, holds) in claims.items():
+        console.print(f"[{'green' if holds else 'red'}]{'holds' if holds else 'FAILS'}[/]  {claim}: {found}")
+    RESULTS.mkdir(exist_ok=True)
+    document = {
+        "benchmark": name,
+        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "figures": figures,
+        "claims": {claim: {"found": found, "holds": holds} for claim, (found, holds) in claims.items()},
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    return 0 if all(holds for _found, holds in claims.values()) else 1
+
+
+def _module() -> str:
+    specification = sys.modules["__main__"].__spec__
+    return specification.name if specification else sys.argv[0]
+
+
+class CpuMeter:
+    """Measures the CPU seconds (user and system) of processes and their children, from its creation on."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = list(pids)
+        self._before = self._used()
+
+    def seconds(self) -> float:
+        """CPU seconds since the creation of the meter."""
+        before, after = self._before, self._used()
+        return sum(used - before.get(pid, 0.0) for pid, used in after.items())
+
+    def _used(self) -> dict[int, float]:
+        used = {}
+        for pid in self._pids:
+            try:
+                parent = psutil.Process(pid)
+                family = [parent, *parent.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                continue
+            for process in family:
+                try:
+                    times = process.cpu_times()
+                except psutil.NoSuchProcess:
+                    continue
+                used[process.pid] = times.user + times.system
+        return used
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the values lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,43 @@
+-- Settings of concurrency keys. Every change notifies the type's owner. The caller locks the type
+-- before (`types.lock`), because all settings of its keys together decide whether it is released by
+-- key.
+
+-- name: set
+-- Null leaves a setting as it is; the limit changes when $6 is true. No row: the type's order
+-- excludes keys.
+WITH changed AS (
+    INSERT INTO type_key AS k (type, key, paused, weight, max_in_flight)
+    SELECT y.name, $2, coalesce($3::boolean, false), coalesce($4::integer, 1), $5::integer FROM task_type y
+    WHERE y.name = $1 AND y.ageing_s IS NULL AND NOT y.finish_first
+    ON CONFLICT (type, key) DO UPDATE
+    SET paused = coalesce($3::boolean, k.paused), weight = coalesce($4::integer, k.weight),
+        max_in_flight = CASE WHEN $6::boolean THEN $5::integer ELSE k.max_in_flight END, updated_at = now()
+    RETURNING k.*
+), keyed AS (
+    UPDATE task_type SET keyed = true WHERE name = $1 AND NOT keyed AND EXISTS (SELECT FROM changed) RETURNING name
+)
+SELECT k.*, pg_notify('penstock_types', k.type), (SELECT count(*) FROM keyed),
+       (SELECT count(*) FROM task t
+        WHERE t.type = k.type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = k.key) AS in_flight
+FROM changed k;
+
+-- name: reset
+-- One row when the key had settings.
+WITH deleted AS (
+    DELETE FROM type_key WHERE type = $1 AND key = $2 RETURNING type
+), keyed AS (
+    UPDATE task_type y
+    SET keyed = fair OR max_per_key IS NOT NULL OR EXISTS (SELECT FROM type_key k WHERE k.type = y.name AND k.key <> $2)
+    WHERE y.name = $1 AND EXISTS (SELECT FROM deleted)
+    RETURNING name
+)
+SELECT d.type, pg_notify('penstock_types', d.type), (SELECT count(*) FROM keyed) FROM deleted d;
+
+-- name: find
+-- Ordered by key, behind the last key of the page before ($2).
+SELECT k.*,
+       (SELECT count(*) FROM task t
+        WHERE t.type = k.type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = k.key) AS in_flight
+FROM type_key k
+WHERE k.type = $1 AND k.key > $2 AND ($4::text IS NULL OR k.key = $4)
+ORDER BY k.key LIMIT $3;

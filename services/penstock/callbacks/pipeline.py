@@ -1,0 +1,375 @@
+"""Moves callbacks through the service, in one direction.
+
+receive (`receiver`) → look up the target (`target_cache`, `target_store`) → queue (`router`,
+`lanes`) → claim the attempt (`ledger`) → call (`caller`) → decide (`outcomes`) → record the outcome
+(`ledger`).
+
+The pipeline owns these parts and passes each result to the next part. No part refers to a later one
+or calls it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import asyncpg
+from aiokafka import AIOKafkaProducer
+
+from penstock.callbacks import ledger
+from penstock.callbacks.caller import Caller, CallResult
+from penstock.callbacks.drainer import Drainer
+from penstock.callbacks.in_flight import InFlight, Withdrawal
+from penstock.callbacks.lanes import Lanes
+from penstock.callbacks.ledger import EndedAttempt, Ledger
+from penstock.callbacks.metrics import Metrics
+from penstock.callbacks.outcomes import Outcomes
+from penstock.callbacks.receiver import Receiver
+from penstock.callbacks.requeuer import Requeuer
+from penstock.callbacks.router import Router
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.slow_pool import Call, SlowPool
+from penstock.callbacks.target_cache import Attempt, TargetCache
+from penstock.callbacks.target_store import TargetStore
+from penstock.callbacks.timeout_queue import TimeoutQueue
+from penstock.concurrency.batcher import Batcher
+from penstock.core.delivery import Dead, Delivered, Reason
+from penstock.core.offset_tracker import Partition
+from penstock.core.target import TargetId
+from penstock.errors import PostgresUnavailable
+from penstock.kafka.processor import Delivery
+from penstock.process import run_all
+
+log = logging.getLogger(__name__)
+
+# A timer that is later than this, in seconds, shows that this process was busy, and extends the
+# time of the call. The second number bounds the extensions.
+LATE_TIMER_S = 0.25
+MOST_EXTENSIONS = 2
+# Seconds between two searches for overdue callbacks.
+OVERDUE_EVERY_S = 1.0
+# Seconds that the maintenance of targets pauses while PostgreSQL is unavailable.
+MAINTENANCE_RETRY_S = 1.0
+
+
+class Pipeline:
+    """Delivers callbacks.
+
+    Args:
+        settings: of the service.
+        pool: of the database.
+        caller: makes the calls.
+        producer: with acks=all, for results and dead callbacks.
+        requeuer: publishes callbacks again when they are due.
+        owner: unique name of this process.
+        partition_of: the partition of a URL's records.
+        random_share: random numbers from 0 to 1, for jitter.
+
+    Attributes:
+        targets: loads and saves targets; it receives the notifications of their changes.
+        metrics: of the service.
+    """
+
+    def __init__(
+        self,
+        settings: CallbacksSettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        caller: Caller,
+        producer: AIOKafkaProducer,
+        requeuer: Requeuer,
+        *,
+        owner: str,
+        partition_of: Callable[[str], int],
+        random_share: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._caller = caller
+        self._requeuer = requeuer
+        self._loop = asyncio.get_running_loop()
+        self._cache = TargetCache(settings)
+        self.targets = TargetStore(settings, pool, self._cache, owner, partition_of)
+        self._receiver = Receiver(settings, self._cache)
+        self._router = Router(settings, self._cache, random_share)
+        self._drainer = Drainer(pool, self._cache, self._router)
+        self._ledger = Ledger(settings, pool, producer)
+        self._slow_pool = SlowPool(settings.callback_slow_slots, settings.callback_slow_target_slots)
+        self._slow_timers: TimeoutQueue[Call] = TimeoutQueue(settings.callback_slow_s, self._turn_slow)
+        self._outcomes = Outcomes(settings, random_share)
+        self.metrics = Metrics(
+            settings, self._router, self._slow_pool, self._ledger, self._cache, self._drainer
+        )
+        # The queues between the parts; each is read in batches.
+        self._loads = Batcher(self._load)
+        self._claims = Batcher(self._claim, linger_s=ledger.claim_linger_s)
+        self._ended = Batcher(self._record_outcomes, linger_s=ledger.outcome_linger_s)
+        self._postponed = Batcher(self._postpone)
+        self._held = Batcher(self._hold)
+        self._calls: set[asyncio.Task[None]] = set()
+        self._call_error: BaseException | None = None
+        self._call_failed = asyncio.Event()
+        self._unrecorded = 0
+        self._admit_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Calls under way, and outcomes that are not recorded yet."""
+        return len(self._calls) + self._unrecorded
+
+    async def receive(self, delivery: Delivery) -> None:
+        """Takes a record in.
+
+        It is settled once PostgreSQL has each of its callbacks as claimed, held or postponed.
+
+        Raises:
+            InvalidRecord: the record as a whole breaks its contract.
+            KafkaUnavailable: an invalid part was not rejected, and nothing was received.
+        """
+        received = await self._receiver.receive(delivery)
+        self.metrics.of(self._router.lanes_of(delivery)).received += len(received)
+        if self._receiver.closed:
+            self._withdraw(Withdrawal(in_flight, 0.0) for in_flight in received)
+            return
+        for in_flight in received:
+            target_id = in_flight.callback.target
+            if (target := self._cache.get(target_id)) is not None:
+                self._withdraw(self._router.route(in_flight, target, self._loop.time()))
+            elif self._receiver.wait_for_target(in_flight):
+                self._loads.add((target_id, in_flight.record.partition))
+        self._admit()
+
+    async def assign(self, partitions: frozenset[Partition]) -> None:
+        """Adds partitions.
+
+        Raises:
+            Fatal: they are not the same on both paths.
+        """
+        self.targets.assign(partitions)
+
+    async def revoke(self, partitions: frozenset[Partition]) -> None:
+        """Drops the callbacks of partitions that other processes may own, except claimed ones."""
+        numbers = frozenset(number for _topic, number in partitions)
+        self._router.revoke(partitions)
+        self._receiver.revoke(numbers)
+        self._cache.revoke(numbers)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Runs until cancelled; after `stopping` is set it only finishes the claimed calls.
+
+        Raises:
+            Exception: any error but those of targets and of unavailable servers.
+        """
+        batchers = (self._loads, self._claims, self._ended, self._postponed, self._held)
+        try:
+            await run_all(
+                *(batcher.run() for batcher in batchers),
+                self._withdraw_overdue(),
+                self._maintain_targets(),
+                self._raise_call_error(),
+                self._close_on(stopping),
+            )
+        finally:
+            if self._admit_timer is not None:
+                self._admit_timer.cancel()
+            # Their attempts are claimed, so the next one is made after the horizon.
+            for call in self._calls:
+                call.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def _close_on(self, stopping: asyncio.Event) -> None:
+        """Returns waiting callbacks to PostgreSQL: waiting could exceed the grace period."""
+        await stopping.wait()
+        waiting = [*self._receiver.close(), *self._router.close()]
+        self._withdraw(Withdrawal(in_flight, 0.0) for in_flight in waiting)
+
+    # Targets
+
+    def _is_in_flight(self, target_id: TargetId) -> bool:
+        return (
+            self._router.has(target_id)
+            or self._receiver.has(target_id)
+            or self._slow_pool.calls_to(target_id) > 0
+        )
+
+    async def _load(self, batch: Sequence[tuple[TargetId, int]]) -> None:
+        await self.targets.load(dict(batch), self._is_in_flight)
+        for in_flight, target in self._receiver.resolve(target_id for target_id, _partition in batch):
+            self._withdraw(self._router.route(in_flight, target, self._loop.time()))
+        self._admit()
+
+    async def _maintain_targets(self) -> None:
+        """Applies changes from PostgreSQL, saves the cache and drains held callbacks."""
+        try:
+            while True:
+                await self.targets.wait()
+                try:
+                    for target_id in await self.targets.refresh(self._is_in_flight):
+                        self._withdraw(self._router.target_changed(target_id, self._loop.time()))
+                        self._admit()
+                    await self.targets.save_due()
+                    await self.targets.find_troubled(self._is_in_flight)
+                    if await self._drainer.drain(time.monotonic()):
+                        await self._requeuer.notify_due(0.0)
+                except PostgresUnavailable as error:
+                    log.warning(
+                        "Saving the health of targets is delayed: PostgreSQL is unavailable",
+                        extra={"event": "target_saving_delayed", "error": str(error)},
+                    )
+                    await asyncio.sleep(MAINTENANCE_RETRY_S)
+        finally:
+            await self.targets.save_last()
+
+    # Queues
+
+    def _withdraw(self, withdrawals: Iterable[Withdrawal]) -> None:
+        for withdrawal in withdrawals:
+            (self._held if withdrawal.due_in_s is None else self._postponed).add(withdrawal)
+
+    def _admit(self) -> None:
+        """Queues claims of the attempts that may begin."""
+        if self._router.idle:
+            return  # The usual case after a call.
+        for in_flight in self._router.admit(self._loop.time()):
+            self._claims.add(in_flight)
+        at_s = self._router.next_paced_s()
+        if self._admit_timer is not None:
+            self._admit_timer.cancel()
+        self._admit_timer = None if at_s is None else self._loop.call_at(at_s, self._admit)
+
+    async def _withdraw_overdue(self) -> None:
+        while True:
+            await asyncio.sleep(OVERDUE_EVERY_S)
+            self._withdraw(self._router.take_overdue(self._loop.time()))
+
+    async def _postpone(self, batch: Sequence[Withdrawal]) -> None:
+        await self._requeuer.notify_due(await self._ledger.postpone(batch))
+
+    async def _hold(self, batch: Sequence[Withdrawal]) -> None:
+        self._cache.mark_held(await self._ledger.hold(batch))
+
+    async def _claim(self, batch: Sequence[InFlight]) -> None:
+        claimed = await self._ledger.claim(batch)
+        self._cache.mark_held(claimed.held_targets)
+        if claimed.requeued:
+            await self._requeuer.notify_due(0.0)
+        calls, withdrawn = self._router.claimed(claimed.granted, claimed.refused, self._loop.time())
+        self._withdraw(withdrawn)
+        for in_flight in calls:
+            self._start_call(in_flight, self._router.lanes_of(in_flight.record))
+        self._admit()
+        for in_flight in batch:
+            in_flight.record.settle()
+
+    # Calls
+
+    def _start_call(self, in_flight: InFlight, lanes: Lanes) -> None:
+        call = asyncio.create_task(self._call_in_turn(in_flight, lanes))
+        self._calls.add(call)
+        call.add_done_callback(self._finish_call)
+
+    def _finish_call(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and (error := call.exception()) is not None:
+            self._call_error = self._call_error or error
+            self._call_failed.set()
+
+    async def _raise_call_error(self) -> None:
+        await self._call_failed.wait()
+        assert self._call_error is not None
+        raise self._call_error
+
+    async def _call_in_turn(self, in_flight: InFlight, lanes: Lanes) -> None:
+        """Makes a call, then the calls that wait for its slot: one task serves many short calls."""
+        following: InFlight | None = in_flight
+        while following is not None:
+            following = await self._call(Call(following, lanes, self._cache.in_self_check))
+
+    async def _call(self, call: Call) -> InFlight | None:
+        """Makes one call; returns the callback to call next on the same slot."""
+        callback = call.in_flight.callback
+        self._slow_timers.add(call)
+        try:
+            result = await self._caller.call(callback)
+        finally:
+            self._slow_timers.remove(call)
+            if call.timer is not None:
+                call.timer.cancel()
+        outcome = self._outcomes.decide(call.in_flight, result)
+        if outcome == Dead(Reason.GONE):
+            # Before the next call to this target starts.
+            self._cache.disable(callback.target)
+            self._withdraw(self._router.hold_all(callback.target))
+        following = None
+        if call.in_slow_pool:
+            self._slow_pool.leave(callback.target)
+        else:
+            following = self._free_slot(call, result.took_s)
+        if not (call.slow and self._settings.callback_count_early):
+            self._record_call(callback.target, slow=call.slow, failed=not isinstance(outcome, Delivered))
+        self._withdraw(self._router.take_excess(call.lanes, callback.target))
+        self._admit()
+        self._cache.record_attempt(callback.target, Attempt.of(callback, result, time.time()))
+        in_self_check = call.in_self_check or self._cache.in_self_check
+        if in_self_check:
+            outcome = self._outcomes.in_self_check(outcome, result)
+        self.metrics.of(call.lanes).record_call(outcome, result.took_s, slow=call.slow)
+        ended = self._outcomes.ended(call.in_flight, result, outcome, counts=not in_self_check)
+        if isinstance(outcome, Dead):
+            if following is not None:
+                # The dead callback is published first, and the next call must not wait for that.
+                self._start_call(following, call.lanes)
+                following = None
+            await self._publish_dead(ended, outcome, result)
+        self._unrecorded += 1
+        self._ended.add(ended)
+        return following
+
+    def _turn_slow(self, call: Call, due_at_s: float) -> None:
+        """Counts a call under way as slow, and moves it to the slow pool if there is room."""
+        now_s = self._loop.time()
+        late_s = now_s - due_at_s
+        if late_s > LATE_TIMER_S and call.extensions < MOST_EXTENSIONS:
+            # The event loop was busy, and the answer may be waiting to be read.
+            call.extensions += 1
+            again_at_s = now_s + min(late_s, self._settings.callback_slow_s)
+            call.timer = self._loop.call_at(again_at_s, self._turn_slow, call, again_at_s)
+            return
+        call.slow = True
+        target_id = call.in_flight.callback.target
+        if self._settings.callback_count_early:
+            self._record_call(target_id, slow=True)
+        if self._slow_pool.enter(target_id):
+            call.in_slow_pool = True
+            following = self._free_slot(call, self._settings.callback_slow_s)
+            if following is not None:
+                self._start_call(following, call.lanes)
+        self._withdraw(self._router.take_excess(call.lanes, target_id))
+        self._admit()
+
+    def _free_slot(self, call: Call, took_s: float) -> InFlight | None:
+        target_id = call.in_flight.callback.target
+        following, withdrawn = self._router.finish(call.lanes, target_id, took_s, self._loop.time())
+        self._withdraw(withdrawn)
+        return following
+
+    def _record_call(self, target_id: TargetId, *, slow: bool, failed: bool = False) -> None:
+        changed = self._cache.record_call(target_id, slow=slow, failed=failed)
+        target = self._cache.get(target_id)
+        if changed and target is not None and self._cache.is_abnormal(target):
+            self._withdraw(self._router.hold_all(target_id))
+
+    # Outcomes
+
+    async def _publish_dead(self, ended: EndedAttempt, outcome: Dead, result: CallResult) -> None:
+        callback = ended.callback
+        if outcome.reason is Reason.GONE:
+            self._withdraw(self._router.hold_all(callback.target))
+            await self.targets.disable(callback.target, f"it answered {result.status} to {callback.id}")
+        await self._ledger.publish_dead(ended)
+
+    async def _record_outcomes(self, batch: Sequence[EndedAttempt]) -> None:
+        due_in_s = await self._ledger.record_outcomes(batch)
+        self._unrecorded -= len(batch)
+        if due_in_s is not None:
+            await self._requeuer.notify_due(due_in_s)

@@ -1,0 +1,155 @@
+"""The requeuer: publishes records of callbacks that are due again.
+
+They are due for a retry, or because a record was lost.
+
+Every replica runs a requeuer, and an advisory lock of its session makes one of them active. Every
+statement uses that session, so a replica that loses the lock fails. Publishing a record twice is
+harmless, because each attempt is claimed once; a missing record would lose a callback. When in
+doubt, the requeuer publishes.
+
+It sleeps until the next callback is due, and a notification wakes it for an earlier one. The active
+requeuer also runs the `TargetCleaner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import asyncpg
+from aiokafka import AIOKafkaProducer
+
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.target_store import TargetCleaner
+from penstock.errors import PostgresUnavailable
+from penstock.kafka.outbox import redeliver
+from penstock.postgres import callbacks
+from penstock.postgres.session import Session
+
+log = logging.getLogger(__name__)
+
+ROWS_PER_BATCH = 500
+# Least seconds between two polls, and most delay of a retry.
+SHORTEST_SLEEP_S = 0.2
+# Most seconds between two polls, bounded by half the horizon: no notification announces an attempt
+# that a crash interrupted.
+LONGEST_SLEEP_S = 30.0
+# How soon another process takes over after a crash.
+LOCK_EVERY_S = 5.0
+
+
+class Requeuer:
+    """Publishes callbacks that are due.
+
+    Args:
+        settings: of the service.
+        session: holds the lock.
+        pool: for notifications to the process that holds the lock.
+        producer: with acks=all.
+    """
+
+    def __init__(
+        self,
+        settings: CallbacksSettings,
+        session: Session,
+        pool: asyncpg.Pool[asyncpg.Record],
+        producer: AIOKafkaProducer,
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._pool = pool
+        self._producer = producer
+        self._longest_s = min(LONGEST_SLEEP_S, settings.callback_horizon_s / 2)
+        self._cleaner = TargetCleaner(settings, session)
+        self._has_lock = False
+        self._poll_at_s = 0.0
+        self._poll_earlier = asyncio.Event()
+        self._clock = asyncio.get_running_loop().time
+
+    async def notify_due(self, due_in_s: float) -> None:
+        """Wakes the active requeuer, here or elsewhere, for a callback due in `due_in_s`."""
+        if self._has_lock:
+            self._poll_within(due_in_s)
+            return
+        try:
+            await callbacks.notify_due(self._pool, due_in_s)
+        except PostgresUnavailable as error:
+            log.warning(
+                "A retry may be late: PostgreSQL is unavailable",
+                extra={"event": "retry_delayed", "seconds": self._longest_s, "error": str(error)},
+            )
+
+    async def run(self) -> None:
+        """Publishes until cancelled.
+
+        Raises:
+            SessionLost: the lock is gone with its session.
+            PostgresUnavailable, KafkaUnavailable: callbacks that were not published come due again.
+        """
+        await self._session.listen(callbacks.DUE_CHANNEL, lambda payload: self._poll_within(float(payload)))
+        while True:
+            if not self._has_lock:
+                self._has_lock = await callbacks.acquire_requeuer_lock(self._session)
+                if not self._has_lock:
+                    await self._sleep_until(self._clock() + LOCK_EVERY_S)
+                    continue
+            polled_at_s = self._clock()
+            self._poll_at_s = polled_at_s + self._longest_s
+            self._poll_earlier.clear()
+            await self._publish_due()
+            await self._cleaner.clean()
+            wait_s = await callbacks.next_due_s(self._session)
+            if wait_s is not None:
+                self._poll_within(wait_s)
+            await self._sleep_until(polled_at_s + SHORTEST_SLEEP_S)
+            while (left_s := self._poll_at_s - self._clock()) > 0:
+                self._poll_earlier.clear()
+                await self._sleep(left_s)
+
+    async def _publish_due(self) -> None:
+        published = 0
+        while True:
+            rows = await callbacks.take_due(
+                self._session, ROWS_PER_BATCH, horizon_s=self._settings.callback_republish_s
+            )
+            await redeliver(self._producer, self._settings, rows)
+            published += len(rows)
+            if len(rows) < ROWS_PER_BATCH:
+                break
+        if published:
+            log.debug(
+                "Due callbacks were published", extra={"event": "callbacks_requeued", "count": published}
+            )
+
+    def _poll_within(self, due_in_s: float) -> None:
+        at_s = self._clock() + max(due_in_s, 0.0)
+        if at_s < self._poll_at_s:
+            self._poll_at_s = at_s
+            self._poll_earlier.set()
+
+    async def _sleep_until(self, at_s: float) -> None:
+        """Sleeps for the whole time.
+
+        Raises:
+            SessionLost: the session ended.
+        """
+        while (left_s := at_s - self._clock()) > 0:
+            try:
+                await asyncio.wait_for(self._session.lost.wait(), left_s)
+            except TimeoutError:
+                continue
+            self._session.ensure()
+
+    async def _sleep(self, for_s: float) -> None:
+        """Sleeps for `for_s` seconds, or until an earlier poll is requested.
+
+        Raises:
+            SessionLost: the session ended.
+        """
+        waiters = [asyncio.ensure_future(event.wait()) for event in (self._poll_earlier, self._session.lost)]
+        try:
+            await asyncio.wait(waiters, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+        self._session.ensure()

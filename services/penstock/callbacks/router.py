@@ -1,0 +1,231 @@
+"""Routes callbacks: into a lane of one of the two paths, or back to PostgreSQL. No I/O.
+
+Kafka records are acknowledged in order, so no callback stays longer than its target's pace
+justifies. The methods return the callbacks that have to leave as `Withdrawal`s; the pipeline
+records those in PostgreSQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from penstock.callbacks.in_flight import InFlight, Record, Withdrawal
+from penstock.callbacks.lanes import Lanes
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.target_cache import Target, TargetCache
+from penstock.core.call_pacer import CallPacer
+from penstock.core.offset_tracker import Partition
+from penstock.core.target import TargetId
+from penstock.kafka.topics import CALLBACKS_DIVERTED
+
+# An attempt that was claimed ahead and could not be called within so many seconds is not made: its
+# target has become slow.
+STALE_S = 1.0
+
+
+class Router:
+    """The two paths with their lanes.
+
+    Args:
+        settings: of the service.
+        cache: the state of the targets.
+        random_share: random numbers from 0 to 1, for jitter.
+
+    Attributes:
+        normal: the lanes of the normal path.
+        diverted: the lanes of the diverted path: retries, and abnormal targets.
+    """
+
+    def __init__(
+        self, settings: CallbacksSettings, cache: TargetCache, random_share: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._random_share = random_share
+        # Shared by both paths, because a target has one rate.
+        self._pacer = CallPacer(cache.rate_of)
+        self.normal = Lanes(settings.lane_bounds, is_suspect=cache.is_hanging, pacer=self._pacer)
+        self.diverted = Lanes(
+            settings.diverted_lane_bounds,
+            is_suspect=cache.is_hanging,
+            pacer=self._pacer,
+            max_rate=cache.drain_rate_of,
+        )
+        self._both = (self.normal, self.diverted)
+
+    def lanes_of(self, record: Record) -> Lanes:
+        """The lanes of the path on which a record arrived."""
+        return self.diverted if record.topic == CALLBACKS_DIVERTED.name else self.normal
+
+    @property
+    def drain_room(self) -> int:
+        """How many more held callbacks may be drained now, for all targets together."""
+        return self._settings.callback_waiting - self.diverted.waiting
+
+    def has(self, target_id: TargetId) -> bool:
+        """Whether callbacks of a target wait here or use a slot."""
+        return any(lanes.waiting_for(target_id) or lanes.slots_of(target_id) for lanes in self._both)
+
+    def route(self, in_flight: InFlight, target: Target, now_s: float) -> list[Withdrawal]:
+        """Queues a received callback, or withdraws it; returns all callbacks that leave."""
+        lanes, target_id = self.lanes_of(in_flight.record), in_flight.callback.target
+        diverted = lanes is self.diverted
+        if target.disabled or (self._cache.is_abnormal(target) and not diverted):
+            return [Withdrawal(in_flight, None)]
+        if diverted and (
+            # One probe at a time is enough to see whether the target answers again.
+            (target.hanging and (lanes.waiting_for(target_id) or lanes.slots_of(target_id)))
+            or lanes.waiting >= self._settings.callback_waiting
+        ):
+            return [Withdrawal(in_flight, None)]
+        if (
+            lanes.waiting >= self._settings.callback_in_hand
+            and lanes.waiting_for(target_id) >= self._settings.callback_target_slots
+        ):
+            # Callbacks of slow targets must not block the reading of records for others.
+            return [self._postponed(in_flight, self._settings.callback_postpone_s)]
+        superseded = lanes.put(in_flight, now_s)
+        if superseded is not None:
+            superseded.settle()
+        return self.take_excess(lanes, target_id)
+
+    @property
+    def idle(self) -> bool:
+        """Whether `admit` returns nothing."""
+        return self.normal.idle and self.diverted.idle
+
+    def admit(self, now_s: float) -> list[InFlight]:
+        """The callbacks whose attempts are to be claimed now."""
+        return [in_flight for lanes in self._both for in_flight in lanes.admit(now_s)]
+
+    def next_paced_s(self) -> float | None:
+        """When `admit` may admit a callback that a rate delays now; None without one."""
+        return min((at_s for lanes in self._both if (at_s := lanes.next_paced_s()) is not None), default=None)
+
+    def claimed(
+        self, granted: Iterable[InFlight], refused: Iterable[InFlight], now_s: float
+    ) -> tuple[list[InFlight], list[Withdrawal]]:
+        """Starts the calls of claimed attempts and frees the slots of refused ones.
+
+        Args:
+            granted: callbacks whose attempt is recorded.
+            refused: callbacks whose attempt must not be made.
+            now_s: on the loop's clock.
+
+        Returns:
+            The callbacks to call now, and those that leave since their target was diverted or
+            disabled meanwhile.
+        """
+        calls: list[InFlight] = []
+        withdrawn: list[Withdrawal] = []
+        for in_flight in granted:
+            lanes = self.lanes_of(in_flight.record)
+            if self._is_blocked(in_flight):
+                lanes.free_slot(in_flight.callback.target)
+                withdrawn.append(self._withdrawn_claim(in_flight))
+                continue
+            in_flight.claimed_at_s = now_s
+            if lanes.start(in_flight):
+                calls.append(in_flight)
+        for in_flight in refused:
+            self.lanes_of(in_flight.record).free_slot(in_flight.callback.target)
+        return calls, withdrawn
+
+    def finish(
+        self, lanes: Lanes, target_id: TargetId, took_s: float, now_s: float
+    ) -> tuple[InFlight | None, list[Withdrawal]]:
+        """Frees the slot of a call.
+
+        Args:
+            lanes: of the call.
+            target_id: of the call.
+            took_s: duration of the call so far, in seconds.
+            now_s: on the loop's clock.
+
+        Returns:
+            The callback to call in its place, and those that leave.
+        """
+        withdrawn: list[Withdrawal] = []
+        following = lanes.next_claimed(target_id)
+        if following is not None and (
+            self._is_blocked(following) or now_s - following.claimed_at_s > STALE_S
+        ):
+            withdrawn = self._withdraw_claims(target_id)
+        return lanes.finish(target_id, took_s), withdrawn
+
+    def take_excess(self, lanes: Lanes, target_id: TargetId) -> list[Withdrawal]:
+        """Withdraws the callbacks that would wait too long for their target."""
+        excess, room_in_s = lanes.take_excess(target_id)
+        delay_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s)
+        return [self._postponed(in_flight, delay_s) for in_flight in excess]
+
+    def take_overdue(self, now_s: float) -> list[Withdrawal]:
+        """Withdraws the callbacks that have waited too long."""
+        delay_s = self._settings.callback_postpone_s
+        withdrawn = [self._postponed(in_flight, delay_s) for in_flight in self.normal.take_overdue(now_s)]
+        for in_flight in self.diverted.take_overdue(now_s):
+            target = self._cache.get(in_flight.callback.target)
+            if target is not None and self._cache.is_abnormal(target):
+                # Held, so that it is drained again at the increasing intervals of the probes.
+                withdrawn.append(Withdrawal(in_flight, None))
+            else:
+                withdrawn.append(self._postponed(in_flight, delay_s))
+        return withdrawn
+
+    def target_changed(self, target_id: TargetId, now_s: float) -> list[Withdrawal]:
+        """Applies a change in PostgreSQL: a target was disabled, enabled or given a rate."""
+        target = self._cache.get(target_id)
+        if target is not None and target.disabled:
+            return self.hold_all(target_id)
+        # Claims ahead would exceed the rate.
+        withdrawn = self._withdraw_claims(target_id) if self._cache.rate_of(target_id) else []
+        self._pacer.rate_changed(target_id, now_s)
+        for lanes in self._both:
+            lanes.rate_changed(target_id)
+        return withdrawn
+
+    def hold_all(self, target_id: TargetId) -> list[Withdrawal]:
+        """Withdraws all callbacks of a target to be held; calls under way continue."""
+        withdrawn: list[Withdrawal] = []
+        for lanes in self._both:
+            waiting = lanes.take_waiting(lambda _in_flight: True, target_id)
+            withdrawn += [Withdrawal(in_flight, None) for in_flight in waiting]
+            withdrawn += [
+                Withdrawal(in_flight, None, claimed=True) for in_flight in lanes.take_claimed(target_id)
+            ]
+        return withdrawn
+
+    def revoke(self, partitions: frozenset[Partition]) -> None:
+        """Drops the waiting callbacks of partitions that another process may own now."""
+        for lanes in self._both:
+            lanes.take_waiting(
+                lambda in_flight: (in_flight.record.topic, in_flight.record.partition) in partitions
+            )
+
+    def close(self) -> list[InFlight]:
+        """Removes all waiting callbacks."""
+        return [in_flight for lanes in self._both for in_flight in lanes.take_waiting(lambda _: True)]
+
+    def _postponed(self, in_flight: InFlight, delay_s: float) -> Withdrawal:
+        """Jitter spreads the return of a target's backlog."""
+        return Withdrawal(in_flight, delay_s * (0.25 + 0.75 * self._random_share()))
+
+    def _is_blocked(self, in_flight: InFlight) -> bool:
+        """Whether a claimed attempt must not be made any more."""
+        target = self._cache.get(in_flight.callback.target)
+        if target is None:
+            return False
+        diverted = self.lanes_of(in_flight.record) is self.diverted
+        return target.disabled or (not diverted and self._cache.is_abnormal(target))
+
+    def _withdrawn_claim(self, in_flight: InFlight) -> Withdrawal:
+        target = self._cache.get(in_flight.callback.target)
+        held = target is not None and (target.disabled or self._cache.is_abnormal(target))
+        return Withdrawal(in_flight, None if held else 0.0, claimed=True)
+
+    def _withdraw_claims(self, target_id: TargetId) -> list[Withdrawal]:
+        return [
+            self._withdrawn_claim(in_flight)
+            for lanes in self._both
+            for in_flight in lanes.take_claimed(target_id)
+        ]

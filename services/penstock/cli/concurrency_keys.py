@@ -1,0 +1,123 @@
+"""The verbs `penstock types keys`: the concurrency keys of a type, which are tenants or resources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.gateway import gateway_option, open_client, without_empty
+from penstock.cli.output import DEFAULT_LIMIT, console, json_option, print_document, table
+from penstock.cli.param_types import NO_LIMIT, OrNone, Whole
+
+
+@click.group()
+def keys() -> None:
+    """Lists, pauses, weighs and limits the concurrency keys of a type."""
+
+
+@keys.command("list")
+@click.argument("type_", metavar="TYPE")
+@click.option("--key", help="List only this concurrency key.")
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most keys to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all keys, without a limit.")
+@gateway_option
+@json_option
+def list_(type_: str, key: str | None, limit: int, all_: bool, gateway: str | None, json_: bool) -> None:
+    """Lists the concurrency keys that have settings of their own, with their tasks in flight."""
+    with open_client(gateway) as client:
+        found = list(client.keys(type_, key=key, limit=None if all_ else limit))
+    if json_:
+        for document in found:
+            print_document(document)
+    elif found:
+        table(
+            ("key", "paused", "weight", "max in flight", "in flight"),
+            (
+                (
+                    document["key"],
+                    "paused" if document["paused"] else "",
+                    str(document["weight"]),
+                    "as its type" if document["max_in_flight"] is None else f"{document['max_in_flight']:,}",
+                    f"{document['in_flight']:,}",
+                )
+                for document in found
+            ),
+        )
+    else:
+        console().print("no concurrency key has settings of its own")
+
+
+@keys.command("set")
+@click.argument("type_", metavar="TYPE")
+@click.argument("key")
+@click.option(
+    "--weight", type=Whole(), help="The number of tasks that the key releases in its turn, 1 to 1000."
+)
+@click.option(
+    "--max-in-flight",
+    type=OrNone(Whole()),
+    help="The most tasks of the key that are queued or running at once; `none` is the type's max-per-key.",
+)
+@gateway_option
+@json_option
+def set_(type_: str, key: str, gateway: str | None, json_: bool, **options: Any) -> None:
+    """Sets the weight or the limit of a concurrency key; other settings stay as they are."""
+    settings = {
+        name: None if value == NO_LIMIT else value for name, value in without_empty(**options).items()
+    }
+    if not settings:
+        raise click.UsageError("give --weight or --max-in-flight")
+    _change(type_, key, gateway, f"key {key} of {type_} is changed", json_=json_, **settings)
+
+
+@keys.command()
+@click.argument("type_", metavar="TYPE")
+@click.argument("key")
+@gateway_option
+@json_option
+def pause(type_: str, key: str, gateway: str | None, json_: bool) -> None:
+    """Stops releasing tasks of a concurrency key; tasks on the ready topic still start."""
+    _change(type_, key, gateway, f"key {key} of {type_} is paused", json_=json_, paused=True)
+
+
+@keys.command()
+@click.argument("type_", metavar="TYPE")
+@click.argument("key")
+@gateway_option
+@json_option
+def resume(type_: str, key: str, gateway: str | None, json_: bool) -> None:
+    """Resumes releasing tasks of a concurrency key."""
+    _change(
+        type_, key, gateway, f"tasks of key {key} of {type_} are released again", json_=json_, paused=False
+    )
+
+
+@keys.command()
+@click.argument("type_", metavar="TYPE")
+@click.argument("key")
+@gateway_option
+@json_option
+def reset(type_: str, key: str, gateway: str | None, json_: bool) -> None:
+    """Removes the settings of a concurrency key: no pause, weight 1, and the limit of the type."""
+    with open_client(gateway) as client:
+        changed = client.reset_key(type_, key)
+    if json_:
+        print_document({"changed": changed})
+    else:
+        click.echo(
+            f"key {key} of {type_} has the type's settings"
+            if changed
+            else f"key {key} of {type_} had no settings"
+        )
+
+
+def _change(type_: str, key: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
+    with open_client(gateway) as client:
+        changed = client.change_key(type_, key, **settings)
+    if json_:
+        print_document(changed)
+    else:
+        click.echo(text)

@@ -1,0 +1,133 @@
+"""Reads the inputs of `penstock submit`: contexts, callbacks, and files with many tasks."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import Invalid, InvalidRecord
+from penstock.http.problems import Faults
+
+# The end of the help texts of options that name targets.
+CALLBACK_FORMS = (
+    'The value is a URL, an object such as {"url": …, "events": "all"}, or @FILE with one of them. Put secret '
+    "headers into a file. The option is repeatable."
+)
+
+
+def context_of(text: str, content_type: str) -> Any:
+    """The wire value of `--context`, which is a text, `@file`, or `-` for standard input.
+
+    Raises:
+        InvalidRecord: the file cannot be read, or the value does not have its content type.
+    """
+    data = _bytes_of(text)
+    if content_type == "json":
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise InvalidRecord(
+                f"not JSON ({error}); quote strings, or choose another --content-type", pointer="/context"
+            ) from error
+    if content_type == "bytes":
+        return base64.b64encode(data).decode()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRecord(f"not UTF-8 ({error}); use --content-type bytes", pointer="/context") from error
+
+
+def callbacks_of(texts: Sequence[str], *, none: bool = False) -> list[Any] | None:
+    """The wire value of `--callback` options; None without options.
+
+    Args:
+        texts: values of the options.
+        none: the task has no callbacks, instead of those of its type.
+
+    Raises:
+        InvalidRecord: a file cannot be read, or an object is not JSON. The text does not quote it.
+    """
+    if none:
+        return []
+    return [_callback_of(text, f"/callbacks/{index}") for index, text in enumerate(texts)] or None
+
+
+def _callback_of(text: str, pointer: str) -> Any:
+    if text.startswith("@"):
+        text = _bytes_of(text, pointer).decode(errors="replace").strip()
+    if not text.startswith("{"):
+        return text
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRecord(f"not JSON ({error}); write a URL or an object", pointer=pointer) from error
+
+
+def _bytes_of(text: str, pointer: str = "/context") -> bytes:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    if not text.startswith("@"):
+        return text.encode()
+    try:
+        return Path(text[1:]).read_bytes()
+    except OSError as error:
+        raise InvalidRecord(f"cannot read {text[1:]}: {error.strerror}", pointer=pointer) from error
+
+
+class Lines:
+    """The tasks of a file with one JSON object a line; blank lines are skipped.
+
+    Args:
+        name: name of the file; `-` is standard input.
+        defaults: fields of every line that does not have them.
+
+    Raises:
+        InvalidRecord: the file cannot be read, or has no task.
+    """
+
+    def __init__(self, name: str, defaults: Mapping[str, Any]) -> None:
+        self._name = name
+        self._defaults = defaults
+        self._line_numbers: list[int] = []
+        self._lines = sys.stdin.buffer.readlines() if name == "-" else _lines_of(name)
+        if not len(self):
+            source = "standard input" if name == "-" else name
+            raise InvalidRecord(f"{source} is empty: --file takes one JSON object a line, one for each task")
+
+    def __len__(self) -> int:
+        return sum(1 for line in self._lines if line.strip())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(self._lines, start=1):
+            if not line.strip():
+                continue
+            self._line_numbers.append(number)
+            try:
+                raw = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise InvalidRecord(f"{self._name}, line {number}: not JSON: {error}") from error
+            if not isinstance(raw, dict):
+                raise InvalidRecord(f"{self._name}, line {number}: not a JSON object")
+            yield {**self._defaults, **raw}
+
+    def located(self, error: Invalid) -> Invalid:
+        """The error about a task of a request as an error about its line."""
+        if isinstance(error, Faults):
+            return Faults([self.located(fault) for fault in error.faults])
+        position, _, rest = error.pointer.removeprefix("/").partition("/")
+        if not position.isdigit():
+            return error
+        line = f"{self._name}, line {self._line_numbers[int(position)]}"
+        return InvalidRecord(f"{line}: {'/' + rest + ': ' if rest else ''}{error.reason}")
+
+
+def _lines_of(name: str) -> list[bytes]:
+    try:
+        return Path(name).read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidRecord(f"cannot read {name}: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""Mechanisms that all services share: retry, micro-batching, stall detection."""

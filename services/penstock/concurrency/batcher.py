@@ -1,0 +1,149 @@
+"""Micro-batching: items that arrive while a batch is written go into the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Batcher(Generic[T]):
+    """Collects items and writes them in batches, in the order in which they were added.
+
+    `add` starts a writer, which ends when nothing is left. The batcher stops when `write` raises, when
+    `run` is cancelled, and by `stop`: then nothing more is written.
+
+    Args:
+        write: writes a batch.
+        max_size: size of a batch at most; a single item that is larger is a batch of its own.
+        size_of: an item's size; 1 for each unless given.
+        linger_s: takes the number of items in the batch before; returns how many seconds the next
+            one waits for more items. A batch that is full already does not wait.
+        writers: batches that are written at the same time.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[T]], Awaitable[None]],
+        *,
+        max_size: float = 1_000,
+        size_of: Callable[[T], float] = lambda _item: 1,
+        linger_s: Callable[[int], float] | None = None,
+        writers: int = 1,
+    ) -> None:
+        self._write = write
+        self._max_size = max_size
+        self._size_of = size_of
+        self._linger_s = linger_s
+        self._max_writers = writers
+        # Items with their sizes.
+        self._waiting: deque[tuple[T, float]] = deque()
+        self._waiting_size = 0.0
+        self._writing = 0
+        self._previous = 0
+        self._writers: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._error: Exception | None = None
+        self._failed = asyncio.Event()
+        self._stopped = False
+
+    def __len__(self) -> int:
+        """Items that are not written yet."""
+        return len(self._waiting) + self._writing
+
+    def add(self, item: T) -> None:
+        """Puts an item into the next batch.
+
+        Raises:
+            Exception: raised by an earlier `write`.
+        """
+        if self._error is not None:
+            raise self._error
+        size = self._size_of(item)
+        self._waiting.append((item, size))
+        self._waiting_size += size
+        self._idle.clear()
+        if len(self._writers) < self._max_writers and not self._stopped:
+            writer = asyncio.create_task(self._write_waiting())
+            self._writers.add(writer)
+
+    async def run(self) -> None:
+        """Waits until cancelled, then stops. A batcher whose `write` raises nothing works without it.
+
+        Raises:
+            Exception: raised by `write`.
+        """
+        try:
+            await self._failed.wait()
+            assert self._error is not None
+            raise self._error
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Cancels the writes and waits until they have ended."""
+        self._stopped = True
+        writers = tuple(self._writers)
+        for writer in writers:
+            writer.cancel()
+        await asyncio.gather(*writers, return_exceptions=True)
+
+    async def wait_idle(self) -> None:
+        """Waits until every item is written.
+
+        Raises:
+            Exception: raised by `write`; some items are not written.
+        """
+        await self._idle.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _write_waiting(self) -> None:
+        try:
+            # Other coroutines that are ready to run add their items first.
+            await asyncio.sleep(0)
+            while self._waiting and not self._stopped:
+                await self._linger()
+                batch = self._next_batch()
+                if not batch:
+                    continue  # another writer took the items while this one lingered
+                self._previous = len(batch)
+                self._writing += len(batch)
+                try:
+                    await self._write(batch)
+                finally:
+                    self._writing -= len(batch)
+        except Exception as error:  # noqa: BLE001 (raised by `run`)
+            self._stopped = True
+            self._error = self._error or error
+            self._failed.set()
+            # Wakes `wait_idle`, which raises the error.
+            self._idle.set()
+        else:
+            if not len(self):
+                self._idle.set()
+        finally:
+            self._writers -= {asyncio.current_task()}
+
+    async def _linger(self) -> None:
+        if self._linger_s is None or self._waiting_size >= self._max_size:
+            return
+        if linger_s := self._linger_s(self._previous):
+            await asyncio.sleep(linger_s)
+
+    def _next_batch(self) -> list[T]:
+        batch: list[T] = []
+        batch_size = 0.0
+        while self._waiting:
+            item, size = self._waiting[0]
+            batch_size += size
+            if batch and batch_size > self._max_size:
+                break
+            self._waiting.popleft()
+            self._waiting_size -= size
+            batch.append(item)
+        return batch

@@ -1,0 +1,94 @@
+"""Stall detection: a process with work and without progress ends, and is restarted.
+
+`StallDetector` compares marks of progress while the event loop turns. `LoopWatchdog` covers the
+loop itself: a timer of the interpreter, which ends the process even when a C extension holds the
+interpreter lock.
+
+When in doubt, the process ends: its records in flight are delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+
+from penstock.errors import Stalled
+
+CHECK_EVERY_S = 0.5
+
+
+class StallDetector:
+    """Reports work that has made no progress for too long.
+
+    Args:
+        limit_s: seconds after which an unchanged mark is a stall.
+        marks: returns name and mark of everything that should progress now. A mark changes with
+            each step of progress. A name that is left out is at rest; its time starts anew when it
+            is named again.
+        name: of what is watched, for the error; "" for none.
+    """
+
+    def __init__(
+        self, limit_s: float, marks: Callable[[], Mapping[str, Hashable]], *, name: str = ""
+    ) -> None:
+        self._limit_s = limit_s
+        self._marks = marks
+        self._name = name
+        self._since: dict[str, tuple[Hashable, float]] = {}
+
+    async def run(self) -> None:
+        """Checks until cancelled.
+
+        Raises:
+            Stalled: something has made no progress for longer than the limit.
+        """
+        while True:
+            self.check(time.monotonic())
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    def check(self, now_s: float) -> None:
+        """Compares all marks with those of the check before.
+
+        Args:
+            now_s: seconds on a monotonic clock.
+
+        Raises:
+            Stalled: something has made no progress for longer than the limit.
+        """
+        self._since = {
+            name: self._since[name] if name in self._since and self._since[name][0] == mark else (mark, now_s)
+            for name, mark in self._marks().items()
+        }
+        stalled = [name for name, (_mark, since_s) in self._since.items() if now_s - since_s > self._limit_s]
+        if stalled:
+            prefix = f"{self._name}: " if self._name else ""
+            raise Stalled(f"{prefix}{', '.join(stalled)}: no progress for {self._limit_s:g} s")
+
+
+class LoopWatchdog:
+    """Ends the process (status 1, all stacks on standard error) unless it is rewound in time."""
+
+    def rewind(self, limit_s: float) -> None:
+        """The process ends in `limit_s` seconds unless this is called again."""
+        # There is one timer a process. It needs a real file, which a test's captured output is not.
+        assert sys.__stderr__ is not None
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__)
+
+    async def run(self, limit_s: float) -> None:
+        """Rewinds until cancelled: the process ends if its loop stalls for `limit_s` seconds."""
+        while True:
+            self.rewind(limit_s)
+            # Often, so that the timer ends the process close to the limit.
+            await asyncio.sleep(min(CHECK_EVERY_S, limit_s / 6))
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Stops the timer at the end of the block."""
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()

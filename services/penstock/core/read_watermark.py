@@ -1,0 +1,49 @@
+"""The time until which a reader has read everything that was written.
+
+A mark is a partition's end and the time at which the broker was asked for it. Once the reader has
+passed the mark, it has read everything that was written before that time. Only the reader's own
+clock counts, and while the reader stands still the watermark does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+P = TypeVar("P", bound=Hashable)
+
+
+class ReadWatermark(Generic[P]):
+    """How far partitions are read, in time."""
+
+    def __init__(self) -> None:
+        self._marks: dict[P, deque[tuple[int, float]]] = {}
+        self._until_s: dict[P, float] = {}
+
+    @property
+    def until_s(self) -> Mapping[P, float]:
+        """By partition: all records written before then are read; without a mark, none is known."""
+        return self._until_s
+
+    def asked(self, ends: Mapping[P, int], at_s: float) -> None:
+        """Adds marks: at some time after `at_s` the partitions ended at these offsets."""
+        for partition, end in ends.items():
+            self._marks.setdefault(partition, deque()).append((end, at_s))
+
+    def read(self, expected: Mapping[P, int]) -> None:
+        """Passes marks, by the next offsets; drops partitions without one."""
+        self.drop([partition for partition in self._marks if partition not in expected])
+        for partition, marks in self._marks.items():
+            while marks and marks[0][0] <= expected[partition]:
+                self._until_s[partition] = marks.popleft()[1]
+
+    def has_read(self, at_s: float) -> bool:
+        """Whether all marks up to `at_s` are passed."""
+        return all(not marks or marks[0][1] > at_s for marks in self._marks.values())
+
+    def drop(self, partitions: Iterable[P]) -> None:
+        """Drops partitions that another reader has now."""
+        for partition in partitions:
+            self._marks.pop(partition, None)
+            self._until_s.pop(partition, None)

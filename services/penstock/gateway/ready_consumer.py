@@ -1,0 +1,352 @@
+"""A member of one type's group of workers, while HTTP workers request tasks of that type.
+
+One loop fetches records into a bounded buffer, sends their claims to Kafka, commits the offsets and
+answers the requests. Only this loop claims, so offsets are committed in order and never past an
+unclaimed record. Records that are still in the buffer when the loop ends, or when their partitions
+move, are not committed: the next owner of the partition fetches them again.
+
+The loop fetches at most what the waiting requests ask for. When no worker requests the records, the
+gateway leaves the group, provided that it has other members (`core.idle_backoff`): one of them may
+have an idle worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+
+from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import claims_of
+from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.result import Failure, StageResult, encode_results
+from penstock.core.completion import Outcome
+from penstock.core.idle_backoff import IdleBackoff
+from penstock.errors import (
+    CorruptObject,
+    InvalidRecord,
+    KafkaRefused,
+    KafkaUnavailable,
+    SessionLost,
+    Unavailable,
+)
+from penstock.gateway.broker import Broker
+from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest
+from penstock.gateway.settings import GatewaySettings
+from penstock.kafka import membership
+from penstock.kafka.connection import create_topics, make_consumer, start, translated
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
+from penstock.objects import ObjectStore
+from penstock.postgres.types import TaskType
+
+log = logging.getLogger(__name__)
+
+# Most bytes of contexts in one response; the first task is included however large it is.
+MAX_RESPONSE_BYTES = 8 * 1024 * 1024
+
+# How long one fetch waits for records. A stop waits for the fetch.
+FETCH_MS = 500
+
+# How soon the consumer notices a rebalance.
+REBALANCE_NOTICE_S = 1.0
+
+
+class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
+    """Claims tasks of one type for HTTP workers.
+
+    Args:
+        settings: limits and times.
+        broker: sends the claims.
+        objects: resolves large contexts, since HTTP workers cannot reach the object store.
+        task_type: the type.
+        backoff: how long unread records wait for a request before the gateway leaves the group.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        broker: Broker,
+        objects: ObjectStore,
+        task_type: TaskType,
+        backoff: IdleBackoff,
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._objects = objects
+        self._type = task_type
+        self._backoff = backoff
+        self._group = workers_group(settings.prefix, task_type.name)
+        self._requests: deque[PendingRequest] = deque()
+        self._buffer: deque[FetchedRecord] = deque()
+        self._request_added = asyncio.Event()
+        # Held while records are claimed: partitions are revoked only between two rounds.
+        self._round = asyncio.Lock()
+        self.closed = False
+
+    async def hold(
+        self,
+        worker: str,
+        max_tasks: int,
+        wait_s: float,
+        is_connected: Callable[[], bool],
+        max_attempts: Mapping[str, int],
+    ) -> ClaimedTasks:
+        """Returns up to `max_tasks` claimed tasks once there are any; none after `wait_s` seconds.
+
+        Args:
+            worker: id of the worker that claims them.
+            max_tasks: most tasks.
+            wait_s: how long to wait for the first task, in seconds.
+            is_connected: whether the client is still connected.
+            max_attempts: attempts, the first included, by stage, for stages with a limit of their
+                own.
+
+        Raises:
+            Unavailable: no task was returned.
+        """
+        request = PendingRequest(worker, max_tasks, is_connected, max_attempts)
+        self._requests.append(request)
+        self._request_added.set()
+        done, _ = await asyncio.wait({request.answer}, timeout=wait_s)
+        if not done and not request.served:
+            self._requests.remove(request)
+            return ClaimedTasks.none()
+        request.overdue = True
+        return await request.answer
+
+    def close(self) -> None:
+        """Answers all waiting requests without tasks; `run` returns after the current round."""
+        self.closed = True
+        self._request_added.set()
+        while self._requests:
+            self._requests.popleft().succeed(ClaimedTasks.none())
+
+    async def run(self) -> None:
+        """Joins the group and serves requests, until none has come for `gateway_linger_s` seconds.
+
+        Leaves sooner when unread records wait that other members of the group could take.
+
+        Raises:
+            Unavailable: Kafka or the object store is unavailable; all waiting requests received the
+                error.
+            SessionLost: the partitions moved to other members.
+            KafkaRefused: this gateway is not allowed to read the topic.
+        """
+        topic = ready(self._type.name, self._type.partitions)
+        consumer = make_consumer(self._settings, self._group, notice_s=REBALANCE_NOTICE_S)
+        consumer.subscribe([self._settings.prefix + topic.name], listener=self)
+        try:
+            # Task-sync creates the topic with its first release, which may not have happened yet.
+            await create_topics(self._settings, [topic])
+            await start(consumer)
+            while await self._wait_for_request(consumer):
+                await self._fetch(consumer)
+                await self._serve(consumer)
+        except (Unavailable, SessionLost) as error:
+            self._fail_all(error)
+            raise
+        except KafkaRefused as error:
+            # Unavailable for the client: another gateway may be allowed to read the topic.
+            self._fail_all(KafkaUnavailable(str(error)))
+            raise
+        finally:
+            self.close()
+            await consumer.stop()
+
+    async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
+        """Discards the buffer; the next owners of the partitions fetch its records again."""
+        async with self._round:
+            self._buffer.clear()
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Does nothing: the group's offsets are the only state."""
+
+    async def _wait_for_request(self, consumer: AIOKafkaConsumer) -> bool:
+        """Waits for the next request; returns False when the consumer is to leave the group."""
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        while not self._requests and not self.closed:
+            left_s = since_s + self._settings.gateway_linger_s - loop.time()
+            self._request_added.clear()
+            try:
+                await asyncio.wait_for(self._request_added.wait(), min(self._backoff.delay_s, left_s))
+            except TimeoutError:
+                idle_release = left_s > 0 and await self._others_can_take(consumer)
+                # No await between the check and `closed`: a request that comes later starts another
+                # consumer.
+                if not self._requests and (idle_release or left_s <= 0):
+                    if idle_release:
+                        log.info(
+                            "No worker requests the records of a type; leaving its group to other members",
+                            extra={"event": "idle_records_returned", "task_type": self._type.name},
+                        )
+                        self._backoff.left(loop.time())
+                    self.closed = True
+        return not self.closed
+
+    async def _others_can_take(self, consumer: AIOKafkaConsumer) -> bool:
+        """Whether there are unread records and other members; False when that is unknown."""
+        try:
+            with translated():
+                unread = bool(self._buffer) or any(
+                    [
+                        (consumer.highwater(tp) or 0) > await consumer.position(tp)
+                        for tp in consumer.assignment()
+                    ]
+                )
+            return unread and await membership.count(self._settings, self._group) > 1
+        except (Unavailable, SessionLost) as error:
+            log.info(
+                "The members of a group are unknown; staying in it",
+                extra={"event": "group_lookup_failed", "task_type": self._type.name, "error": error},
+            )
+            return False
+
+    async def _fetch(self, consumer: AIOKafkaConsumer) -> None:
+        requested = sum(request.max_tasks for request in self._requests)
+        room = min(self._settings.gateway_buffer, requested) - len(self._buffer)
+        if room <= 0:
+            return
+        with translated():
+            fetched = await consumer.getmany(timeout_ms=0 if self._buffer else FETCH_MS, max_records=room)
+        for partition, records in fetched.items():
+            for record in records:
+                self._buffer.append(FetchedRecord(partition, record.offset, _decode(partition, record)))
+
+    async def _serve(self, consumer: AIOKafkaConsumer) -> None:
+        """One round: assigns records to requests, claims and commits them, and answers."""
+        async with self._round:
+            served = self._assign_records()
+            if not served:
+                return
+            taken = [record for request in served for record in request.records]
+            try:
+                resolved = await asyncio.gather(*(self._resolve(r.task) for r in taken if r.task))
+                # Before the claim is sent, since the lease starts when Kafka has the claim.
+                claimed_s = asyncio.get_running_loop().time()
+                await self._claim(served)
+                with translated():
+                    await consumer.commit(_next_offsets(taken))
+            except (Unavailable, SessionLost) as error:
+                # No worker has received these tasks, so the next round, or the next owner, claims
+                # them again.
+                self._buffer.extendleft(reversed(taken))
+                for request in served:
+                    request.fail(error)
+                if isinstance(error, SessionLost):
+                    raise
+                return
+            await self._answer_served(served, resolved, claimed_s)
+
+    async def _answer_served(
+        self,
+        served: list[PendingRequest],
+        resolved: Iterable[ReadyTask | StageResult],
+        claimed_s: float,
+    ) -> None:
+        remaining = iter(resolved)
+        without_tasks = []
+        for request in served:
+            outcomes = [next(remaining) for record in request.records if record.task]
+            try:
+                await self._report_corrupt(
+                    request.worker, [outcome for outcome in outcomes if isinstance(outcome, StageResult)]
+                )
+            except Unavailable as error:
+                # The lease expires, and the next claim reports the task.
+                log.warning(
+                    "Cannot report a task with a corrupt context",
+                    extra={"event": "corrupt_context_unreported", "error": error},
+                )
+            tasks = [outcome for outcome in outcomes if isinstance(outcome, ReadyTask)]
+            if tasks or request.overdue or self.closed:
+                request.succeed(ClaimedTasks(tasks, claimed_s))
+            else:
+                without_tasks.append(request)
+        self._requeue(without_tasks)
+
+    def _requeue(self, requests: list[PendingRequest]) -> None:
+        """Lets requests whose records had no task for a worker wait again, before all others."""
+        for request in requests:
+            request.reset()
+        self._requests.extendleft(reversed(requests))
+
+    def _assign_records(self) -> list[PendingRequest]:
+        """Assigns buffered records to requests in the order of their arrival."""
+        served = []
+        while self._requests and self._buffer:
+            request = self._requests.popleft()
+            request.served = True
+            if not request.is_connected():
+                request.succeed(ClaimedTasks.none())
+                continue
+            size = count = 0
+            while self._buffer and count < request.max_tasks:
+                task = self._buffer[0].task
+                if task is not None:
+                    if count and size + task.context.size > MAX_RESPONSE_BYTES:
+                        break
+                    size += task.context.size
+                    count += 1
+                request.records.append(self._buffer.popleft())
+            served.append(request)
+        return served
+
+    async def _resolve(self, task: ReadyTask) -> ReadyTask | StageResult:
+        """The task with its context inline, or a permanent failure when its context is corrupt."""
+        if task.context.ref is None:
+            return task
+        try:
+            context: Context = await self._objects.check_out(task.context)
+        except CorruptObject as error:
+            failure = Failure(kind="CorruptObject", message=str(error))
+            return StageResult(fence=task.fence, outcome=Outcome.FAIL, permanent=True, error=failure)
+        return dataclasses.replace(task, context=context)
+
+    async def _claim(self, served: Iterable[PendingRequest]) -> None:
+        records: list[tuple[bytes | None, bytes]] = []
+        for request in served:
+            claimed = [record.task for record in request.records if record.task is not None]
+            claims = claims_of(request.worker, claimed, request.max_attempts)
+            records += [(request.worker.encode(), claim.encode()) for claim in claims]
+        await self._broker.send(HEARTBEATS, records)
+
+    async def _report_corrupt(self, worker: str, results: list[StageResult]) -> None:
+        if results:
+            record = (worker.encode(), encode_results(worker, results))
+            await self._broker.send(STAGE_RESULTS, [record])
+
+    def _fail_all(self, error: Exception) -> None:
+        while self._requests:
+            self._requests.popleft().fail(error)
+
+
+def _decode(partition: TopicPartition, record: object) -> ReadyTask | None:
+    value: bytes = record.value or b""  # type: ignore[attr-defined] # aiokafka has no types
+    if value == MARK:
+        return None
+    try:
+        return ReadyTask.decode(value)
+    except InvalidRecord as error:
+        # Only task-sync should write here. The records behind an invalid one must not wait for it.
+        log.error(  # noqa: TRY400 (the traceback says nothing about the record)
+            "Skipped an invalid record of a ready topic",
+            extra={
+                "event": "ready_record_skipped",
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "error": error,
+            },
+        )
+        return None
+
+
+def _next_offsets(records: Iterable[FetchedRecord]) -> dict[TopicPartition, int]:
+    offsets: dict[TopicPartition, int] = {}
+    for record in records:
+        offsets[record.partition] = record.offset + 1
+    return offsets

@@ -1,0 +1,369 @@
+"""Tracks leases: reads claims, beats and releases; writes, restores and expires leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from penstock.contracts.event import OutboxEntry
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.inbound import decode_heartbeat
+from penstock.contracts.revocation import Revocation
+from penstock.core.attempt import AttemptId
+from penstock.core.leases import Lease, LeaseWheel
+from penstock.core.task import IN_FLIGHT
+from penstock.heartbeats.metrics import Metrics
+from penstock.heartbeats.read_watermark import WatermarkReader
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.outbox import Publisher
+from penstock.kafka.processor import Delivery
+from penstock.metrics import Sample
+from penstock.postgres import leases
+from penstock.postgres.advance import Ending
+from penstock.postgres.expiry import ExpiredLease, expire
+
+log = logging.getLogger(__name__)
+
+# `UnwatchedAttempts.find`.
+FindUnwatched = Callable[[Collection[int], Callable[[AttemptId], bool], float], Awaitable[list[Lease]]]
+
+# More expiries at once than this number, and than this share of all leases, are a mass expiry: it
+# is verified first.
+MASS_COUNT = 3
+MASS_SHARE = 0.1
+# How long the verification waits until all heartbeats are read. If they are not, no lease expires
+# and it starts again later.
+VERIFY_WITHIN_S = 5.0
+# A loop that is late by more than this has stalled; the scheduler of a busy machine makes it late
+# by less.
+STALL_S = 1.0
+
+
+@dataclass(slots=True)
+class ClaimRecord:
+    """An unacknowledged claim record, and how many of its attempts are only in memory."""
+
+    delivery: Delivery
+    remaining: int
+
+    def resolve(self) -> None:
+        """One of its attempts was released or written."""
+        self.remaining -= 1
+        if self.remaining == 0:
+            self.delivery.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that is only in memory.
+
+    Attributes:
+        lease: of its attempt.
+        record: that it came with.
+        since_s: when it came.
+        beaten: whether it came as a beat.
+    """
+
+    lease: Lease
+    record: ClaimRecord
+    since_s: float
+    beaten: bool
+
+
+class LeaseTracker:
+    """All leases of this process.
+
+    Args:
+        settings: of the service.
+        pool: of the database.
+        publisher: of the events of expiries.
+        watermark: until when all heartbeats were read.
+        find_unwatched: finds running attempts that have no lease.
+        evict: called with a worker that has lost its last lease, and the types of its lost tasks.
+        clock: monotonic seconds (`loop.time`).
+        chance: random numbers from 0 to 1, for jitter.
+    """
+
+    def __init__(
+        self,
+        settings: HeartbeatsSettings,
+        pool: asyncpg.Pool[asyncpg.Record],
+        publisher: Publisher,
+        watermark: WatermarkReader,
+        find_unwatched: FindUnwatched,
+        evict: Callable[[str, set[str]], None],
+        clock: Callable[[], float],
+        chance: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._publisher = publisher
+        self._watermark = watermark
+        self._find_unwatched = find_unwatched
+        self._evict = evict
+        self._clock = clock
+        self._wheel = LeaseWheel(settings.tick_s / 2)
+        # In order of arrival, the oldest first.
+        self._claims: dict[AttemptId, Claim] = {}
+        self._partitions: frozenset[int] = frozenset()
+        self._chance = chance
+        self._metrics = Metrics()
+
+    def samples(self) -> Iterator[Sample]:
+        """The current samples (`penstock.metrics`)."""
+        return self._metrics.samples(in_memory=len(self._claims), written=len(self._wheel))
+
+    async def take(self, delivery: Delivery) -> None:
+        """Takes over a record.
+
+        Raises:
+            InvalidRecord: it breaks its contract.
+        """
+        heartbeat = decode_heartbeat(delivery.value)
+        self._metrics.heartbeats[heartbeat.kind] += len(heartbeat.tasks)
+        if heartbeat.kind is Kind.CLAIM:
+            self._claim(heartbeat.tasks, heartbeat, delivery)
+            return
+        if heartbeat.kind is Kind.BEAT:
+            # A beat for an attempt without a lease counts as a claim: the claim was lost, or went
+            # to the owner of another partition. But only a claim takes an attempt over from another
+            # worker.
+            unknown = [
+                attempt_id for attempt_id in heartbeat.tasks if not self._beat(attempt_id, heartbeat.worker)
+            ]
+            unwatched = [attempt_id for attempt_id in unknown if not self._is_watched(attempt_id)]
+            self._claim(unwatched, heartbeat, delivery)
+            return
+        for attempt_id in heartbeat.tasks:
+            self._end_lease(attempt_id, heartbeat.worker)
+        delivery.settle()
+
+    def _claim(self, attempt_ids: Sequence[AttemptId], heartbeat: Heartbeat, delivery: Delivery) -> None:
+        if not attempt_ids:
+            delivery.settle()
+            return
+        record = ClaimRecord(delivery, len(attempt_ids))
+        now_s = self._clock()
+        for attempt_id in attempt_ids:
+            earlier = self._claims.pop(attempt_id, None)
+            if earlier is not None:
+                earlier.record.resolve()
+            lease = Lease(
+                attempt_id,
+                heartbeat.worker,
+                heartbeat.lease_ms / 1000,
+                now_s,
+                delivery.partition,
+                heartbeat.max_attempts,
+            )
+            self._claims[attempt_id] = Claim(lease, record, now_s, heartbeat.kind is Kind.BEAT)
+
+    def _beat(self, attempt_id: AttemptId, worker: str) -> bool:
+        claim = self._claims.get(attempt_id)
+        if claim is not None and claim.lease.worker == worker:
+            claim.lease.seen_s = self._clock()
+            return True
+        return self._wheel.beat(attempt_id, worker, self._clock())
+
+    def _is_watched(self, attempt_id: AttemptId) -> bool:
+        return attempt_id in self._claims or self._wheel.get(attempt_id) is not None
+
+    def _end_lease(self, attempt_id: AttemptId, worker: str) -> None:
+        claim = self._claims.get(attempt_id)
+        if claim is not None and claim.lease.worker == worker:
+            del self._claims[attempt_id]
+            claim.record.resolve()
+        # A claim that was read again may be in both places.
+        self._wheel.end(attempt_id, worker)
+
+    async def assigned(self, partitions: frozenset[int]) -> None:
+        """Restores the leases of partitions that this process has now.
+
+        Raises:
+            PostgresUnavailable: no server.
+        """
+        restored = await leases.held(self._pool, partitions, self._clock())
+        for lease in restored:
+            self._wheel.grant(lease)
+        if restored:
+            log.info(
+                "Leases of assigned partitions are restored",
+                extra={"event": "leases_restored", "leases": len(restored), "partitions": sorted(partitions)},
+            )
+        self._partitions |= partitions
+
+    def revoked(self, partitions: frozenset[int]) -> None:
+        """Drops the leases of partitions that another process has now."""
+        self._partitions -= partitions
+        self._wheel.drop(partitions)
+        dropped = [
+            attempt_id for attempt_id, claim in self._claims.items() if claim.lease.partition in partitions
+        ]
+        for attempt_id in dropped:
+            del self._claims[attempt_id]
+
+    async def run(self) -> None:
+        """Writes and expires leases until cancelled.
+
+        Raises:
+            PostgresUnavailable: claims that are not written are not acknowledged; another process
+                reads them again.
+        """
+        # A lease's slot is half a tick wide, and it is checked every half tick: an expiry is late
+        # by at most a tick.
+        half_s = self._settings.tick_s / 2
+        interval_s = min(self._settings.settle_s / 2, half_s)
+        last_s = self._clock()
+        next_tick_s = last_s + half_s
+        next_recount_s = last_s + self._settings.recount_s
+        while True:
+            await asyncio.sleep(interval_s)
+            now_s = self._clock()
+            self._extend_after_stall(now_s - last_s - interval_s)
+            await self._write_settled(now_s)
+            if now_s >= next_tick_s:
+                next_tick_s = now_s + half_s
+                await self._expire(now_s)
+            if now_s >= next_recount_s:
+                next_recount_s = now_s + self._settings.recount_s
+                await self._watch_unwatched(now_s)
+            # A wait for PostgreSQL is no stall: beats are read meanwhile.
+            last_s = self._clock()
+
+    def _extend_after_stall(self, stalled_s: float) -> None:
+        """Extends all leases by the time of a stall, in which this process read no beats."""
+        if stalled_s <= STALL_S:
+            return
+        log.warning(
+            "This process stalled; leases are extended by as much",
+            extra={"event": "leases_extended", "stalled_s": round(stalled_s, 3)},
+        )
+        self._metrics.stalled_s += stalled_s
+        for lease in (*self._wheel, *(claim.lease for claim in self._claims.values())):
+            lease.seen_s += stalled_s
+
+    async def _watch_unwatched(self, now_s: float) -> None:
+        """Grants leases on attempts that run by PostgreSQL and have none."""
+        found = await self._find_unwatched(self._partitions, self._is_watched, now_s)
+        found = [lease for lease in found if lease.partition in self._partitions]
+        for lease in found:
+            self._wheel.grant(lease)
+        if found:
+            log.warning(
+                "Running attempts without a lease get one",
+                extra={"event": "unwatched_attempts_found", "attempts": len(found)},
+            )
+
+    async def _write_settled(self, now_s: float) -> None:
+        settled = []
+        for claim in self._claims.values():
+            if claim.since_s + self._settings.settle_s > now_s:
+                break
+            settled.append(claim)
+        if not settled:
+            return
+        current = await leases.claimed(
+            self._pool, [claim.lease for claim in settled], [claim.beaten for claim in settled]
+        )
+        # Attempts that another worker holds are not over, so their beats must not lead to a
+        # revocation.
+        held_by_others: Collection[AttemptId] = ()
+        if not_written := [
+            claim.lease.attempt_id
+            for claim in settled
+            if claim.beaten and claim.lease.attempt_id not in current
+        ]:
+            holders = await leases.holders(self._pool, not_written)
+            held_by_others = {
+                attempt_id for attempt_id, holder in holders.items() if holder.state in IN_FLIGHT
+            }
+        over = []
+        for claim in settled:
+            attempt_id = claim.lease.attempt_id
+            if self._claims.get(attempt_id) is not claim:
+                continue  # released, claimed again or revoked while the statement ran
+            del self._claims[attempt_id]
+            if attempt_id in current:
+                self._wheel.grant(claim.lease)
+            elif attempt_id not in held_by_others:
+                over.append(attempt_id)
+            claim.record.resolve()
+        if over:
+            # Cancelled or ended before the claim came: a worker that runs it should stop.
+            self._publisher.enqueue(OutboxEntry(revocation=Revocation("over", over)))
+
+    async def _expire(self, now_s: float) -> None:
+        if expired := await self._take_expired(now_s):
+            await self._end(expired)
+
+    async def _take_expired(self, now_s: float) -> list[Lease]:
+        """Takes expired leases out of the wheel; if many, only after all heartbeats are read."""
+        if not len(self._wheel):
+            return []
+        await self._watermark.update(now_s)
+        expired = self._wheel.expired(now_s, self._watermark.until_s)
+        total = len(self._wheel) + len(expired)
+        if len(expired) <= max(MASS_COUNT, MASS_SHARE * total):
+            return expired
+        # A fault of this process is more likely than the loss of so many workers at once.
+        self._metrics.mass_expiry_checks += 1
+        log.warning(
+            "Many leases would expire at once; verifying that all heartbeats are read",
+            extra={"event": "mass_expiry_checked", "expiring": len(expired), "leases": total},
+        )
+        for lease in expired:
+            self._wheel.grant(lease)
+        expired = []
+        asked_s = self._clock()
+        if await self._watermark.update(asked_s, within_s=VERIFY_WITHIN_S):
+            expired = self._wheel.expired(asked_s + self._settings.tick_s, self._watermark.until_s)
+        log.warning(
+            "The verification of a mass expiry has ended",
+            extra={"event": "mass_expiry_verified", "expired": len(expired), "leases": total},
+        )
+        return expired
+
+    async def _end(self, expired: Sequence[Lease]) -> None:
+        """Ends the attempts of expired leases; evicts workers that have lost their last lease."""
+        expiry = await expire(
+            self._pool,
+            [
+                ExpiredLease(
+                    lease.attempt_id,
+                    lease.worker,
+                    f"no heartbeat from worker {lease.worker} for {lease.timeout_s:g} s",
+                    lease.max_attempts,
+                )
+                for lease in expired
+            ],
+            chance=self._chance,
+            source=self._settings.event_source,
+        )
+        self._publisher.enqueue(expiry.outbox)
+        holders = self._wheel.holders()
+        types_by_lost_worker: defaultdict[str, set[str]] = defaultdict(set)
+        for ending, type_name in expiry.ended:
+            if ending.worker is not None and ending.worker not in holders:
+                types_by_lost_worker[ending.worker].add(type_name)
+        for worker, types in types_by_lost_worker.items():
+            self._evict(worker, types)
+        for ending, type_name in expiry.ended:
+            self._report(ending, type_name)
+
+    def _report(self, ending: Ending, type_name: str) -> None:
+        self._metrics.lost[type_name] += 1
+        self._metrics.ended[ending.conclusion.state] += 1
+        log.warning(
+            "A lease expired",
+            extra={
+                "event": "lease_expired",
+                **ending.fence.ids(),
+                "task_type": type_name,
+                "worker": ending.worker,
+            },
+        )

@@ -1,0 +1,41 @@
+"""Metrics of a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from penstock.core.offset_tracker import OffsetTracker, Partition
+
+
+class ProcessorMetrics:
+    """Plain numbers, read at each scrape.
+
+    Attributes:
+        rejected: records, or parts of them, that were rejected, by topic.
+        lag: records that were not read yet at the last poll, by topic.
+        waits: retries because a server was unavailable.
+        generations: generations of its group that it has joined.
+
+    Args:
+        tracker: of the records in flight.
+        topics: that it reads (bare names).
+    """
+
+    def __init__(self, tracker: OffsetTracker, topics: Iterable[str]) -> None:
+        self._tracker = tracker
+        self.rejected = dict.fromkeys(topics, 0)
+        self.lag = dict.fromkeys(self.rejected, 0)
+        self.waits = 0
+        self.generations = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Records that are read and not acknowledged."""
+        return len(self._tracker)
+
+    def set_lag(self, by_partition: Mapping[Partition, int]) -> None:
+        """Stores the lag by topic."""
+        lag = dict.fromkeys(self.lag, 0)
+        for (topic, _number), records in by_partition.items():
+            lag[topic] += records
+        self.lag = lag

@@ -1,0 +1,95 @@
+"""Settings of concurrency keys, made by operators: paused, weight, and a limit of the key's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import asyncpg
+
+from penstock.errors import Conflict, NotFound
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyKeyChange:
+    """Changes of a key's settings; None leaves a setting as it is.
+
+    Attributes:
+        paused: whether no task of the key is released.
+        weight: tasks the key releases in one round.
+        max_in_flight: most of its tasks that are queued or running at once; with `sets_limit`, None
+            is the type's limit.
+        sets_limit: `max_in_flight` is to be changed.
+    """
+
+    paused: bool | None = None
+    weight: int | None = None
+    max_in_flight: int | None = None
+    sets_limit: bool = False
+
+
+async def change(
+    pool: asyncpg.Pool[asyncpg.Record], type_name: str, concurrency_key: str, wanted: ConcurrencyKeyChange
+) -> asyncpg.Record:
+    """Changes the settings of a key; returns its row.
+
+    Raises:
+        NotFound: there is no such type.
+        Conflict: the type's order of release excludes keys.
+        PostgresUnavailable: the change may or may not be written.
+    """
+    try:
+        with translated():
+            async with pool.acquire() as connection, connection.transaction():
+                # A statement of its own: the next statement then sees what others wrote while this
+                # one waited.
+                if await connection.fetchrow(query("types.lock"), type_name) is None:
+                    raise NotFound(f"there is no task type {type_name!r}")
+                row: asyncpg.Record | None = await connection.fetchrow(
+                    query("concurrency_keys.set"),
+                    type_name,
+                    concurrency_key,
+                    wanted.paused,
+                    wanted.weight,
+                    wanted.max_in_flight,
+                    wanted.sets_limit,
+                )
+    except asyncpg.CheckViolationError:
+        # A process of an earlier version has set the type's order meanwhile, without the lock.
+        row = None
+    if row is None:
+        raise Conflict(f"type {type_name} has ageing_s or finish_first, which exclude keys")
+    return row
+
+
+async def reset(pool: asyncpg.Pool[asyncpg.Record], type_name: str, concurrency_key: str) -> bool:
+    """Deletes the settings of a key; False when it had none.
+
+    Raises:
+        PostgresUnavailable: the settings may or may not be deleted.
+    """
+    with translated():
+        async with pool.acquire() as connection, connection.transaction():
+            await connection.fetchrow(query("types.lock"), type_name)
+            return bool(await connection.fetch(query("concurrency_keys.reset"), type_name, concurrency_key))
+
+
+async def find(
+    pool: asyncpg.Pool[asyncpg.Record],
+    type_name: str,
+    *,
+    concurrency_key: str | None = None,
+    after: str = "",
+    limit: int,
+) -> list[asyncpg.Record]:
+    """Settings of a type's keys, ordered by key; `after` is the last key of the page before.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows: list[asyncpg.Record] = await pool.fetch(
+            query("concurrency_keys.find"), type_name, after, limit, concurrency_key
+        )
+    return rows

@@ -1,0 +1,238 @@
+"""The state of owned types: their ready topic, its lag, and the window that bounds it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from penstock.core.window import Reason, Window, WindowPolicy
+from penstock.errors import KafkaUnavailable
+from penstock.kafka.connection import translated
+from penstock.kafka.topics import ready, workers_group
+from penstock.postgres import release
+from penstock.postgres.session import Session
+from penstock.postgres.types import TaskType
+from penstock.task_sync.settings import TaskSyncSettings
+
+log = logging.getLogger(__name__)
+
+# Seconds between measurements of the sample, while a window is at least half full.
+MEASURE_S = 0.2
+# Skip types that have been idle this long; there may be hundreds of them.
+IDLE_S = 10.0
+# Poll an idle topic less often: every tenth of its idle time, up to a limit.
+IDLE_POLL_SHARE = 10
+MAX_POLL_S = 1.0
+# The answers while a group has no coordinator, or the group moves to another broker.
+_NO_COORDINATOR = (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    NotCoordinatorForGroupError,
+)
+
+
+@dataclass(slots=True)
+class ReadyTopic:
+    """The ready topic of one owned type. All moments are on the loop's clock.
+
+    Attributes:
+        type: its settings.
+        topic: full name of the topic.
+        window: how many records may wait there; a rate can set a smaller bound (`size_and_reason`).
+        written: records written to the topic, the sum of all partitions.
+        taken: records that workers have taken, the sum of all partitions.
+        may_have_ready: a task of the type may be ready.
+        may_have_queued: a task of the type may be queued.
+        next_partition: where the next slice of a batch goes.
+        polled_s: when `taken` was last read.
+        taken_changed_s: when `taken` was last found changed.
+        poll_interval_s: seconds until `taken` is read again.
+        measured_s: when the window's sample was last read.
+        released: tasks that this process released.
+        logged_reason: the reason of the window's size that was last logged.
+        full: the window was full, and more than half of its records wait still.
+    """
+
+    type: TaskType
+    topic: str
+    window: Window
+    written: int = 0
+    taken: int = 0
+    may_have_ready: bool = True
+    may_have_queued: bool = True
+    next_partition: int = 0
+    polled_s: float = float("-inf")
+    taken_changed_s: float = float("-inf")
+    poll_interval_s: float = 0.0
+    measured_s: float = float("-inf")
+    released: int = 0
+    logged_reason: Reason = Reason.FLOOR
+    full: bool = False
+
+    @property
+    def lag(self) -> int:
+        """Records that no worker has taken."""
+        return max(0, self.written - self.taken)
+
+    def room(self) -> int:
+        """How many more records may wait on the topic.
+
+        A full window has no room until half of it is taken: tasks that are released one by one are
+        claimed, run and committed one by one, too.
+        """
+        size, lag = self.size_and_reason()[0], self.lag
+        self.full = lag >= size or (self.full and lag * 2 > size)
+        return 0 if self.full else size - lag
+
+    def needs_poll(self, now_s: float) -> bool:
+        """Whether a task may be ready for a window that is over half full, and is due for a poll."""
+        return (
+            self.may_have_ready
+            and self.lag * 2 > self.size_and_reason()[0]
+            and now_s - self.polled_s >= self.poll_interval_s
+        )
+
+    def size_and_reason(self) -> tuple[int, Reason]:
+        """Most records that may wait, and the bound that sets it.
+
+        A type with a rate has at most one second of starts there, because a worker that joins late
+        begins them at once.
+        """
+        rate = self.type.starts_per_s
+        if rate is not None and max(1, ceil(rate)) < self.window.size:
+            return max(1, ceil(rate)), Reason.RATE
+        return self.window.size, self.window.reason
+
+
+class LagPoller:
+    """Polls the lag of ready topics for their windows.
+
+    Args:
+        settings: of the service.
+        session: the owner of the types.
+        admin: reads the workers' committed offsets.
+    """
+
+    def __init__(self, settings: TaskSyncSettings, session: Session, admin: AIOKafkaAdminClient) -> None:
+        self._settings = settings
+        self._session = session
+        self._admin = admin
+        # By group, the broker that was its coordinator at the last poll.
+        self._coordinators: dict[str, int] = {}
+
+    async def poll(self, topic: ReadyTopic) -> None:
+        """Reads how many records of the topic the workers have taken."""
+        group = workers_group(self._settings.prefix, topic.type.name)
+        try:
+            committed = await self._committed(group)
+        except KafkaUnavailable as error:
+            if not isinstance(error.__cause__, _NO_COORDINATOR):
+                raise
+            # A broker that has just started appoints coordinators later; the value of the poll
+            # before holds until then.
+            log.info(
+                "Offsets of a workers' group are not available yet",
+                extra={"event": "group_offsets_delayed", "task_type": topic.type.name, "error": error},
+            )
+            taken = topic.taken
+        else:
+            taken = sum(
+                meta.offset for tp, meta in committed.items() if tp.topic == topic.topic and meta.offset > 0
+            )
+        topic.polled_s = asyncio.get_running_loop().time()
+        if taken != topic.taken:
+            topic.taken, topic.taken_changed_s = taken, topic.polled_s
+        interval_s = (topic.polled_s - topic.taken_changed_s) / IDLE_POLL_SHARE
+        topic.poll_interval_s = max(self._settings.lag_poll_s, min(interval_s, MAX_POLL_S))
+
+    async def _committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        """A group's offsets, from its last known coordinator or from its current one."""
+        offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        with translated():
+            coordinator = self._coordinators.pop(group, None)
+            if coordinator is not None:
+                with suppress(KafkaError):
+                    offsets = await self._admin.list_consumer_group_offsets(group, coordinator)
+            if not offsets:
+                # The client also returns nothing when the broker answers that it is not the
+                # coordinator.
+                coordinator = await self._admin.find_coordinator(group)
+                offsets = await self._admin.list_consumer_group_offsets(group, coordinator)
+        if offsets and coordinator is not None:
+            self._coordinators[group] = coordinator
+        return offsets
+
+    async def open(self, task_types: Sequence[TaskType], end_offsets: AIOKafkaConsumer) -> list[ReadyTopic]:
+        """Reads the ready topics of new types together: a lost replica may leave hundreds.
+
+        Args:
+            task_types: the types; their topics exist.
+            end_offsets: reads the topics' end offsets.
+        """
+        settings = self._settings
+        policy = WindowPolicy(settings.window_floor, settings.window, settings.window_s)
+        topics = [
+            ReadyTopic(
+                task_type, settings.prefix + ready(task_type.name, task_type.partitions).name, Window(policy)
+            )
+            for task_type in task_types
+        ]
+        partitions = [
+            TopicPartition(topic.topic, number) for topic in topics for number in range(topic.type.partitions)
+        ]
+        with translated():
+            ends = await end_offsets.end_offsets(partitions)
+        for topic in topics:
+            topic.written = sum(end for partition, end in ends.items() if partition.topic == topic.topic)
+        await asyncio.gather(*map(self.poll, topics))
+        return topics
+
+    async def poll_and_measure(self, topics: Sequence[ReadyTopic]) -> None:
+        """Polls windows that are at least half full, and adapts their sizes."""
+        # Together: one by one, hundreds of types without workers would delay the types with
+        # workers.
+        await asyncio.gather(*map(self.poll, topics))
+        for topic in topics:
+            await self._measure(topic)
+            _log_new_reason(topic)
+
+    async def _measure(self, topic: ReadyTopic) -> None:
+        if topic.size_and_reason()[1] is not Reason.RATE:
+            # A rate keeps the lag low even for workers that are not starved.
+            topic.window.observe_lag(topic.lag, topic.polled_s)
+        if topic.polled_s - topic.measured_s < MEASURE_S or topic.polled_s - topic.taken_changed_s > IDLE_S:
+            return
+        in_flight = await release.in_flight(self._session, topic.window.sample())
+        topic.measured_s = asyncio.get_running_loop().time()
+        topic.window.observe_sample(in_flight, topic.measured_s)
+
+
+def _log_new_reason(topic: ReadyTopic) -> None:
+    size, reason = topic.size_and_reason()
+    if reason is not topic.logged_reason:
+        topic.logged_reason = reason
+        log.debug(
+            "The bound of a window changed",
+            extra={
+                "event": "window_changed",
+                "task_type": topic.type.name,
+                "reason": reason.value,
+                "size": size,
+                "completions_per_s": round(topic.window.completions_per_s, 1),
+                "lag": topic.lag,
+            },
+        )

@@ -1,0 +1,109 @@
+"""Writes released batches to their ready topics, and awaits confirmation in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aiokafka import AIOKafkaProducer
+
+from penstock.kafka.connection import send_in_batches, translated
+from penstock.postgres.release import Batch
+from penstock.task_sync.ready_topics import ReadyTopic
+from penstock.task_sync.spans import start_spans
+from penstock.tracing import Span
+
+
+class ReadyWriter:
+    """The batches between their release and the deletion of their notes.
+
+    Args:
+        producer: acks=all.
+        lag_poll_s: seconds between polls of a topic that just got its first records.
+        wake: called when a batch is confirmed after none was, and when one failed.
+
+    Attributes:
+        confirmations: batches that Kafka confirmed.
+    """
+
+    def __init__(self, producer: AIOKafkaProducer, lag_poll_s: float, wake: Callable[[], None]) -> None:
+        self._producer = producer
+        self._lag_poll_s = lag_poll_s
+        self._wake = wake
+        self._confirming: set[asyncio.Task[None]] = set()
+        self._confirmed: list[int] = []
+        self._confirmed_s = 0.0
+        self._failure: BaseException | None = None
+        self.confirmations = 0
+
+    @property
+    def is_confirming(self) -> bool:
+        """Whether Kafka has yet to confirm a batch."""
+        return bool(self._confirming)
+
+    @property
+    def confirmed_s(self) -> float | None:
+        """When the first of the confirmed batches was confirmed, on the loop's clock, if any."""
+        return self._confirmed_s if self._confirmed else None
+
+    def take_confirmed(self) -> list[int]:
+        """The batches that Kafka has; the caller deletes their notes."""
+        taken, self._confirmed = self._confirmed, []
+        return taken
+
+    def raise_failure(self) -> None:
+        """Raises the error of the first batch that Kafka did not take."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def drain(self) -> None:
+        """Waits until no batch is being confirmed."""
+        if self._confirming:
+            await asyncio.gather(*self._confirming)
+
+    async def write(self, topic: ReadyTopic, batch: Batch) -> None:
+        """Writes a batch's records, a slice of the order to each partition.
+
+        Raises:
+            KafkaUnavailable: the producer took only some of them; the batch note stays.
+        """
+        tasks = batch.tasks
+        spans = start_spans(tasks)
+        partitions = topic.type.partitions
+        slice_size = -(-len(tasks) // partitions)
+        pending = []
+        for begin in range(0, len(tasks), max(slice_size, 1)):
+            partition = topic.next_partition % partitions
+            records = ((None, task.encode()) for task in tasks[begin : begin + slice_size])
+            pending += await send_in_batches(self._producer, topic.topic, partition, records)
+            topic.next_partition += 1
+        now_s = asyncio.get_running_loop().time()
+        if not topic.lag:
+            # The topic was empty, so the time in which nothing was taken must not slow the poll of
+            # these records.
+            topic.taken_changed_s, topic.poll_interval_s = now_s, self._lag_poll_s
+        topic.written += len(tasks)
+        topic.released += len(tasks)
+        attempt_ids = [task.fence.attempt_id for task in tasks]
+        topic.window.add_released(attempt_ids, now_s)
+        confirming = asyncio.create_task(self._confirm(batch.release_id, pending, spans))
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._confirming.discard)
+
+    async def _confirm(
+        self, release_id: int, pending: Sequence[asyncio.Future[object]], spans: Sequence[Span]
+    ) -> None:
+        try:
+            with translated():
+                await asyncio.gather(*pending)
+        except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
+            self._failure = error
+            self._wake()
+        else:
+            if not self._confirmed:
+                self._confirmed_s = asyncio.get_running_loop().time()
+                self._wake()
+            self._confirmed.append(release_id)
+            self.confirmations += 1
+            for span in spans:
+                span.end()

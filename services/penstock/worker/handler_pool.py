@@ -1,0 +1,125 @@
+"""The handler pool: runs a bounded number of attempts; others wait in order of priority."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
+from penstock.core.attempt import AttemptId
+from penstock.worker.execution import Execution, returned_result
+from penstock.worker.priority_semaphore import PriorityQueue
+
+log = logging.getLogger(__name__)
+
+# Seconds that cancelled handlers get to end during a drain.
+CANCEL_S = 1.0
+
+
+class HandlerPool:
+    """Runs attempts.
+
+    Args:
+        execution: runs one attempt.
+        report: called with each result.
+        size: most attempts at once.
+    """
+
+    def __init__(self, execution: Execution, report: Callable[[StageResult], None], size: int) -> None:
+        self._execution = execution
+        self._report = report
+        self._size = size
+        self._running: dict[AttemptId, tuple[asyncio.Task[None], ReadyTask]] = {}
+        self._backlog = PriorityQueue()
+        self._closed = False
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def start_all(self, claimed: list[ReadyTask]) -> None:
+        """Adds claimed attempts to the backlog and starts as many as the pool has room for."""
+        for ready in claimed:
+            if self._closed:
+                self._report(returned_result(ready, "the worker is stopping"))
+            else:
+                self._backlog.add(ready)
+        self._fill()
+
+    def drop(self, attempt_ids: list[AttemptId]) -> None:
+        """Ends attempts without a result: their handlers are cancelled."""
+        self._backlog.drop(set(attempt_ids))
+        for attempt_id in attempt_ids:
+            entry = self._running.pop(attempt_id, None)
+            if entry is not None:
+                entry[0].cancel()
+        self._fill()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Returns the backlog at once, and running attempts after `timeout_s` seconds."""
+        self._closed = True
+        while self._backlog:
+            self._report(returned_result(self._backlog.take(), "the worker is stopping"))
+        if self._running:
+            log.info(
+                "Draining while handlers are running",
+                extra={"event": "drain_started", "handlers": len(self._running)},
+            )
+            await asyncio.wait(self._tasks(), timeout=timeout_s)
+        for task in self._tasks():
+            task.cancel()
+        if self._running:
+            # Bounded, because a handler may swallow its cancellation.
+            await asyncio.wait(self._tasks(), timeout=CANCEL_S)
+        for attempt_id, (_task, ready) in list(self._running.items()):
+            reason = f"the worker stopped after waiting {timeout_s:g} s for the handler"
+            self._settle(attempt_id, returned_result(ready, reason))
+
+    def _tasks(self) -> set[asyncio.Task[None]]:
+        return {task for task, _ready in self._running.values()}
+
+    async def watch(self) -> None:
+        """Waits until an attempt ends without a result, which is a bug of this package.
+
+        Raises:
+            Exception: of that attempt. It ends the worker: otherwise the lease would be renewed
+                without end.
+        """
+        await self._failed
+
+    async def _run(self, ready: ReadyTask) -> None:
+        attempt_id = ready.fence.attempt_id
+
+        def abandon(result: StageResult) -> None:
+            assert result.error is not None
+            log.warning(
+                "A handler did not end after its cancellation",
+                extra={
+                    "event": "handler_abandoned",
+                    **ready.fence.ids(),
+                    "task_type": ready.type,
+                    "error": result.error.message,
+                },
+            )
+            self._settle(attempt_id, result)
+
+        result = await self._execution.run(ready, abandon)
+        if result is not None:
+            self._settle(attempt_id, result)
+
+    def _settle(self, attempt_id: AttemptId, result: StageResult) -> None:
+        """Reports an attempt unless it is settled or dropped, and starts the next one."""
+        if self._running.pop(attempt_id, None) is None:
+            return
+        self._report(result)
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._backlog and len(self._running) < self._size and not self._closed:
+            ready = self._backlog.take()
+            task = asyncio.create_task(self._run(ready))
+            self._running[ready.fence.attempt_id] = (task, ready)
+            task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
+            self._failed.set_exception(error)

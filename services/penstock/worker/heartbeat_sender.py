@@ -1,0 +1,241 @@
+"""Sends heartbeats for the attempts in flight, and stops attempts that are cut off.
+
+Drives `core.heartbeat_queue`, with a queue for each length of lease and limit of attempts. The
+heartbeats of one step are one record. After `CUT_OFF` of a lease without a confirmed heartbeat the
+worker stops the attempt itself, because another worker may begin it a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms
+from penstock.core.attempt import AttemptId
+from penstock.core.heartbeat_queue import Answer, HeartbeatPolicy, HeartbeatQueue
+from penstock.errors import Fatal, Throttled, Unavailable
+from penstock.worker.in_flight import InFlight
+
+log = logging.getLogger(__name__)
+
+# The share of a lease without a confirmed heartbeat after which a worker stops its attempts (W6).
+CUT_OFF = 0.8
+# Most attempts of one heartbeat record.
+HEARTBEATS_PER_RECORD = 1_000
+# Most heartbeats a second of one worker; they are cheap, because a record has many.
+LIMIT_PER_S = 10_000.0
+# Longer steps make fewer and fuller records.
+MAX_STEP_S = 5.0
+
+
+class HeartbeatTransport(Protocol):
+    """Sends heartbeats to Kafka or to a gateway."""
+
+    async def try_heartbeat(self, heartbeat: Heartbeat) -> Mapping[AttemptId, Answer]:
+        """Sends once; returns the answer for each attempt.
+
+        Raises:
+            Throttled: it was not accepted, and the receiver asks for a pause.
+            Unavailable: it was not accepted.
+        """
+
+
+class HeartbeatSender:
+    """Sends heartbeats for the attempts of one worker.
+
+    Args:
+        transport: sends them.
+        worker_id: of the worker.
+        clock: seconds on a monotonic clock.
+        on_lost: called with attempts that this worker has lost: cut off, or gone by the platform's
+            answer.
+    """
+
+    def __init__(
+        self,
+        transport: HeartbeatTransport,
+        worker_id: str,
+        clock: Callable[[], float],
+        on_lost: Callable[[list[AttemptId]], object],
+    ) -> None:
+        self._transport = transport
+        self._worker_id = worker_id
+        self._clock = clock
+        self._on_lost = on_lost
+        self._queues: dict[LeaseTerms, HeartbeatQueue[AttemptId]] = {}
+        self._next_step_s: dict[LeaseTerms, float] = {}
+        self._wake = asyncio.Event()
+        self._room_freed = asyncio.Event()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._failures = 0
+        self._fatal: Fatal | None = None
+
+    @property
+    def room(self) -> float:
+        """How many more attempts can be kept alive, with any length of lease."""
+        return min((queue.room for queue in self._queues.values()), default=math.inf)
+
+    async def wait_room(self) -> None:
+        """Waits until one more attempt can be kept alive."""
+        while self.room <= 0:
+            self._room_freed.clear()
+            await self._room_freed.wait()
+
+    def add(self, claims: Iterable[Heartbeat], claimed_s: float) -> None:
+        """Adds the attempts of claims sent at `claimed_s`; heartbeats have the claims' terms."""
+        for claim in claims:
+            terms = claim.terms
+            queue = self._queues.get(terms)
+            if queue is None:
+                policy = _policy(claim.lease_ms / 1000)
+                queue = self._queues[terms] = HeartbeatQueue(policy, claimed_s)
+                self._next_step_s[terms] = claimed_s + policy.step_s
+                self._wake.set()
+            for attempt_id in claim.tasks:
+                queue.add(attempt_id, claimed_s)
+
+    def remove(self, attempt_ids: list[AttemptId]) -> None:
+        """Ends the heartbeats of attempts."""
+        for queue in self._queues.values():
+            queue.discard(attempt_ids)
+        self._room_freed.set()
+
+    async def run(self) -> None:
+        """Sends heartbeats until cancelled.
+
+        Raises:
+            Fatal: no heartbeat can be sent any more.
+        """
+        try:
+            while True:
+                due_s = min(self._next_step_s.values(), default=math.inf)
+                wait_s = None if due_s == math.inf else max(0.0, due_s - self._clock())
+                # Woken when a queue is new: its lease may be shorter than all others.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), wait_s)
+                self._wake.clear()
+                if self._fatal is not None:
+                    raise self._fatal
+                self.step()
+        finally:
+            for sending in self._sending:
+                sending.cancel()
+
+    def step(self) -> None:
+        """Runs the step of every queue that is due."""
+        now_s = self._clock()
+        for terms, queue in self._queues.items():
+            if now_s < self._next_step_s[terms]:
+                continue
+            self._next_step_s[terms] = now_s + queue.policy.step_s
+            self._drop_cut_off(queue, now_s)
+            due = queue.step(now_s)
+            for begin in range(0, len(due), HEARTBEATS_PER_RECORD):
+                sending = asyncio.create_task(
+                    self._send(queue, terms, due[begin : begin + HEARTBEATS_PER_RECORD], now_s)
+                )
+                self._sending.add(sending)
+                sending.add_done_callback(self._sending.discard)
+
+    def drop_cut_off(self, attempt_ids: Collection[AttemptId]) -> None:
+        """Drops those of the attempts that are cut off, now instead of at the next step.
+
+        Before results are sent: after a stall of the process, results and overdue steps run in any
+        order, and a result must not be sent for an attempt that another worker may have begun.
+        """
+        now_s = self._clock()
+        for queue in self._queues.values():
+            self._drop_cut_off(queue, now_s, attempt_ids)
+
+    def _drop_cut_off(
+        self, queue: HeartbeatQueue[AttemptId], now_s: float, among: Collection[AttemptId] | None = None
+    ) -> None:
+        limit_s = CUT_OFF * queue.policy.timeout_s
+        lost = queue.silent(now_s, limit_s, among)
+        if lost:
+            log.error(
+                "Heartbeats did not reach the platform for too long; stopping their attempts",
+                extra={
+                    "event": "attempts_cut_off",
+                    "attempts": len(lost),
+                    "silent_s": limit_s,
+                    "lease_s": queue.policy.timeout_s,
+                },
+            )
+            queue.discard(lost)
+            self._room_freed.set()
+            self._on_lost(lost)
+
+    async def _send(
+        self,
+        queue: HeartbeatQueue[AttemptId],
+        terms: LeaseTerms,
+        attempt_ids: list[AttemptId],
+        sent_s: float,
+    ) -> None:
+        # An unavailable server counts as throttling: these attempts come first at the next step,
+        # without a retry count.
+        answers: Mapping[AttemptId, Answer] = dict.fromkeys(attempt_ids, Answer.THROTTLED)
+        try:
+            heartbeat = Heartbeat(Kind.BEAT, self._worker_id, terms.lease_ms, attempt_ids, terms.max_attempts)
+            answers = await self._transport.try_heartbeat(heartbeat)
+            self._failures = 0
+        except Throttled as error:
+            log.warning(
+                "Heartbeats are throttled",
+                extra={
+                    "event": "heartbeats_throttled",
+                    "attempts": len(attempt_ids),
+                    "delay_s": error.retry_after_s,
+                    "error": error,
+                },
+            )
+            # All queues: the receiver requests a pause of the whole worker.
+            for paused in self._queues.values():
+                paused.pause(self._clock(), error.retry_after_s)
+        except Unavailable as error:
+            self._failures += 1
+            log.warning(
+                "Heartbeats did not reach the platform",
+                extra={"event": "heartbeats_failed", "failures": self._failures, "error": error},
+            )
+        except Fatal as error:
+            self._fatal = error
+            self._wake.set()
+        finally:
+            for attempt_id in attempt_ids:
+                queue.answer(attempt_id, answers[attempt_id], sent_s)
+        gone = [attempt_id for attempt_id in attempt_ids if answers[attempt_id] is Answer.GONE]
+        if gone:
+            log.info(
+                "Attempts are gone by the platform's answer; stopping them",
+                extra={
+                    "event": "attempts_gone",
+                    "attempts": len(gone),
+                    "tasks": [g.task_id for g in gone[:5]],
+                },
+            )
+            self._room_freed.set()
+            self._on_lost(gone)
+
+
+async def wait_room(in_flight: InFlight, heartbeats: HeartbeatSender, timeout_s: float) -> bool:
+    """Waits until there is room in both, at most `timeout_s` seconds; returns whether there is."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            # A loop: while this waits for one, the puller of another type may fill the other.
+            while not (in_flight.room > 0 and heartbeats.room > 0):
+                await in_flight.wait_room(timeout_s)
+                await heartbeats.wait_room()
+    return in_flight.room > 0 and heartbeats.room > 0
+
+
+def _policy(timeout_s: float) -> HeartbeatPolicy:
+    policy = HeartbeatPolicy.within(timeout_s, limit_per_s=LIMIT_PER_S)
+    step_s = min(MAX_STEP_S, timeout_s / 30)
+    return dataclasses.replace(policy, step_s=step_s, rate_per_s=1 / step_s)

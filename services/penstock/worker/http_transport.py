@@ -1,0 +1,212 @@
+"""The HTTP transport: a gateway claims tasks for the worker, and takes its results and heartbeats.
+
+Its counterparts are `kafka_transport` and `pull`. The gateway answers each heartbeat, which also
+tells the worker the attempts that are gone, so it needs no revocations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
+from penstock.contracts.heartbeat import Heartbeat, claims_of
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
+from penstock.core.attempt import AttemptId
+from penstock.core.heartbeat_queue import Answer
+from penstock.errors import (
+    Fatal,
+    InvalidRecord,
+    PenstockError,
+    Throttled,
+    Unavailable,
+    UnknownType,
+)
+from penstock.worker.gateway_client import HOLD_ROUTE, WAIT_S, GatewayClient
+from penstock.worker.heartbeat_sender import HeartbeatSender, wait_room
+from penstock.worker.in_flight import InFlight
+
+log = logging.getLogger(__name__)
+
+# The gateway's limits of one request.
+RESULTS_PER_REQUEST = 500
+TASKS_PER_REQUEST = 500
+
+
+class HttpTransport:
+    """Sends heartbeats and results to a gateway; the counterpart of `KafkaTransport`.
+
+    Args:
+        gateway: the gateway.
+        worker_id: of the worker.
+    """
+
+    def __init__(self, gateway: GatewayClient, worker_id: str) -> None:
+        self._gateway = gateway
+        self._worker_id = worker_id
+
+    async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Does nothing: the gateway itself writes claims and the ends of leases."""
+
+    async def try_heartbeat(self, heartbeat: Heartbeat) -> Mapping[AttemptId, Answer]:
+        """Sends once; returns the answer for each attempt.
+
+        Raises:
+            Throttled: the gateway did not accept it, and asks for a pause.
+            GatewayUnavailable: the gateway did not accept it.
+        """
+        attempt_ids = list(heartbeat.tasks)
+        limit = {} if heartbeat.max_attempts is None else {"max_attempts": heartbeat.max_attempts}
+        entries: list[dict[str, Any]] = [
+            # The gateway reads the attempt's identity only, so the stage is a placeholder.
+            {
+                "id": attempt_id.task_id,
+                "step": attempt_id.step,
+                "stage": "-",
+                "attempt": attempt_id.attempt,
+                "outcome": "progress",
+                "lease_ms": heartbeat.lease_ms,
+                **limit,
+            }
+            for attempt_id in attempt_ids
+        ]
+        try:
+            body, _ = await self._gateway.post("/set_task", {"worker": self._worker_id, "results": entries})
+        except (Unavailable, Fatal):
+            raise
+        except PenstockError as error:
+            log.warning(
+                "The gateway refused heartbeats",
+                extra={"event": "heartbeats_refused", "attempts": len(attempt_ids), "error": error},
+            )
+            return dict.fromkeys(attempt_ids, Answer.UNKNOWN)
+        answers = dict.fromkeys(attempt_ids, Answer.CONFIRMED)
+        answers |= {attempt_ids[entry["index"]]: Answer.UNKNOWN for entry in body["rejected"]}
+        answers |= {attempt_ids[entry["index"]]: Answer.GONE for entry in body.get("gone", ())}
+        return answers
+
+    async def send_results(self, results: Sequence[StageResult]) -> None:
+        """Returns once the gateway has them; tries again while it is unavailable.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be encoded; none is sent.
+        """
+        entries = [result.to_wire() for result in results]
+        orjson.dumps(entries)
+        for chunk in _chunks(entries):
+            await self._report(chunk)
+
+    async def _report(self, entries: list[dict[str, Any]]) -> None:
+        request = {"worker": self._worker_id, "results": entries}
+        try:
+            body, _ = await retry_until_available(
+                lambda: self._gateway.post("/set_task", request),
+                waiting_for="report of results",
+                backoff=WORKER_BACKOFF,
+            )
+        except Fatal:
+            raise
+        except PenstockError as error:
+            # A retry would be refused too. The leases of these attempts expire.
+            log.error(  # noqa: TRY400 (the error is a field)
+                "The gateway refused results",
+                extra={"event": "results_refused", "results": len(entries), "error": str(error)},
+            )
+            return
+        for rejection in body["rejected"]:
+            log.error(
+                "The gateway rejected a result",
+                extra={
+                    "event": "result_rejected",
+                    "task": entries[rejection["index"]]["id"],
+                    "errors": rejection.get("errors"),
+                },
+            )
+
+
+class HttpPuller:
+    """Pulls tasks of one type from a gateway while there is room; the counterpart of `KafkaPuller`.
+
+    Args:
+        gateway: the gateway.
+        type_name: the type.
+        in_flight: the attempts in flight; bounds what is pulled.
+        heartbeats: keeps attempts alive; bounds what is pulled, too.
+        worker_id: of the worker.
+        start: called with claimed attempts to run.
+        limits: most attempts by stage, for stages with a limit of their own.
+    """
+
+    def __init__(
+        self,
+        gateway: GatewayClient,
+        type_name: str,
+        in_flight: InFlight,
+        heartbeats: HeartbeatSender,
+        worker_id: str,
+        start: Callable[[list[ReadyTask]], object],
+        limits: Mapping[str, int],
+    ) -> None:
+        self._gateway = gateway
+        self._type = type_name
+        self._in_flight = in_flight
+        self._heartbeats = heartbeats
+        self._worker_id = worker_id
+        self._start = start
+        self._limits = limits
+        # The gateway answered the last request, with or without tasks.
+        self._answered = False
+
+    async def run(self) -> None:
+        """Pulls until cancelled; waits for a missing type, an unavailable gateway, and a valid key.
+
+        Raises:
+            SettingsError: there is no gateway, or it has refused this worker for too long.
+        """
+        while True:
+            await retry_until_available(
+                self._pull,
+                waiting_for=f"tasks of type {self._type}",
+                backoff=WORKER_BACKOFF,
+                retry_on=(Unavailable, UnknownType, InvalidRecord),
+            )
+
+    async def _pull(self) -> None:
+        """Claims tasks from the gateway once, if there is room for any, and starts them."""
+        if not await wait_room(self._in_flight, self._heartbeats, WAIT_S):
+            return
+        max_tasks = int(min(self._in_flight.room, self._heartbeats.room, TASKS_PER_REQUEST))
+        sent_s = asyncio.get_running_loop().time()
+        # After a failure without long-polling: the answer shows at once that the gateway is
+        # available again.
+        wait_s = WAIT_S if self._answered else 0.0
+        request = {"worker": self._worker_id, "type": self._type, "max": max_tasks, "wait_s": wait_s}
+        if self._limits:
+            # The gateway claims, but only the worker knows the limits of its stages.
+            request["max_attempts"] = self._limits
+        answered, self._answered = self._answered, False
+        try:
+            body, arrived_s = await self._gateway.post(HOLD_ROUTE, request)
+        except Throttled:
+            # The gateway is available, and more requests would not help it.
+            self._answered = answered
+            raise
+        claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
+        claimed = [ready for ready in claimed if ready.fence.attempt_id not in self._in_flight]
+        if claimed:
+            self._in_flight.add(claimed)
+            # Leases count from the gateway's claim, which lies between the request and the answer.
+            claimed_s = max(sent_s, arrived_s - body.get("claimed_ms_ago", 0) / 1000)
+            self._heartbeats.add(claims_of(self._worker_id, claimed, self._limits), claimed_s)
+            self._start(claimed)
+        self._answered = True
+
+
+def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    for begin in range(0, len(entries), RESULTS_PER_REQUEST):
+        yield entries[begin : begin + RESULTS_PER_REQUEST]

@@ -1,0 +1,62 @@
+"""The Kafka transport: writes batches of claims, heartbeats, results and ends of leases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aiokafka import AIOKafkaProducer
+
+from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
+from penstock.contracts.heartbeat import Heartbeat
+from penstock.contracts.result import StageResult, encode_results
+from penstock.core.attempt import AttemptId
+from penstock.core.heartbeat_queue import Answer
+from penstock.kafka.connection import translated
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.settings import Kafka
+
+
+class KafkaTransport:
+    """Writes the records of a worker, in order.
+
+    Args:
+        producer: started, acks=all.
+        settings: for the prefix of the topics.
+        worker_id: the key of every record; records with one key stay in order.
+    """
+
+    def __init__(self, producer: AIOKafkaProducer, settings: Kafka, worker_id: str) -> None:
+        self._producer = producer
+        self._heartbeats = settings.prefix + HEARTBEATS.name
+        self._results = settings.prefix + STAGE_RESULTS.name
+        self._worker_id = worker_id
+        self._record_key = worker_id.encode()
+
+    async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Returns once Kafka has it; tries again while Kafka is unavailable."""
+        await self._send(self._heartbeats, heartbeat.encode())
+
+    async def try_heartbeat(self, heartbeat: Heartbeat) -> Mapping[AttemptId, Answer]:
+        """Sends once, because the next heartbeat makes up for a lost one.
+
+        Raises:
+            KafkaUnavailable: it is not on Kafka.
+        """
+        with translated():
+            await self._producer.send_and_wait(self._heartbeats, heartbeat.encode(), key=self._record_key)
+        return dict.fromkeys(heartbeat.tasks, Answer.CONFIRMED)
+
+    async def send_results(self, results: Sequence[StageResult]) -> None:
+        """Returns once Kafka has them; tries again while Kafka is unavailable.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be encoded; none is sent.
+        """
+        await self._send(self._results, encode_results(self._worker_id, results))
+
+    async def _send(self, topic: str, value: bytes) -> None:
+        async def write() -> None:
+            with translated():
+                await self._producer.send_and_wait(topic, value, key=self._record_key)
+
+        await retry_until_available(write, waiting_for=f"write to {topic}", backoff=WORKER_BACKOFF)

@@ -1,0 +1,225 @@
+"""The platform client of a worker: pulls, claims, reports, and sends heartbeats.
+
+It runs in an event loop on its own thread, so a handler that blocks the worker's loop costs neither
+partitions nor leases (W7). It exchanges only batches with the handlers' side: `start`, `drop` and
+results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from penstock import process
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
+from penstock.contracts.revocation import Revocation
+from penstock.core.attempt import AttemptId
+from penstock.http.credentials import Credentials
+from penstock.kafka.connection import make_producer, running
+from penstock.worker.gateway_client import GatewayClient
+from penstock.worker.heartbeat_sender import HeartbeatSender
+from penstock.worker.http_transport import HttpPuller, HttpTransport
+from penstock.worker.in_flight import InFlight
+from penstock.worker.kafka_transport import KafkaTransport
+from penstock.worker.pull import KafkaPuller
+from penstock.worker.result_sender import ResultSender
+from penstock.worker.revocations import listen
+from penstock.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+# Seconds that pullers get to end: leaving a group asks the broker.
+LEAVE_S = 5.0
+
+# The transport, a factory of pullers by type, and further coroutines to run.
+Platform = tuple[
+    KafkaTransport | HttpTransport,
+    Callable[[str], KafkaPuller | HttpPuller],
+    list[Coroutine[Any, Any, None]],
+]
+
+
+class PlatformClient:
+    """The client of one worker; made and run in its own loop.
+
+    `add` may be called from any thread, once `start` has been called.
+
+    Args:
+        settings: of the worker.
+        worker_id: of the worker.
+        types: the types to pull; for each, most attempts by stage, for stages with a limit of their
+            own.
+        start: called with attempts to run.
+        drop: called with attempts to end without a result.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        worker_id: str,
+        types: Mapping[str, Mapping[str, int]],
+        start: Callable[[list[ReadyTask]], object],
+        drop: Callable[[list[AttemptId]], object],
+    ) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._types = types
+        self._start = start
+        self._drop = drop
+        self._stopping = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._in_flight = InFlight(settings.pool + settings.backlog)
+        self._heartbeats: HeartbeatSender
+        self._results: ResultSender
+
+    def add(self, result: StageResult) -> None:
+        """Adds a result to report."""
+        self._results.add(result)
+
+    def stop(self) -> None:
+        """Ends pulling."""
+        self._stopping.set()
+
+    def finish(self) -> None:
+        """Ends `run` once all results are reported; no further result will be added."""
+        self._drained.set()
+
+    async def run(
+        self,
+        on_ready: Callable[[], object],
+        on_not_ready: Callable[[], object],
+        on_pulled: Callable[[], object],
+    ) -> None:
+        """Runs until `stop` and `finish` were called.
+
+        Args:
+            on_ready: called when tasks can be pulled; over HTTP once a gateway has answered, also
+                again after `on_not_ready`.
+            on_not_ready: called when the gateway refuses this worker's credentials.
+            on_pulled: called when no further attempt will be started.
+
+        Raises:
+            KafkaUnavailable: no broker answered at the start.
+            SettingsError: there is no gateway at the address, or it has refused this worker for too
+                long.
+        """
+        clock = asyncio.get_running_loop().time
+        async with self._platform(on_ready, on_not_ready) as (transport, make_puller, further):
+            self._heartbeats = HeartbeatSender(transport, self._worker_id, clock, self._stop_lost)
+            self._results = ResultSender(transport, self._worker_id, self._remove, self._still_in_flight)
+            pulling = process.run_all(*(make_puller(name).run() for name in sorted(self._types)))
+
+            async def work() -> None:
+                await _until(self._stopping, pulling)
+                on_pulled()
+                await self._drained.wait()
+                await self._results.wait_sent()
+
+            if not self._settings.worker_gateway:
+                on_ready()
+            await process.run_with_background(
+                work(),
+                self._results.run(),
+                self._heartbeats.run(),
+                *further,
+                # Guards this loop; handlers may block theirs for any time.
+                process.watch_loop(process.STALL_S),
+            )
+
+    @asynccontextmanager
+    async def _platform(
+        self, on_accepted: Callable[[], object], on_refused: Callable[[], object]
+    ) -> AsyncIterator[Platform]:
+        """Connects to Kafka, or to a gateway."""
+        settings, worker_id = self._settings, self._worker_id
+        if settings.worker_gateway:
+            async with GatewayClient(
+                settings.worker_gateway,
+                Credentials(settings.api_key, settings.api_key_file),
+                patience_s=settings.refused_timeout_s,
+                on_accepted=on_accepted,
+                on_refused=on_refused,
+            ) as gateway:
+                yield (
+                    HttpTransport(gateway, worker_id),
+                    lambda name: HttpPuller(
+                        gateway,
+                        name,
+                        self._in_flight,
+                        self._heartbeats,
+                        worker_id,
+                        self._start,
+                        self._types[name],
+                    ),
+                    [],
+                )
+            return
+        async with running(make_producer(settings)) as producer:
+            transport = KafkaTransport(producer, settings, worker_id)
+            yield (
+                transport,
+                lambda name: KafkaPuller(
+                    settings,
+                    name,
+                    transport,
+                    self._in_flight,
+                    self._heartbeats,
+                    worker_id,
+                    self._start,
+                    self._types[name],
+                ),
+                [listen(settings, self._on_revoked)],
+            )
+
+    def _still_in_flight(self, attempt_ids: list[AttemptId]) -> InFlight:
+        # After a stall, this may run before the heartbeat step that would drop these attempts.
+        self._heartbeats.drop_cut_off(attempt_ids)
+        return self._in_flight
+
+    def _remove(self, attempt_ids: list[AttemptId]) -> None:
+        self._in_flight.remove(attempt_ids)
+        self._heartbeats.remove(attempt_ids)
+
+    def _stop_lost(self, attempt_ids: list[AttemptId]) -> None:
+        self._in_flight.remove(attempt_ids)
+        self._drop(attempt_ids)
+
+    def _on_revoked(self, revocation: Revocation) -> None:
+        revoked = [attempt_id for attempt_id in revocation.tasks if attempt_id in self._in_flight]
+        if revoked:
+            log.info(
+                "The platform revoked attempts; stopping them",
+                extra={
+                    "event": "attempts_revoked",
+                    "attempts": len(revoked),
+                    "reason": revocation.why,
+                },
+            )
+            self._remove(revoked)
+            self._drop(revoked)
+
+
+async def _until(stopping: asyncio.Event, work: Any) -> None:
+    """Runs `work` until `stopping` is set, then cancels it.
+
+    Raises:
+        Exception: `work` raised it before.
+    """
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, waiting):
+        task.cancel()
+    await asyncio.wait({working, waiting}, timeout=LEAVE_S)
+    if not working.done():
+        # A client that waits for an unavailable broker; it ends with this loop.
+        log.warning(
+            "Pulling did not end in time; continuing without waiting for it",
+            extra={"event": "pulling_abandoned", "timeout_s": LEAVE_S},
+        )
+    elif not working.cancelled() and (error := working.exception()) is not None:
+        raise error

@@ -1,0 +1,82 @@
+"""Priority order among claimed attempts; within a priority, in order of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from penstock.contracts.ready import ReadyTask
+from penstock.core.attempt import AttemptId
+from penstock.core.task import Priority
+
+
+class PriorityQueue:
+    """Attempts that wait for a handler."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Priority, int, ReadyTask]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, ready: ReadyTask) -> None:
+        """Adds an attempt."""
+        heapq.heappush(self._heap, (ready.priority, next(self._numbers), ready))
+
+    def take(self) -> ReadyTask:
+        """Removes and returns the first attempt; the queue must not be empty."""
+        return heapq.heappop(self._heap)[2]
+
+    def drop(self, attempt_ids: Collection[AttemptId]) -> None:
+        """Removes attempts."""
+        self._heap = [entry for entry in self._heap if entry[2].fence.attempt_id not in attempt_ids]
+        heapq.heapify(self._heap)
+
+
+class PrioritySemaphore:
+    """A semaphore that admits the waiter with the highest priority first.
+
+    Args:
+        permits: how many may hold it at once.
+    """
+
+    def __init__(self, permits: int) -> None:
+        self._free = permits
+        self._waiters: list[tuple[Priority, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    @asynccontextmanager
+    async def permit(self, priority: Priority) -> AsyncIterator[None]:
+        """Holds a permit for the time of a `with` block."""
+        await self._acquire(priority)
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _acquire(self, priority: Priority) -> None:
+        # A free permit means that there are no waiters: `_release` hands permits to waiters
+        # directly.
+        if self._free:
+            self._free -= 1
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (priority, next(self._numbers), waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        while self._waiters:
+            waiter = heapq.heappop(self._waiters)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._free += 1

@@ -1,0 +1,158 @@
+"""Sends the results of a worker in batches, and then the ends of their leases."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from typing import Protocol
+
+from penstock.concurrency.batcher import Batcher
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.result import RESULTS_PER_RECORD, Failure, StageResult, encode_results
+from penstock.core.attempt import AttemptId
+from penstock.core.completion import Outcome
+from penstock.kafka.connection import MAX_RECORD_BYTES
+from penstock.process import run_all
+
+log = logging.getLogger(__name__)
+
+# Seconds in which ended leases are collected for one record. Their results are on Kafka by then, so
+# a lease that ends a little later is harmless.
+END_LEASES_S = 0.05
+# About the size of an entry without its context and error; it keeps records below the broker's
+# limit.
+ENTRY_BYTES = 400
+MAX_BATCH_BYTES = MAX_RECORD_BYTES // 2
+
+
+class ResultTransport(Protocol):
+    """Sends results to Kafka or to a gateway."""
+
+    async def send_results(self, results: Sequence[StageResult]) -> None:
+        """Returns once they are stored.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be encoded; none is sent.
+        """
+
+    async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Returns once it is stored."""
+
+
+class ResultSender:
+    """Sends results in batches, then ends their leases.
+
+    Made in the loop in which it runs; results may be added from any thread.
+
+    Args:
+        transport: sends results and ends of leases.
+        worker_id: of the worker.
+        on_sent: called with the attempts whose results are stored.
+        still_in_flight: called before each batch; returns which of its attempts this worker still
+            has. A result of a lost or revoked attempt is not sent, because another worker may have
+            begun it.
+    """
+
+    def __init__(
+        self,
+        transport: ResultTransport,
+        worker_id: str,
+        on_sent: Callable[[list[AttemptId]], None],
+        still_in_flight: Callable[[list[AttemptId]], Container[AttemptId]],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._worker_id = worker_id
+        self._on_sent = on_sent
+        self._still_in_flight = still_in_flight
+        # Results that other threads have added, and whether this loop will move them.
+        self._added: deque[StageResult] = deque()
+        self._move_scheduled = False
+        self._results: Batcher[StageResult] = Batcher(
+            self._send, max_size=MAX_BATCH_BYTES, size_of=_size_bytes
+        )
+        self._ended: Batcher[AttemptId] = Batcher(self._end_leases, linger_s=lambda _previous: END_LEASES_S)
+
+    def add(self, result: StageResult) -> None:
+        """Adds a result to the next batch."""
+        self._added.append(result)
+        # One call a batch. A thread that sees the flag set has added its result before the move.
+        if not self._move_scheduled:
+            self._move_scheduled = True
+            self._loop.call_soon_threadsafe(self._move_added)
+
+    def _move_added(self) -> None:
+        self._move_scheduled = False
+        while self._added:
+            self._results.add(self._added.popleft())
+
+    async def run(self) -> None:
+        """Sends until cancelled.
+
+        Raises:
+            Fatal: no result can be sent any more.
+        """
+        await run_all(self._results.run(), self._ended.run())
+
+    async def wait_sent(self) -> None:
+        """Waits until all added results are stored and their leases have ended.
+
+        Raises:
+            Fatal: some results were not stored.
+        """
+        self._move_added()
+        await self._results.wait_idle()
+        await self._ended.wait_idle()
+
+    async def _send(self, results: Sequence[StageResult]) -> None:
+        batch = self._without_lost(results)
+        if not batch:
+            return
+        try:
+            await self._transport.send_results(batch)
+        except (TypeError, ValueError):
+            # Nothing was sent. A `Context` made by a handler can have data that contradict its
+            # content type.
+            await self._transport.send_results([_encodable(result) for result in batch])
+        attempt_ids = [result.fence.attempt_id for result in batch]
+        self._on_sent(attempt_ids)
+        for attempt_id in attempt_ids:
+            self._ended.add(attempt_id)
+
+    async def _end_leases(self, attempt_ids: Sequence[AttemptId]) -> None:
+        await self._transport.send_heartbeat(Heartbeat(Kind.RELEASE, self._worker_id, 0, list(attempt_ids)))
+
+    def _without_lost(self, results: Sequence[StageResult]) -> list[StageResult]:
+        in_flight = self._still_in_flight([result.fence.attempt_id for result in results])
+        batch = [result for result in results if result.fence.attempt_id in in_flight]
+        if len(batch) < len(results):
+            log.info(
+                "Results of lost attempts are not sent",
+                extra={"event": "results_dropped", "results": len(results) - len(batch)},
+            )
+        return batch
+
+
+def _encodable(result: StageResult) -> StageResult:
+    """The result, or a failure in its place when it cannot be encoded."""
+    try:
+        encode_results("", [result])
+    except (TypeError, ValueError) as error:
+        failure = Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {error}")
+        return dataclasses.replace(
+            result, outcome=Outcome.FAIL, next_stage=None, context=None, delay_ms=0, error=failure
+        )
+    return result
+
+
+def _size_bytes(result: StageResult) -> int:
+    """About the encoded size; at least the share of a record that has the most entries."""
+    size_bytes = ENTRY_BYTES
+    if result.context is not None and result.context.data is not None:
+        size_bytes += len(result.context.data) * 2
+    if result.error is not None:
+        size_bytes += (len(result.error.message) + len(result.error.traceback or "")) * 2
+    return max(size_bytes, MAX_BATCH_BYTES // RESULTS_PER_RECORD)

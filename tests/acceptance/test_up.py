@@ -1,4 +1,4 @@
-"""`penstock up` as a user meets it: a process that is started, signalled and killed."""
+"""`penstock up`, as a process that is started, signalled and killed."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from penstock.kafka.connection import admin_client
 from penstock.local.deployment import SERVICES, Deployment, Options, Service
 from penstock.process import exit_status
 from penstock.settings import Kafka
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
-# Stands for a service: says where it was told to go, puts its mark, and ends when asked.
-FAKE = """
+# Simulates a service: prints its settings, creates its ready file, and ends on SIGTERM.
+FAKE_SERVICE = """
 import os, pathlib, signal, time
-signal.signal(signal.SIGTERM, lambda *_: (print("bye", flush=True), os._exit(0)))
-print("told", os.environ["PENSTOCK_KAFKA"], os.environ["PENSTOCK_PREFIX"], flush=True)
+signal.signal(signal.SIGTERM, lambda *_: (print("fake-stopped", flush=True), os._exit(0)))
+print("settings", os.environ["PENSTOCK_KAFKA"], os.environ["PENSTOCK_PREFIX"], flush=True)
 pathlib.Path(os.environ["PENSTOCK_READY_FILE"]).touch()
 while True: time.sleep(60)
 """
-FAKES = {
-    name: Service(argv=(sys.executable, "-c", FAKE), order=order)
+FAKE_SERVICES = {
+    name: Service(argv=(sys.executable, "-c", FAKE_SERVICE), order=order)
     for name, order in (("gateway", 0), ("task-sync", 0), ("heartbeats", 1), ("stages", 2), ("callbacks", 3))
 }
 
 
 @pytest.fixture
 def data_dir():
-    """A short path: sockets have little room."""
+    """A folder with a short path, since the length of socket paths is limited."""
     path = Path(tempfile.mkdtemp(prefix="penstock-"))
     yield path / "data"
     shutil.rmtree(path)
@@ -49,7 +49,7 @@ def data_dir():
 
 @pytest.fixture
 def start_up(data_dir):
-    """Starts `up` in a process of its own, with services that are fakes."""
+    """Starts `penstock up` with fake services in a separate process."""
     started = []
 
     def start(**options) -> subprocess.Popen[str]:
@@ -59,7 +59,7 @@ def start_up(data_dir):
             from penstock.local.deployment import Options, Service
             from penstock.local.up import up
             fakes = {{name: Service(argv=argv, order=order) for name, argv, order in
-                {[(name, fake.argv, fake.order) for name, fake in FAKES.items()]!r}}}
+                {[(name, fake.argv, fake.order) for name, fake in FAKE_SERVICES.items()]!r}}}
             options = Options(data_dir=Path({str(data_dir)!r}), services=fakes, **{options!r})
             sys.exit(asyncio.run(up(options)))
         """)
@@ -76,10 +76,11 @@ def start_up(data_dir):
             process.communicate()
 
 
-async def test_up_says_where_it_is_and_stops_in_order_when_asked(start_up, data_dir):
-    """SIGTERM: what lets work in stops first, the status is 0, nothing is left, and the summary held what was promised.
+async def test_up_prints_its_addresses_and_stops_services_in_order(start_up, data_dir):
+    """On SIGTERM, `up` stops the services that accept work first, ends with status 0 and leaves no process.
 
-    On the way: ports that are taken are passed over and it is said; a second `up` on the same directory is refused.
+    Its summary has the addresses. It reports a taken port and uses another one. A second `up` on the
+    same directory is refused.
     """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -99,44 +100,50 @@ async def test_up_says_where_it_is_and_stops_in_order_when_asked(start_up, data_
     assert process.returncode == 0, output
     assert f"port {port} is taken: the gateway listens on " in output
     hint = f"export PENSTOCK_DATA_DIR={data_dir}"
-    for promised in (addresses.gateway, addresses.kafka, addresses.objects, hint, "Ctrl-C stops everything"):
-        assert promised in output
-    assert f"stages       told {addresses.kafka} penstock." in output
-    goodbyes = [line.split()[0] for line in output.splitlines() if line.endswith(" bye")]
-    assert sorted(goodbyes[:2]) == ["gateway", "task-sync"]
-    assert goodbyes[2:] == ["heartbeats", "stages", "callbacks"]
+    for expected_text in (
+        addresses.gateway,
+        addresses.kafka,
+        addresses.objects,
+        hint,
+        "Ctrl-C stops everything",
+    ):
+        assert expected_text in output
+    assert f"stages       settings {addresses.kafka} penstock." in output
+    stopped = [line.split()[0] for line in output.splitlines() if line.endswith(" fake-stopped")]
+    assert sorted(stopped[:2]) == ["gateway", "task-sync"]
+    assert stopped[2:] == ["heartbeats", "stages", "callbacks"]
     assert "\x1b[" not in output
     assert running(data_dir) is None
     assert not (data_dir / "state.json").exists()
     assert not [server for server in servers if server.is_running()]
 
 
-@pytest.mark.slow
-async def test_a_killed_up_leaves_nothing_and_the_next_one_starts(start_up, data_dir):
-    """O1: kill -9 of `up`: services and servers end by themselves; the next run needs no repair."""
+async def test_a_killed_up_leaves_no_process_and_the_next_one_starts(start_up, data_dir):
+    """O1: after kill -9 of `up`, services and servers end by themselves, and the next run needs no
+    repair."""
     process = start_up()
     await wait_until(lambda: running(data_dir), timeout=90)
     children = psutil.Process(process.pid).children()
-    assert len(children) == len(FAKES) + 3  # Kafka, PostgreSQL and the reaper
+    assert len(children) == len(FAKE_SERVICES) + 3  # Kafka, PostgreSQL and the reaper
     process.kill()
     await asyncio.to_thread(process.communicate)
     assert running(data_dir) is None
     await wait_until(lambda: not any(_runs(child) for child in children), timeout=60)
 
-    again = start_up()
+    second = start_up()
     addresses = await wait_until(lambda: running(data_dir), timeout=90)
-    assert addresses.pid == again.pid
-    again.send_signal(signal.SIGINT)
-    await asyncio.to_thread(again.communicate)
-    assert again.returncode == 0
+    assert addresses.pid == second.pid
+    second.send_signal(signal.SIGINT)
+    await asyncio.to_thread(second.communicate)
+    assert second.returncode == 0
 
 
-@pytest.mark.slow
-async def test_data_is_kept_unless_fresh(data_dir, monkeypatch):
-    """Rows and topics survive a stop; `fresh` drops them. Topics and tables are there before any service starts."""
+async def test_data_survives_a_stop_unless_fresh(data_dir, monkeypatch):
+    """Rows and topics survive a stop, and `fresh` drops them. Topics and tables exist before any
+    service starts."""
     options = {
         "data_dir": data_dir,
-        "services": FAKES,
+        "services": FAKE_SERVICES,
         "gateway_port": 0,
         "kafka_port": 0,
         "postgres_port": 0,
@@ -144,27 +151,28 @@ async def test_data_is_kept_unless_fresh(data_dir, monkeypatch):
     async with Deployment(Options(**options)) as deployment:
         await _execute(deployment.postgres, "CREATE TABLE public.kept ()")
         assert "penstock.stage-results" in await _topics(deployment.kafka)
-        assert set(deployment.processes) == {*FAKES, "kafka", "postgres"}
-        # C7: whoever tries it out has the targets on this machine.
+        assert set(deployment.processes) == {*FAKE_SERVICES, "kafka", "postgres"}
+        # C7: a trial deployment has its callback targets on this machine.
         assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == "127.0.0.0/8,::1/128"
     monkeypatch.setenv("PENSTOCK_CALLBACK_ALLOW", "")
     async with Deployment(Options(**options)) as deployment:
         assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == ""
         await _execute(deployment.postgres, "SELECT FROM public.kept")
-        killed = deployment.kill("stages")
+        killed_pid = deployment.kill("stages")
         await wait_until(lambda: deployment.exits("stages") == 1)
         await deployment.wait_ready(["stages"])
-        assert deployment.processes["stages"] != killed
+        assert deployment.processes["stages"] != killed_pid
     async with Deployment(Options(**options, fresh=True)) as deployment:
         with pytest.raises(asyncpg.UndefinedTableError):
             await _execute(deployment.postgres, "SELECT FROM public.kept")
 
 
-async def test_servers_that_exist_are_used(data_dir, kafka_servers, prefix, empty_database):
-    """With `kafka` and `postgres` given, nothing but the services is started, as many of each as asked for."""
+async def test_existing_servers_are_used(data_dir, kafka_servers, prefix, empty_database):
+    """With `kafka` and `postgres` given, the deployment starts only the services, each with its
+    number of replicas."""
     options = Options(
         data_dir=data_dir,
-        services=FAKES,
+        services=FAKE_SERVICES,
         kafka=kafka_servers,
         postgres=empty_database,
         prefix=prefix,
@@ -173,7 +181,7 @@ async def test_servers_that_exist_are_used(data_dir, kafka_servers, prefix, empt
     async with Deployment(options) as deployment:
         assert set(deployment.processes) == {"gateway", "stages", "stages-2"}
         assert deployment.environment["PENSTOCK_POSTGRES"] == empty_database
-        # C7: this may be production, and the gateway without authentication is on this machine.
+        # C7: the servers may be in production, and this gateway does not authenticate requests.
         assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == ""
         assert f"{prefix}events" in await _topics(kafka_servers)
         state = json.loads((data_dir / "state.json").read_text())
@@ -182,13 +190,14 @@ async def test_servers_that_exist_are_used(data_dir, kafka_servers, prefix, empt
 
 
 async def test_a_service_that_cannot_start_ends_the_start(data_dir, kafka_servers, prefix, empty_database):
-    """A service that keeps dying: its own last words, and nothing is left running."""
+    """A service that keeps failing ends the start with its last log lines, and no process
+    remains."""
     broken = {"stages": Service(argv=(sys.executable, "-c", "raise SystemExit('no such table')"), order=0)}
     options = Options(
         data_dir=data_dir, services=broken, kafka=kafka_servers, postgres=empty_database, prefix=prefix
     )
     deployment = Deployment(options)
-    with pytest.raises(CannotStart, match=r"stages does not come up; its last lines:\nno such table"):
+    with pytest.raises(CannotStart, match=r"stages does not start; its last log lines:\nno such table"):
         async with deployment:
             pass
     assert deployment.processes == {}
@@ -198,7 +207,8 @@ async def test_a_service_that_cannot_start_ends_the_start(data_dir, kafka_server
 async def test_a_service_that_refuses_its_settings_is_not_started_again(
     data_dir, kafka_servers, prefix, empty_database
 ):
-    """O8: `up` ends with the gateway's own message at its first refusal, and with the status of wrong settings."""
+    """O8: `up` ends at the gateway's first refusal, with its message and the status of wrong
+    settings."""
     gateway = {"gateway": SERVICES["gateway"]}
     options = Options(
         data_dir=data_dir,
@@ -209,20 +219,21 @@ async def test_a_service_that_refuses_its_settings_is_not_started_again(
         environment={"PENSTOCK_GATEWAY_HOST": "0.0.0.0"},
     )
     deployment = Deployment(options)
-    with pytest.raises(
-        CannotStart, match=r"^gateway refuses to start:\n.*PENSTOCK_GATEWAY_AUTH=keys"
-    ) as refused:
+    with pytest.raises(CannotStart, match=r"^gateway cannot start:\n.*PENSTOCK_GATEWAY_AUTH=keys") as refused:
         async with deployment:
             pass
     assert exit_status(refused.value) == 6
     assert deployment.processes == {}
-    assert "starting it again" not in str(refused.value)
-    begun = [line for line in deployment.log_file.read_text().splitlines() if "PENSTOCK_GATEWAY_AUTH" in line]
-    assert len(begun) == 1
+    assert "restarting it" not in str(refused.value)
+    refusals = [
+        line for line in deployment.log_file.read_text().splitlines() if "PENSTOCK_GATEWAY_AUTH" in line
+    ]
+    assert len(refusals) == 1
 
 
-async def test_a_refusal_waits_for_no_other_service(data_dir, kafka_servers, prefix, empty_database):
-    """O8: also when a service that was started before does not serve yet."""
+async def test_a_refusal_does_not_wait_for_other_services(data_dir, kafka_servers, prefix, empty_database):
+    """O8: a refusal ends the start at once, also while a service that was started before is not
+    ready."""
     argv = (sys.executable, "-c")
     services = {
         "stages": Service(argv=(*argv, "import signal; signal.pause()"), order=0),
@@ -234,16 +245,17 @@ async def test_a_refusal_waits_for_no_other_service(data_dir, kafka_servers, pre
         kafka=kafka_servers,
         postgres=empty_database,
         prefix=prefix,
-        # Waited for one after the other, it would be told of `stages` after so long.
+        # If services were awaited one by one, the error would name `stages` after this time.
         start_timeout_s=20,
     )
-    with pytest.raises(CannotStart, match=r"^callbacks refuses to start:\nno such secret"):
+    with pytest.raises(CannotStart, match=r"^callbacks cannot start:\nno such secret"):
         async with Deployment(options):
             pass
 
 
 async def test_a_directory_that_cannot_be_written_is_named(tmp_path):
-    """The message names the directory and the option."""
+    """A directory that cannot be written ends the start, with a message that names it and the
+    option."""
     (tmp_path / "file").touch()
     with pytest.raises(CannotStart, match=r"file/data cannot be written .* choose another --data-dir"):
         async with Deployment(Options(data_dir=tmp_path / "file" / "data")):
@@ -259,7 +271,7 @@ async def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     ],
 )
 def test_contradicting_options_are_refused(options, names):
-    """Settings refuse nonsense before anything starts, naming both fields."""
+    """Contradicting options are refused before any start, with the names of both fields."""
     with pytest.raises(SettingsError) as refused:
         Deployment(Options(**options))
     for name in names:

@@ -1,4 +1,5 @@
-"""A rolling upgrade: the services of an earlier revision and these work side by side on one database and one cluster."""
+"""A rolling upgrade: services of an earlier revision and current ones run side by side on one
+database and one cluster."""
 
 from __future__ import annotations
 
@@ -18,31 +19,41 @@ import pytest
 
 from penstock.checks.app import check
 from penstock.client import Client
-from penstock.core.migrating import Step
+from penstock.core.migration_steps import Step
 from penstock.local.ports import choose_port
 from penstock.postgres.migrations import migrate
 from penstock.settings import Platform
 from penstock.worker import Done, Next, Worker, WorkerSettings
-from tests.callback_targets import LOOPBACK, SECRET, target_server
-from tests.running import make_topics, running_service
-from tests.waiting import wait_until
+from tests.support.callback_targets import LOOPBACK, SECRET, target_server
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-# The oldest revision from which an upgrade is promised: eleven migrations, before operations, limits and history.
+# The oldest revision with a promised upgrade: eleven migrations, before operations, limits and
+# history.
 OLDEST = "1b0bb60"
+# The last revision before modules, classes and metrics were renamed. The renaming must not have
+# changed the wire formats and the schema.
+BEFORE_RENAMING = "44f2b9b"
 SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks")
-EACH = 10
+TASKS_PER_TYPE = 10
+
+
+@pytest.fixture(params=[OLDEST, BEFORE_RENAMING])
+def revision(request):
+    """The revision from which the deployment is upgraded."""
+    return request.param
 
 
 @pytest.fixture
-def old(tmp_path):
-    """The tree of that revision."""
+def old(revision, tmp_path):
+    """The source tree of that revision."""
     found = subprocess.run(
-        ["git", "archive", OLDEST, "services", "schemas"], cwd=ROOT, capture_output=True, check=False
+        ["git", "archive", revision, "services", "schemas"], cwd=ROOT, capture_output=True, check=False
     )
     if found.returncode:
         pytest.skip(
-            f"the revision {OLDEST} is not in this clone (a shallow one?): {found.stderr.decode().strip()}"
+            f"the revision {revision} is not in this clone (a shallow one?): {found.stderr.decode().strip()}"
         )
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
         archive.extractall(tmp_path / "old", filter="data")
@@ -50,7 +61,7 @@ def old(tmp_path):
 
 
 class Release:
-    """One of the two, as commands and processes."""
+    """One of the two releases, as commands and processes."""
 
     def __init__(self, tree: Path, environment: dict[str, str], folder: Path) -> None:
         self.port = choose_port(0)
@@ -71,26 +82,26 @@ class Release:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        said, told = await process.communicate()
-        assert process.returncode == 0, told.decode()
-        return said.decode()
+        output, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+        return output.decode()
 
     async def start(self) -> None:
-        marks = {name: self._folder / f"{name}.ready" for name in SERVICES}
-        for name, mark in marks.items():
+        ready_files = {name: self._folder / f"{name}.ready" for name in SERVICES}
+        for name, ready_file in ready_files.items():
             with (self._folder / "log").open("ab") as log:
                 self._processes[name] = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "penstock", "run", name),
-                    env={**self._environment, "PENSTOCK_READY_FILE": str(mark)},
+                    env={**self._environment, "PENSTOCK_READY_FILE": str(ready_file)},
                     stdout=log,
                     stderr=log,
                 )
-        for name, mark in marks.items():
-            await wait_until(mark.exists, timeout=90, what=f"{name} is ready")
+        for name, ready_file in ready_files.items():
+            await wait_until(ready_file.exists, timeout=90, what=f"{name} is ready")
             assert self._processes[name].returncode is None
 
     async def stop(self) -> dict[str, int]:
-        """Asks all to end; their statuses."""
+        """Stops all services and returns their exit statuses."""
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         return {name: await process.wait() for name, process in self._processes.items()}
@@ -102,9 +113,12 @@ class Release:
             await process.wait()
 
 
-async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix, empty_database, tmp_path):
-    """O9: from the oldest revision on: the schema's first step under running old services, new ones beside them, old ones
-    stopped, the second step; tasks flow all the while, every one ends once, its callback is heard, and the check is clean."""
+async def test_old_and_new_services_work_side_by_side(
+    old, revision, kafka_servers, prefix, empty_database, tmp_path
+):
+    """O9: an upgrade from each supported revision loses no task. The first schema step runs under
+    old services, then new services start beside them, old ones stop, and the second step follows.
+    Every task ends once, its callback arrives, and the check is clean."""
     environment = {
         "PENSTOCK_KAFKA": kafka_servers,
         "PENSTOCK_PREFIX": prefix,
@@ -137,14 +151,14 @@ async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix
                 ids.extend(
                     [
                         (await client.submit(type_name, n, callbacks=[f"{target.url}/hook"])).id
-                        for n in range(EACH)
+                        for n in range(TASKS_PER_TYPE)
                     ]
                 )
 
     async def all_ended() -> bool:
         return await connection.fetchval("SELECT count(*) FROM task WHERE state = 'succeeded'") == len(ids)
 
-    async def all_told() -> bool:
+    async def all_delivered() -> bool:
         return await connection.fetchval("SELECT count(*) FROM callback WHERE state = 'delivered'") == len(
             ids
         )
@@ -161,10 +175,10 @@ async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix
                 await before.run("types", "add", type_name, "--gateway", f"http://127.0.0.1:{before.port}")
             await submit(before)
             await stack.enter_async_context(running_service(worker.serve))
-            # The first step, while tasks are on their way.
+            # The first step runs while tasks are in flight.
             second = await migrate(empty_database, Step.PRE)
             assert first
-            assert second
+            assert bool(second) == (revision == OLDEST)
             assert not set(first) & set(second)
             await make_topics(kafka_servers, prefix)
             await submit(before)
@@ -176,14 +190,16 @@ async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix
             assert set((await before.stop()).values()) == {0}
             await migrate(empty_database, Step.POST)
             await submit(after)
-            await wait_until(all_ended, timeout=90, what="the new release ends its own and what is left")
-            await wait_until(all_told, timeout=90, what="each target has heard of each task")
-            assert len(set(ids)) == 12 * EACH
-            assert len(set(target.ids())) == 12 * EACH
-            owed = "SELECT namespace, count(*) AS count FROM callback GROUP BY namespace ORDER BY namespace"
-            assert [tuple(row) for row in await connection.fetch(owed)] == [
-                ("acme", 6 * EACH),
-                ("default", 6 * EACH),
+            await wait_until(all_ended, timeout=90, what="the new release ends all tasks")
+            await wait_until(all_delivered, timeout=90, what="every callback is delivered")
+            assert len(set(ids)) == 12 * TASKS_PER_TYPE
+            assert len(set(target.ids())) == 12 * TASKS_PER_TYPE
+            callbacks_query = (
+                "SELECT namespace, count(*) AS count FROM callback GROUP BY namespace ORDER BY namespace"
+            )
+            assert [tuple(row) for row in await connection.fetch(callbacks_query)] == [
+                ("acme", 6 * TASKS_PER_TYPE),
+                ("default", 6 * TASKS_PER_TYPE),
             ]
             found = await check(Platform(kafka=kafka_servers, prefix=prefix, postgres=empty_database))
             assert found.clean, found
@@ -191,6 +207,6 @@ async def test_old_and_new_services_work_side_by_side(old, kafka_servers, prefix
     finally:
         await connection.close()
         for release in ("before", "after"):
-            # Shown when the test fails.
+            # pytest shows it when the test fails.
             log = tmp_path / release / "log"
             sys.stderr.write(log.read_text()[-3000:] if log.exists() else "")

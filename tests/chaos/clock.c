@@ -1,8 +1,8 @@
-/* A wall clock that can be stepped: preloaded, it adds to the time of day the seconds found in a file.
+/* A wall clock that can be stepped: a preloaded library that adds an offset from a file to the time of day.
  *
- * PENSTOCK_CHAOS_CLOCKS is the folder, PENSTOCK_CHAOS_CLOCK the file in it (by default the program's own name); the file
- * holds one 64-bit integer and may change at any time. A missing file changes nothing. Monotonic clocks stay as they are,
- * as they do when an administrator or NTP sets the clock of a machine.
+ * PENSTOCK_CHAOS_CLOCKS is the folder, PENSTOCK_CHAOS_CLOCK the file in it (by default the name of the program). The file
+ * has the offset in seconds as one 64-bit integer and may change at any time; without a file the offset is zero. Monotonic
+ * clocks do not change, as when an administrator or NTP sets the clock of a machine.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,7 +34,8 @@ __attribute__((constructor)) static void find(void) {
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
-    /* The library's own, which asks no kernel; until it is found (another library's start), the kernel. */
+    /* The function of libc needs no system call. Before it can be resolved, in constructors of other libraries, use the
+     * system call. */
     static int (*own)(clockid_t, struct timespec *);
     if (!own)
         own = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");

@@ -1,8 +1,8 @@
-"""Wall clocks of single processes, stepped while they run.
+"""Steps the wall clocks of single processes while they run.
 
-`unshare --time` moves only monotonic clocks, and the machine's own clock is not ours to set. So `clock.c` is compiled
-with the machine's C compiler and preloaded: what Python, Java and PostgreSQL take for the time of day is then the
-machine's plus what a file says.
+`unshare --time` moves only monotonic clocks, and tests must not set the clock of the machine. So
+`clock.c` is compiled with the machine's C compiler and preloaded. Python, Java and PostgreSQL then see
+the machine's time of day plus an offset from a file.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ SOURCE = Path(__file__).with_name("clock.c")
 
 
 def missing() -> str | None:
-    """Why clocks cannot be stepped here; None when they can."""
+    """Why this machine cannot step clocks; None when it can."""
     if compiler() is None:
-        return "no C compiler (cc or gcc), with which to make the clock that is preloaded"
+        return "there is no C compiler (cc or gcc) for the preloaded clock"
     return None
 
 
 def compiler() -> str | None:
-    """The C compiler."""
+    """The path of the C compiler, or None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
@@ -30,8 +30,8 @@ class Clocks:
     """The clocks of one scenario.
 
     Args:
-        folder: theirs.
-        names: of the clocks; one that is named after a program (`postgres`, `java`) is that program's.
+        folder: folder of the clocks, which is created.
+        names: names of the clocks; a program such as `postgres` or `java` uses the clock with its name.
     """
 
     def __init__(self, folder: Path, names: list[str]) -> None:
@@ -54,17 +54,17 @@ class Clocks:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Under which a program has the clock of its own name."""
+        """The environment in which a program uses the clock with its name."""
         return {"LD_PRELOAD": str(self._library), "PENSTOCK_CHAOS_CLOCKS": str(self._folder)}
 
     def prefix(self, name: str) -> tuple[str, ...]:
-        """The command in front of a program's that gives it this clock."""
-        given = {**self.environment, "PENSTOCK_CHAOS_CLOCK": name}
-        return ("env", *(f"{key}={value}" for key, value in given.items()))
+        """The beginning of a command line that gives its program this clock."""
+        variables = {**self.environment, "PENSTOCK_CHAOS_CLOCK": name}
+        return ("env", *(f"{key}={value}" for key, value in variables.items()))
 
     def step(self, name: str, seconds: int) -> None:
-        """From now on, the clock is this far from the machine's."""
+        """Sets the offset of a clock from the machine's clock, in seconds."""
         file = self._folder / name
-        # In place and at once: it is mapped by whoever has this clock.
+        # Written in place, since the processes with this clock have mapped the file.
         with file.open("r+b" if file.exists() else "wb") as clock:
             clock.write(seconds.to_bytes(8, "little", signed=True))

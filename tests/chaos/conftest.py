@@ -1,13 +1,13 @@
-"""Tells what the fault tests have counted."""
+"""Prints the counts of the fault tests at the end of the run."""
 
 from __future__ import annotations
 
 import pytest
 from rich.console import Console
 
-from tests.chaos.arena import LONG
-from tests.chaos.figures import RUN, command
-from tests.telling import tell_at_the_end
+from tests.chaos.run_report import RUN, command
+from tests.chaos.scenario import LONG
+from tests.support.run_summary import add_summary
 
 
 def _table() -> str:
@@ -15,15 +15,15 @@ def _table() -> str:
         return ""
     console = Console(width=150)
     with console.capture() as table:
-        RUN.tell(console)
-    return f"{table.get()}again with the same draws: {command()}\n"
+        RUN.print_to(console)
+    return f"{table.get()}repeat with the same seed: {command()}\n"
 
 
-tell_at_the_end("what the faults did", _table)
+add_summary("fault tests", _table)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """After a full form of all scenarios, the file."""
-    chosen = session.config.option.keyword or "::" in " ".join(session.config.args)
-    if RUN.rows and LONG and exitstatus == 0 and not chosen:
+    """Saves the report after the full form of all scenarios."""
+    subset = session.config.option.keyword or "::" in " ".join(session.config.args)
+    if RUN.rows and LONG and exitstatus == 0 and not subset:
         RUN.save(command())

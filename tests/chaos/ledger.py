@@ -1,7 +1,7 @@
-"""The ledger: every execution as its handler saw it, laid beside what PostgreSQL says took effect.
+"""The ledger: every execution as its handler recorded it, compared with the effects in PostgreSQL.
 
-The handlers append to a file, which no fault can reach; it is read into a table (`ledger.execution`) of the
-deployment's own database once everything has ended, so that one query can compare the two.
+The handlers append to a file, which faults do not affect. At the end the file is loaded into a table
+(`ledger.execution`) of the deployment's database, so that a query can compare both.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ CREATE TABLE ledger.execution (
     name text PRIMARY KEY, task_id bigint, step integer, attempt integer, worker text, wave integer, ended text
 );
 CREATE TABLE ledger.acknowledged (key text PRIMARY KEY, wave integer);
--- The execution that took effect as the step of a task, as the task's own result tells.
+-- The execution that took effect as the step of a task, according to the task's result.
 CREATE VIEW ledger.effect AS
 SELECT t.id AS task_id, by.step - 1 AS step, by.name
 FROM penstock.task t,
      jsonb_array_elements_text(convert_from(t.result, 'UTF8')::jsonb -> 'by') WITH ORDINALITY AS by (name, step);
 """
 
-# Each gives the offenders; there must be none.
+# Each query returns the violations of an invariant.
 _INVARIANTS = {
     "acknowledged tasks lost": """
         SELECT a.key, t.id, t.state, t.stage, t.attempt, t.error
         FROM ledger.acknowledged a LEFT JOIN penstock.task t ON t.idempotency_key = a.key
         WHERE t.state IS DISTINCT FROM 'succeeded'
     """,
-    "tasks nobody submitted": """
+    "tasks that were not submitted": """
         SELECT t.id, t.idempotency_key FROM penstock.task t LEFT JOIN ledger.acknowledged a ON a.key = t.idempotency_key
         WHERE a.key IS NULL
     """,
@@ -47,8 +47,8 @@ _INVARIANTS = {
             e.committed <> 3 OR e.steps <> 3 OR convert_from(t.result, 'UTF8')::jsonb -> 'n' <> '3'
             OR jsonb_array_length(convert_from(t.result, 'UTF8')::jsonb -> 'by') <> 3)
     """,
-    # What took effect must be an execution that ended, of the attempt and by the worker that history names, and
-    # neither history nor the ledger may know a later attempt of the same step.
+    # The execution that took effect must have ended. The history must name its attempt and worker.
+    # Neither the history nor the ledger may have a later attempt of the same step.
     "commits by a stale attempt": """
         SELECT f.task_id, f.step, f.name, x.attempt AS ran, x.worker AS ran_by, a.attempt AS committed, a.worker AS by
         FROM ledger.effect f
@@ -56,7 +56,7 @@ _INVARIANTS = {
         LEFT JOIN penstock.attempt a ON a.task_id = f.task_id AND a.step = f.step AND a.outcome IN ('next', 'done')
         WHERE x.name IS NULL OR a.attempt IS NULL OR x.ended IS DISTINCT FROM 'well'
            OR ((x.task_id, x.step, x.attempt, x.worker) IS DISTINCT FROM (a.task_id, a.step, a.attempt, a.worker)
-               -- But for late results, which end the attempt that took the place of the one that expired (H10).
+               -- Except late results, which end the successor of the expired attempt (H10).
                AND NOT ((x.task_id, x.step, x.worker) = (a.task_id, a.step, a.worker)
                         AND EXISTS (SELECT FROM penstock.attempt e
                                     WHERE e.task_id = x.task_id AND e.step = x.step AND e.attempt = x.attempt
@@ -68,7 +68,7 @@ _INVARIANTS = {
     """,
 }
 
-# One that failed as it was told to asks for another: that is no repetition.
+# An intended failure is followed by a further execution, which does not count as a repetition.
 _EXECUTIONS = """
 SELECT count(*) AS executions,
        count(*) - count(DISTINCT (task_id, step))
@@ -87,7 +87,7 @@ class Execution:
     """One run of a handler.
 
     Attributes:
-        name: its own.
+        name: unique name of the execution.
         ended: "well" or "failed"; None when it did not end.
     """
 
@@ -101,8 +101,8 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What was counted of one wave: `again` is how many executions were more than the stages needed."""
+class WaveCounts:
+    """The counts of one wave: `again` is the number of executions beyond those that the stages need."""
 
     executions: int
     again: int
@@ -111,41 +111,41 @@ class Figures:
 
 
 def read(file: Path) -> list[Execution]:
-    """Every execution in the file."""
-    begun: dict[str, list[str]] = {}
+    """Reads every execution from the file."""
+    started: dict[str, list[str]] = {}
     ended: dict[str, str] = {}
     for line in file.read_text().splitlines() if file.exists() else ():
         kind, name, *rest = line.split()
         if kind == "begin":
-            begun[name] = rest
+            started[name] = rest
         else:
             ended[name] = rest[0]
     return [
         Execution(name, int(task), int(step), int(attempt), worker, int(wave), ended.get(name))
-        for name, (task, step, attempt, worker, wave) in begun.items()
+        for name, (task, step, attempt, worker, wave) in started.items()
     ]
 
 
 async def load(connection: asyncpg.Connection, file: Path, acknowledged: Iterable[tuple[str, int]]) -> None:
-    """Makes the tables: executions from the file, and (key, wave) of each submission that was acknowledged."""
+    """Creates and fills the tables: executions, and (key, wave) of each acknowledged submission."""
     await connection.execute(_TABLES)
     records = [(x.name, x.task_id, x.step, x.attempt, x.worker, x.wave, x.ended) for x in read(file)]
     await connection.copy_records_to_table("execution", schema_name="ledger", records=records)
     await connection.copy_records_to_table("acknowledged", schema_name="ledger", records=acknowledged)
-    # Without statistics the joins are quadratic: minutes, for 30,000 tasks.
+    # Without statistics the joins are quadratic and take minutes for 30,000 tasks.
     await connection.execute("ANALYZE")
 
 
 async def violations(connection: asyncpg.Connection) -> dict[str, list[dict]]:
-    """The offenders against each invariant."""
+    """Returns the violations of each invariant."""
     return {
         name: [dict(row) for row in await connection.fetch(statement)]
         for name, statement in _INVARIANTS.items()
     }
 
 
-async def figures(connection: asyncpg.Connection, wave: int) -> Figures:
-    """What was counted of a wave."""
-    return Figures(
+async def count_wave(connection: asyncpg.Connection, wave: int) -> WaveCounts:
+    """Counts the executions of a wave and their outcomes."""
+    return WaveCounts(
         **await connection.fetchrow(_EXECUTIONS, wave), **await connection.fetchrow(_OUTCOMES, wave)
     )

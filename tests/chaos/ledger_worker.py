@@ -1,9 +1,9 @@
-"""A worker for fault tests: three stages that count, each execution written to a ledger that outlives the worker.
+"""A worker for fault tests: three stages that count, and a ledger file of their executions.
 
 python -m tests.chaos.ledger_worker LEDGER
 
-Each execution has a name of its own, which it writes down when it begins and ends and adds to the task's context: so
-the result of a task says which executions took effect, and the ledger which there were.
+Each execution has a unique name. It writes the name to the ledger at its start and its end, and adds it
+to the task's context. The result of a task names the executions that took effect; the ledger names all.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ import time
 
 from penstock.worker import Done, Fail, Next, Outcome, Task, Worker
 
-# Few at a time and some milliseconds each, so that a fault meets work under way and claims that wait.
+# A small pool and some milliseconds of work: a fault finds running handlers and waiting claims.
 worker = Worker(pool=8, backlog=50)
 WORK_S = 0.02
-# Appending a short line is atomic, so that any number of workers may share the file and die, or stand still, at any
-# moment; and no fault of the servers reaches it.
+# Appending a short line is atomic: many workers can share the file, and a worker can be killed or
+# paused at any moment. Faults of the servers do not affect the file.
 ledger = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
@@ -30,11 +30,11 @@ def begin(task: Task) -> str:
 
 
 def end(task: Task, name: str, following: str | None) -> Outcome:
-    # Some tasks fail once of themselves, so that attempts are counted and delays run while faults last.
+    # Some tasks fail once, so that attempts are counted and delays run during faults.
     failing = task.context["fails"] == task.step and task.attempt == 0
     os.write(ledger, f"end {name} {'failed' if failing else 'well'}\n".encode())
     if failing:
-        return Fail("it was told to fail once")
+        return Fail("intended to fail once")
     context = {**task.context, "n": task.context["n"] + 1, "by": [*task.context["by"], name]}
     return Next(following, context) if following else Done(context)
 

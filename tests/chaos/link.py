@@ -1,9 +1,9 @@
-"""A worker's link to the broker, which drops what it is told to drop.
+"""A worker's link to the broker, which drops a configured share of packets.
 
-The worker runs in a network namespace that has nothing but one end of a point-to-point line (a TUN device, without even
-a loopback); this process holds both ends and carries the packets. So loss is drawn from the scenario's seed, each way
-on its own, and neither `tc netem` nor a packet filter is needed, which many kernels (ours, too) come without. The broker
-advertises 127.0.0.1: both ends route that address over the line (`route_localnet`).
+The worker runs in a network namespace that has only one end of a point-to-point link (a TUN device, no
+loopback). This process has both ends and forwards the packets. The scenario's seed determines the loss,
+separately for each direction. Neither `tc netem` nor a packet filter is needed, which many kernels lack.
+The broker advertises 127.0.0.1, so both ends route that address over the link (`route_localnet`).
 """
 
 from __future__ import annotations
@@ -26,80 +26,80 @@ from pathlib import Path
 from penstock.local.ports import LOOPBACK
 
 _TUN = Path("/dev/net/tun")
-# From <linux/if_tun.h>: IP packets without a header of their own.
+# From <linux/if_tun.h>: IP packets without an additional header.
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _LARGEST_PACKET = 65_535
 
 
 class Link:
-    """The line; carries everything until told otherwise.
+    """A link, which forwards all packets until `drop` is called.
 
     Attributes:
-        prefix: the command in front of a program's that puts it at the far end.
-        loss_out: share of the worker's packets that is dropped, from 0 to 1.
-        loss_in: the same of the packets to the worker.
+        prefix: the beginning of a command line that runs its program at the far end.
+        loss_out: share of dropped packets from the worker, from 0 to 1.
+        loss_in: share of dropped packets to the worker, from 0 to 1.
     """
 
-    def __init__(self, prefix: tuple[str, ...], near: int, far: int, chance: random.Random) -> None:
+    def __init__(self, prefix: tuple[str, ...], near: int, far: int, rng: random.Random) -> None:
         self.prefix = prefix
         self.loss_out = self.loss_in = 0.0
         self._near, self._far = near, far
-        self._chance = chance
+        self._rng = rng
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._carry, name="link", daemon=True)
+        self._thread = threading.Thread(target=self._forward, name="link", daemon=True)
         self._thread.start()
 
     def drop(self, *, out: float = 0.0, back: float = 0.0) -> None:
-        """From now on these shares are dropped."""
+        """Sets the shares of dropped packets in both directions, from 0 to 1."""
         self.loss_out, self.loss_in = out, back
 
     def close(self) -> None:
-        """Carries nothing more."""
+        """Stops forwarding."""
         self._closed.set()
         self._thread.join()
 
-    def _carry(self) -> None:
+    def _forward(self) -> None:
         while not self._closed.is_set():
             readable, _, _ = select.select([self._near, self._far], [], [], 0.1)
             for end in readable:
                 packet = os.read(end, _LARGEST_PACKET)
                 outward = end == self._far
-                if self._chance.random() >= (self.loss_out if outward else self.loss_in):
-                    _put(self._near if outward else self._far, packet)
+                if self._rng.random() >= (self.loss_out if outward else self.loss_in):
+                    _write(self._near if outward else self._far, packet)
 
 
-def _put(end: int, packet: bytes) -> None:
+def _write(end: int, packet: bytes) -> None:
     try:
         os.write(end, packet)
     except OSError as error:
-        # What a device that is not up, or a stack that is full, does not take is lost, as on any line.
+        # A device that is down, or a full queue, drops the packet, as on any network.
         if error.errno not in (errno.EIO, errno.EINVAL, errno.EAGAIN, errno.ENOBUFS):
             raise
 
 
 @cache
 def missing() -> str | None:
-    """Why no such link can be made here; None when it can, which is tried."""
+    """Why this machine cannot create such a link; None when a trial succeeds."""
     if shutil.which("ip") is None:
-        return "there is no `ip` (iproute2), with which to make a network namespace"
+        return "there is no `ip` (iproute2) to create a network namespace"
     if not _TUN.exists():
-        return "there is no /dev/net/tun, of which to make a line into a network namespace"
+        return "there is no /dev/net/tun for a link into a network namespace"
     try:
         with link(random.Random(0)):
             return None
     except (OSError, subprocess.CalledProcessError) as error:
-        told = getattr(error, "stderr", None) or str(error)
-        return f"no network namespace with a line to it may be made here: {told}"
+        reason = getattr(error, "stderr", None) or str(error)
+        return f"creating a network namespace with a link failed: {reason}"
 
 
 @contextmanager
-def link(chance: random.Random) -> Iterator[Link]:
-    """A namespace and its line for the time of a `with` block.
+def link(rng: random.Random) -> Iterator[Link]:
+    """Creates a namespace and its link for the duration of a `with` block.
 
     Raises:
-        OSError, CalledProcessError: it is not permitted.
+        OSError, CalledProcessError: creating it is not permitted.
     """
-    # Of this machine at most one end each: the name tells them from those of other runs.
+    # Device names are unique on a machine; the tag avoids conflicts with other runs.
     tag = secrets.token_hex(4)
     near, far, space = f"psn{tag}", f"psf{tag}", f"penstock-{tag}"
     net = f"10.251.{int(tag[:2], 16)}"
@@ -110,20 +110,20 @@ def link(chance: random.Random) -> Iterator[Link]:
         for end in ends:
             stack.callback(os.close, end)
         _ip("link", "set", far, "netns", space)
-        for name, own, other, where in (
+        for name, address, peer, namespace_option in (
             (near, f"{net}.1", f"{net}.2", ()),
             (far, f"{net}.2", f"{net}.1", ("-n", space)),
         ):
-            _ip(*where, "addr", "add", own, "peer", other, "dev", name)
-            _ip(*where, "link", "set", name, "up")
+            _ip(*namespace_option, "addr", "add", address, "peer", peer, "dev", name)
+            _ip(*namespace_option, "link", "set", name, "up")
         setting = "/proc/sys/net/ipv4/conf/{}/route_localnet"
         Path(setting.format(near)).write_text("1")
         inside = ("ip", "netns", "exec", space)
         subprocess.run([*inside, "tee", setting.format(far)], input=b"1", check=True, capture_output=True)
         _ip("-n", space, "route", "add", LOOPBACK, "dev", far, "src", f"{net}.2")
-        line = Link(inside, *ends, chance)
-        stack.callback(line.close)
-        yield line
+        new_link = Link(inside, *ends, rng)
+        stack.callback(new_link.close)
+        yield new_link
 
 
 def _tun(name: str) -> int:

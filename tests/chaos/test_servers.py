@@ -1,35 +1,38 @@
-"""Kafka and PostgreSQL, ended under load and started again by their supervisor."""
+"""Kafka and PostgreSQL, stopped under load and restarted by their supervisor."""
 
 import signal
 
 import pytest
 
-from tests.chaos.arena import LONG, TASKS, Field, arena
+from tests.chaos.scenario import LONG, TASKS, Scenario, run_scenario
 
-# How each is told to end: PostgreSQL waits for its clients to leave when it gets SIGTERM, and pools never do.
-POLITE = {"kafka": signal.SIGTERM, "postgres": signal.SIGINT}
-
-
-@pytest.mark.slow
-async def test_restart_broker(tmp_path):
-    """O1, design's guarantees 2, 3 and 6: the broker may die and come back; what it acknowledged is done, once."""
-    async with arena(tmp_path, "broker") as field:
-        await restart_each_way(field, "kafka")
+# The signal for a clean stop. On SIGTERM, PostgreSQL would wait for its clients, and pools stay.
+CLEAN_STOP = {"kafka": signal.SIGTERM, "postgres": signal.SIGINT}
 
 
-@pytest.mark.slow
-async def test_restart_database(tmp_path):
-    """O1, design's guarantees 2, 3 and 6: so may PostgreSQL, whose commits without waiting are then undone."""
-    async with arena(tmp_path, "database") as field:
-        await restart_each_way(field, "postgres")
+@pytest.mark.long
+async def test_a_restarted_broker_loses_no_task(tmp_path):
+    """O1, design's guarantees 2, 3 and 6: after a restart of the broker, acknowledged tasks are done once."""
+    async with run_scenario(tmp_path, "broker") as scenario:
+        await restart_each_way(scenario, "kafka")
 
 
-async def restart_each_way(field: Field, server: str) -> None:
-    # Twice each way in full: the second finds what the first one's restart left.
-    numbers = [signal.SIGKILL, signal.SIGKILL, POLITE[server], POLITE[server]] if LONG else [signal.SIGKILL]
+@pytest.mark.long
+async def test_a_restarted_database_loses_no_task(tmp_path):
+    """O1, design's guarantees 2, 3 and 6: a restart of PostgreSQL undoes asynchronous commits
+    and loses no task."""
+    async with run_scenario(tmp_path, "database") as scenario:
+        await restart_each_way(scenario, "postgres")
+
+
+async def restart_each_way(scenario: Scenario, server: str) -> None:
+    # Twice for each signal in the full form: the second restart follows a recovery.
+    numbers = (
+        [signal.SIGKILL, signal.SIGKILL, CLEAN_STOP[server], CLEAN_STOP[server]] if LONG else [signal.SIGKILL]
+    )
     for number in numbers:
 
-        async def strike(number: signal.Signals = number) -> None:
-            await field.restart(server, number)
+        async def inject(number: signal.Signals = number) -> None:
+            await scenario.restart(server, number)
 
-        await field.wave(f"{number.name} {server}", strike, tasks=TASKS // len(numbers))
+        await scenario.wave(f"{number.name} {server}", inject, tasks=TASKS // len(numbers))

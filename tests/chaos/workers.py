@@ -1,4 +1,4 @@
-"""Worker processes of a fault test, each of which is known by its process."""
+"""The worker processes of a fault test."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Workers:
     """Processes that run `ledger_worker`.
 
     Args:
-        environment: leads them to the deployment.
-        ledger: where they write their executions.
-        log: where their output goes.
+        environment: settings of the deployment.
+        ledger: file of their executions.
+        log: file of their output.
     """
 
     def __init__(self, environment: Mapping[str, str], ledger: Path, log: Path) -> None:
@@ -29,7 +29,7 @@ class Workers:
     def start(
         self, *, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Starts one more; `prefix` is a command that becomes it (`env`, `ip netns exec`), under the same id."""
+        """Starts a worker; `prefix` is a command that replaces itself by it (`env`, `ip netns exec`)."""
         started = subprocess.Popen(
             [*prefix, *self._command],
             env={**self._environment, **(environment or {})},
@@ -40,14 +40,14 @@ class Workers:
         return started
 
     def kill(self, victim: subprocess.Popen[bytes]) -> None:
-        """Ends one without a word."""
+        """Kills a worker."""
         self.running.remove(victim)
         victim.kill()
         victim.wait()
 
     def leave(self, leaver: subprocess.Popen[bytes]) -> None:
-        """Asks one to end, without waiting for it; one that is still starting is killed, since it cannot hear yet."""
-        if not _hears(leaver):
+        """Stops a worker without waiting for its end; kills one that does not handle SIGTERM yet."""
+        if not _handles_sigterm(leaver):
             self.kill(leaver)
             return
         self.running.remove(leaver)
@@ -55,29 +55,29 @@ class Workers:
         self._leaving.append(leaver)
 
     def stop(self) -> list[int]:
-        """Stops all politely; returns the exit statuses of all that were asked to end."""
+        """Stops all workers; returns the exit statuses of all that were not killed."""
         for worker in list(self.running):
-            # One that a failed test left standing still would never hear it.
+            # A failed test may have left the worker paused.
             worker.send_signal(signal.SIGCONT)
             self.leave(worker)
         try:
-            return [_ended(worker) for worker in self._leaving]
+            return [_exit_status(worker) for worker in self._leaving]
         finally:
             self._log.close()
 
 
-def _hears(worker: subprocess.Popen[bytes]) -> bool:
-    """Whether it has a handler for SIGTERM by now: the mask of signals it catches, proc_pid_status(5)."""
+def _handles_sigterm(worker: subprocess.Popen[bytes]) -> bool:
+    """Whether the worker handles SIGTERM, by its mask of caught signals; see proc_pid_status(5)."""
     if worker.poll() is not None:
-        return True  # Its status shall be seen.
+        return True  # `stop` returns its exit status.
     status = Path(f"/proc/{worker.pid}/status").read_text(encoding="ascii")
     caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def _ended(worker: subprocess.Popen[bytes]) -> int:
+def _exit_status(worker: subprocess.Popen[bytes]) -> int:
     try:
-        # Longer than the worker gives its own drain.
+        # Longer than the drain timeout of the worker.
         return worker.wait(timeout=60)
     except subprocess.TimeoutExpired:
         worker.kill()

@@ -1,4 +1,4 @@
-"""One platform for all tests of this folder, where there is a Docker engine."""
+"""One platform for all tests of this folder, on machines with a Docker engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.containers.platform import Platform
 
 
 def _no_engine() -> str | None:
-    """Why there are no containers here, or None."""
+    """Why containers cannot run here, or None."""
     if shutil.which("docker") is None:
         return "there is no docker command"
     for words in (["docker", "info"], ["docker", "compose", "version"]):
@@ -29,7 +29,7 @@ def _no_engine() -> str | None:
 
 
 def _prepared(folder: Path) -> str | None:
-    """Waits until .ci/run has made an engine, and turns to it; or why there is none."""
+    """Waits for the engine of .ci/run and configures it; returns why there is none, or None."""
     while not (folder / "env").exists():
         if (folder / "failed").exists():
             return f"none could be made: {(folder / 'log').read_text()[-500:]}"
@@ -55,7 +55,7 @@ def platform(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Everything docker-compose.yml starts, healthy, and a type `steps` with workers."""
     found = Platform(Path(tmp_path_factory.mktemp("containers")))
     patch = pytest.MonkeyPatch()
-    # Clients send it by themselves.
+    # Clients read the API key from this variable.
     patch.setenv("PENSTOCK_API_KEY", found.secrets["PENSTOCK_API_KEY"])
     try:
         found.build()
@@ -70,5 +70,5 @@ def platform(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 async def _register(platform: Platform) -> None:
     async with platform.client() as client:
-        # Short, so that a killed worker's tasks go on soon.
+        # A short lease, so that tasks of a killed worker continue soon.
         await client.register_type("steps", first_stage="one", lease_ms=15_000, max_losses=20)

@@ -1,4 +1,4 @@
-"""One run of docker-compose.yml under a name of its own, and what a test does with it."""
+"""One run of docker-compose.yml with a unique name, and operations on it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.client import Client
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 IMAGE = Path(__file__).parent / "image"
 
-# What runs, and how often.
+# Containers by service.
 REPLICAS = {
     "kafka": 1,
     "postgres": 1,
@@ -35,22 +35,22 @@ REPLICAS = {
 }
 SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks", "steps")
 
-# Far more than anything here takes on two busy cores; it only ends what will never come.
-PATIENCE_S = 600
+# Far longer than any operation takes on two busy cores.
+TIMEOUT_S = 600
 
 
 def free_port() -> int:
-    """One that nobody has now. It must stay the same when a container is made again, so the engine cannot choose it."""
+    """Finds a free port. The engine cannot choose it, since it must not change when a container is recreated."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class Platform:
-    """Containers, networks, volumes and images with this run's name; `remove` takes away all of them and nothing else.
+    """Containers, networks, volumes and images with the name of this run, which `remove` removes.
 
     Args:
-        folder: for its .env.
+        folder: folder of its .env file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class Platform:
             line.split("=", 1) for line in self._env_file.read_text().splitlines() if line[:1].isalpha()
         )
         self._environment = {
-            # What is set here already would win over the file.
+            # Variables of this process would override the file.
             **{name: value for name, value in os.environ.items() if name not in self.secrets},
             "PENSTOCK_IMAGE": self.images["services"],
             "PENSTOCK_MEDIA_IMAGE": self.images["media"],
@@ -88,7 +88,7 @@ class Platform:
         """Runs `docker …` to its end.
 
         Raises:
-            AssertionError: it failed; the message has what it said.
+            AssertionError: the command failed; the message has its output.
         """
         done = subprocess.run(
             ["docker", *words],
@@ -107,7 +107,7 @@ class Platform:
     def compose_now(
         self, *words: str, stdin: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `docker compose …` of this run."""
+        """Runs `docker compose …` with the files and the name of this run."""
         files = ("-f", "docker-compose.yml", "-f", "tests/containers/compose.yml")
         return self.docker_now(
             "compose",
@@ -121,13 +121,13 @@ class Platform:
             check=check,
         )
 
-    async def docker(self, *words: str, **given: Any) -> str:
-        """As `docker_now`, beside what else goes on; returns its output."""
-        return (await asyncio.to_thread(self.docker_now, *words, **given)).stdout
+    async def docker(self, *words: str, **options: Any) -> str:
+        """Runs `docker_now` in a thread; returns the output."""
+        return (await asyncio.to_thread(self.docker_now, *words, **options)).stdout
 
-    async def compose(self, *words: str, **given: Any) -> str:
-        """As `compose_now`, beside what else goes on; returns its output."""
-        return (await asyncio.to_thread(self.compose_now, *words, **given)).stdout
+    async def compose(self, *words: str, **options: Any) -> str:
+        """Runs `compose_now` in a thread; returns the output."""
+        return (await asyncio.to_thread(self.compose_now, *words, **options)).stdout
 
     def build(self) -> None:
         """Builds every image, as a user would: the platform's by compose, the others by the Dockerfiles."""
@@ -141,58 +141,62 @@ class Platform:
             self.docker_now("build", "--target", target, *arguments, "-t", self.images[target], str(IMAGE))
 
     def remove(self) -> None:
-        """Takes everything away, also what an interrupted compose has left half made."""
-        mine = f"label=com.docker.compose.project={self.name}"
-        if found := self.docker_now("ps", "--all", "--quiet", "--filter", mine, check=False).stdout.split():
+        """Removes everything, also remains of an interrupted `docker compose`."""
+        name_filter = f"label=com.docker.compose.project={self.name}"
+        if found := self.docker_now(
+            "ps", "--all", "--quiet", "--filter", name_filter, check=False
+        ).stdout.split():
             self.docker_now("rm", "--force", "--volumes", *found, check=False)
         self.compose_now("--profile", "*", "down", "--volumes", "--timeout", "5", check=False)
         self.docker_now("rmi", *self.images.values(), check=False)
 
     def client(self) -> Client:
-        """Speaks with the gateway, and waits long for one that is being replaced."""
-        return Client(self.gateway_url, patience_s=PATIENCE_S)
+        """A client that waits for a gateway while it is recreated."""
+        return Client(self.gateway_url, patience_s=TIMEOUT_S)
 
     async def containers(self, service: str) -> list[str]:
         """The ids of a service's containers, running or not."""
         return (await self.compose("ps", "--all", "--quiet", service)).split()
 
     async def running(self) -> dict[str, Counter[str]]:
-        """By service, how many containers have which health; what does not run has its state instead."""
+        """Counts containers by service and health; by state if they do not run."""
         found: dict[str, Counter[str]] = {}
         for line in (await self.compose("ps", "--all", "--format", "json")).splitlines():
-            one = json.loads(line)
-            found.setdefault(one["Service"], Counter())[one["Health"] or one["State"]] += 1
+            entry = json.loads(line)
+            found.setdefault(entry["Service"], Counter())[entry["Health"] or entry["State"]] += 1
         return found
 
     async def wait_healthy(self, **more: int) -> None:
-        """Until every container that belongs here is healthy."""
+        """Waits until every container is healthy."""
         wanted = {service: {"healthy": count} for service, count in {**REPLICAS, **more}.items()}
 
-        async def well() -> bool:
+        async def all_healthy() -> bool:
             found = await self.running()
             return all(found.get(service) == state for service, state in wanted.items())
 
-        await wait_until(well, timeout=PATIENCE_S, every=0.5, what=f"healthy: {wanted}")
+        await wait_until(all_healthy, timeout=TIMEOUT_S, every=0.5, what=f"healthy: {wanted}")
 
-    async def told(self) -> dict[int, str]:
-        """Of which tasks the target was told by a callback, and in which state it was said to be."""
+    async def received(self) -> dict[int, str]:
+        """The state in the callback of each task that the target has received."""
 
         def ask() -> dict[str, str]:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.receiver_port}/told", timeout=10) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.receiver_port}/received", timeout=10
+            ) as answer:
                 found: dict[str, str] = json.load(answer)
                 return found
 
         return {int(number): state for number, state in (await asyncio.to_thread(ask)).items()}
 
     async def check(self) -> None:
-        """`penstock check`, in a container: nothing is in limbo."""
+        """Runs `penstock check` in a container, which must be clean."""
         assert "clean: nothing is in limbo" in await self.compose("run", "--rm", "cli", "check")
 
 
 class Load:
-    """Submits tasks over HTTP, a few at a time, for as long as the block runs.
+    """Submits tasks over HTTP, a few at a time, for the duration of the block.
 
-    At its end every task that was acknowledged has succeeded, and the target was told of it.
+    At the end of the block every acknowledged task has succeeded, and its callback has arrived.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -222,18 +226,18 @@ class Load:
     async def _submit(self) -> None:
         number = 0
         while not self._stopping.is_set():
-            drafts = [draft(f"{self._run}-{number}-{one}") for one in range(3)]
+            drafts = [draft(f"{self._run}-{number}-{entry}") for entry in range(3)]
             self.acknowledged += [task.id for task in await self._client.submit_many(drafts)]
             number += 1
-            # A pace, and the end of the block ends it.
+            # Waits between submissions, but not after the end of the block.
             await asyncio.wait([asyncio.ensure_future(self._stopping.wait())], timeout=0.5)
 
     async def progress(self, count: int = 12) -> None:
-        """Until so many tasks that were submitted from now on have gone all the way."""
+        """Waits until `count` further tasks have succeeded and their callbacks have arrived."""
         before = len(self.acknowledged)
         await wait_until(
             lambda: self._submitting.done() or len(self.acknowledged) >= before + count,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             what=f"{count} more tasks are acknowledged",
         )
         if self._submitting.done():
@@ -241,20 +245,20 @@ class Load:
         await self.settled(self.acknowledged[before : before + count])
 
     async def settled(self, ids: list[int]) -> None:
-        """Until these tasks have succeeded and the target was told so of each."""
-        states = await self._client.wait(ids, timeout_s=PATIENCE_S)
+        """Waits until these tasks have succeeded and their callbacks have arrived."""
+        states = await self._client.wait(ids, timeout_s=TIMEOUT_S)
         assert states == {"succeeded": len(ids)}
 
         async def missing() -> set[int]:
-            told = await self._platform.told()
-            return {number for number in ids if told.get(number) != "succeeded"}
+            received = await self._platform.received()
+            return {number for number in ids if received.get(number) != "succeeded"}
 
-        async def all_told() -> bool:
+        async def all_received() -> bool:
             return not await missing()
 
         began = time.monotonic()
         try:
-            await wait_until(all_told, timeout=PATIENCE_S, every=0.2)
+            await wait_until(all_received, timeout=TIMEOUT_S, every=0.2)
         except TimeoutError as error:
             raise AssertionError(
                 f"no callback for {sorted(await missing())} of {len(ids)} tasks after {time.monotonic() - began:.0f} s"
@@ -262,7 +266,7 @@ class Load:
 
 
 def draft(key: str) -> dict[str, Any]:
-    """A task of three stages with a callback, as of `submitted.schema.json`."""
+    """A task of three stages with a callback, in the format of `submitted.schema.json`."""
     return {
         "type": "steps",
         "context": {"key": key},

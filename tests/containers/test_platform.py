@@ -1,4 +1,4 @@
-"""docker-compose.yml in real containers: what it starts, and how work goes through it. The order is by what disturbs more."""
+"""docker-compose.yml in real containers. Tests that disturb the platform more run later."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.platform import PATIENCE_S, REPLICAS, SERVICES, Load, Platform, draft
-from tests.waiting import wait_until
+from tests.containers.platform import REPLICAS, SERVICES, TIMEOUT_S, Load, Platform, draft
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 
-async def test_up_brings_two_of_each_and_says_where_to_go(platform: Platform) -> None:
-    """O3, O8: after `docker compose up` everything is healthy, two of each processor; the last container tells the address; `cli` works."""
+async def test_up_starts_all_replicas_and_prints_the_address(platform: Platform) -> None:
+    """O3, O8: after `docker compose up` all containers are healthy, with two replicas of each processor. The
+    last container prints the address, and `cli` works."""
     await platform.wait_healthy()
     assert "steps" in await platform.compose("run", "--rm", "cli", "types")
     assert f"Penstock is up: {platform.gateway_url}" in await platform.compose("logs", "where")
 
 
 async def test_only_the_gateway_is_published_and_only_on_loopback(platform: Platform) -> None:
-    """O5: nothing but the gateway can be reached from outside; the network behind has no way out."""
+    """O5: only the gateway is published, on loopback. The backend network has no egress."""
     published = {}
     for service in REPLICAS.keys() - {"receiver"}:
         for container in await platform.containers(service):
@@ -38,17 +41,18 @@ async def test_only_the_gateway_is_published_and_only_on_loopback(platform: Plat
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_services_run_without_root_and_cannot_write(platform: Platform, service: str) -> None:
-    """O5: a service is not root, has no capabilities, writes nowhere but to tmpfs and its volume, and has an init above it."""
-    tell = "id -u; touch /x /usr/local/x ~/x 2>&1 | grep -c 'Read-only'; tr '\\0' ' ' </proc/1/cmdline; echo; grep CapBnd /proc/self/status"
-    said = await platform.compose("exec", "-T", service, "sh", "-c", tell)
-    user, refused, first, capabilities = said.split("\n")[:4]
+    """O5: a service runs under an init and not as root, has no capabilities, and writes only to tmpfs and its
+    volume."""
+    script = "id -u; touch /x /usr/local/x ~/x 2>&1 | grep -c 'Read-only'; tr '\\0' ' ' </proc/1/cmdline; echo; grep CapBnd /proc/self/status"
+    output = await platform.compose("exec", "-T", service, "sh", "-c", script)
+    user, refused, first, capabilities = output.split("\n")[:4]
     assert (user, refused, first.split()[0]) == ("10001", "3", "tini")
     if service != "steps":
         assert int(capabilities.split()[1], 16) == 0
 
 
 async def test_images_are_small(platform: Platform) -> None:
-    """O5: on top of the base image, which every image shares, the services' has 145 MB at most and the base of workers 65 MB."""
+    """O5: besides the shared base image, the image of services has at most 145 MB, and the base of workers 65 MB."""
     sizes = [
         int(await platform.docker("image", "inspect", "-f", "{{.Size}}", name))
         for name in ("python:3.13-slim", platform.images["services"], platform.images["worker"])
@@ -58,13 +62,15 @@ async def test_images_are_small(platform: Platform) -> None:
     assert worker - base < 65_000_000
 
 
-async def test_base_of_workers_has_the_sdk_alone(platform: Platform) -> None:
-    """W1: users' workers carry neither faust nor a database driver; the image of the services has both."""
+async def test_the_worker_image_has_only_the_sdk(platform: Platform) -> None:
+    """W1: the worker image has neither faust nor a database driver; the image of services has both."""
     names = ("penstock.worker", "aiokafka", "faust", "asyncpg", "hatchling")
-    ask = f"from importlib.util import find_spec; print(*[n for n in {names} if find_spec(n)])"
+    script = f"from importlib.util import find_spec; print(*[n for n in {names} if find_spec(n)])"
     found = {
         kind: (
-            await platform.docker("run", "--rm", "--entrypoint", "python", platform.images[kind], "-c", ask)
+            await platform.docker(
+                "run", "--rm", "--entrypoint", "python", platform.images[kind], "-c", script
+            )
         ).split()
         for kind in ("worker", "services")
     }
@@ -74,8 +80,8 @@ async def test_base_of_workers_has_the_sdk_alone(platform: Platform) -> None:
     }
 
 
-async def test_http_submission_goes_all_the_way(platform: Platform) -> None:
-    """T5, C1: tasks submitted over HTTP succeed with their results, and the container that is their target is told of each."""
+async def test_tasks_submitted_over_http_succeed(platform: Platform) -> None:
+    """T5, C1: tasks submitted over HTTP succeed with their results, and the target receives their callbacks."""
     async with Load(platform) as load:
         await load.progress(20)
     async with platform.client() as client:
@@ -83,8 +89,8 @@ async def test_http_submission_goes_all_the_way(platform: Platform) -> None:
     assert task.result == task.context
 
 
-async def test_console_producer_submits(platform: Platform) -> None:
-    """T5: what Kafka's own console producer writes becomes tasks, which succeed, and call back."""
+async def test_tasks_of_the_console_producer_succeed(platform: Platform) -> None:
+    """T5: records of Kafka's console producer become tasks, which succeed and send callbacks."""
     run = secrets.token_hex(4)
     lines = "".join(json.dumps({**draft(f"{run}-{one}"), "labels": {"run": run}}) + "\n" for one in range(10))
     producer = ("/opt/kafka/bin/kafka-console-producer.sh", "--bootstrap-server", "localhost:9092")
@@ -96,17 +102,17 @@ async def test_console_producer_submits(platform: Platform) -> None:
             return ids if len(ids) == 10 else []
 
         ids = await wait_until(
-            succeeded, timeout=PATIENCE_S, every=0.2, what="ten tasks from the topic succeed"
+            succeeded, timeout=TIMEOUT_S, every=0.2, what="ten tasks from the topic succeed"
         )
 
-    async def told() -> bool:
-        return set(ids) <= set(await platform.told())
+    async def all_received() -> bool:
+        return set(ids) <= set(await platform.received())
 
-    await wait_until(told, timeout=PATIENCE_S, every=0.2, what="the target is told of all ten")
+    await wait_until(all_received, timeout=TIMEOUT_S, every=0.2, what="ten callbacks arrive")
 
 
 async def test_media_workers_scale(platform: Platform) -> None:
-    """O3: the media example's worker, built on the base of workers, runs four times and makes the video and its thumbnail."""
+    """O3: four replicas of the media example's worker, built on the worker image, create video and thumbnail."""
     base = ("--build-arg", f"PENSTOCK_WORKER={platform.images['worker']}")
     await platform.docker(
         "build", "-f", "examples/media/Dockerfile", *base, "-t", platform.images["media"], "."
@@ -133,11 +139,11 @@ async def test_media_workers_scale(platform: Platform) -> None:
         out = "/media/penstock"
         files = [f"{out}/in/clip-1.mkv", f"{out}/in/broken.mkv"]
         good, broken = [await client.submit("media", {"file": file, "out": out}) for file in files]
-        await client.wait([good.id, broken.id], timeout_s=PATIENCE_S)
+        await client.wait([good.id, broken.id], timeout_s=TIMEOUT_S)
         states = [(await client.get(task.id)).state for task in (good, broken)]
         result = (await client.get(good.id)).result
     assert states == ["succeeded", "failed"]
-    # In the volume, where the next container finds them.
+    # The results are in the volume, which other containers mount.
     await platform.compose(
         *media,
         "run",
@@ -155,8 +161,9 @@ async def test_media_workers_scale(platform: Platform) -> None:
 
 
 @pytest.mark.parametrize("service", [*SERVICES, "kafka", "postgres"])
-async def test_kill_loses_nothing(platform: Platform, service: str) -> None:
-    """O1: `docker kill` of one container under load: its twin goes on without it, and nothing that was acknowledged is lost."""
+async def test_a_killed_container_loses_no_task(platform: Platform, service: str) -> None:
+    """O1: after `docker kill` of one container under load, the other replica continues, and no acknowledged
+    task is lost."""
     victim = (await platform.containers(service))[0]
     async with Load(platform) as load:
         await platform.docker("kill", victim)
@@ -168,24 +175,25 @@ async def test_kill_loses_nothing(platform: Platform, service: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["kafka", "postgres"])
-async def test_network_loss_is_noticed_and_survived(platform: Platform, service: str) -> None:
-    """O1, O4: a server that is cut off under load makes the gateway unhealthy; once it is back everything goes on, nothing is lost."""
+async def test_a_disconnected_server_loses_no_task(platform: Platform, service: str) -> None:
+    """O1, O4: a server that is disconnected under load makes the gateway unhealthy. Once it is connected
+    again, all services continue, and no task is lost."""
     network = f"{platform.name}_backend"
     [server] = await platform.containers(service)
     async with Load(platform) as load:
         await platform.docker("network", "disconnect", network, server)
 
-        async def noticed() -> bool:
+        async def gateway_unhealthy() -> bool:
             return "unhealthy" in (await platform.running())["gateway"]
 
-        await wait_until(noticed, timeout=PATIENCE_S, every=0.5, what="the gateway is unhealthy")
+        await wait_until(gateway_unhealthy, timeout=TIMEOUT_S, every=0.5, what="the gateway is unhealthy")
         await platform.docker("network", "connect", "--alias", service, network, server)
         await load.progress()
     await platform.wait_healthy()
 
 
-async def test_rolling_recreation_loses_nothing(platform: Platform) -> None:
-    """O1: every service in turn is made again under load, as an upgrade does it, and nothing is lost."""
+async def test_rolling_recreation_loses_no_task(platform: Platform) -> None:
+    """O1: recreating every service in turn under load, like an upgrade, loses no task."""
     async with Load(platform) as load:
         for service in SERVICES:
             before = await platform.containers(service)
@@ -195,8 +203,8 @@ async def test_rolling_recreation_loses_nothing(platform: Platform) -> None:
             await load.progress()
 
 
-async def test_down_and_up_keep_everything(platform: Platform) -> None:
-    """O1, O2b: after `down` and `up` the tasks are there, work goes on, and `penstock check` finds nothing in limbo."""
+async def test_down_and_up_keep_all_tasks(platform: Platform) -> None:
+    """O1, O2b: after `down` and `up` all tasks exist, work continues, and `penstock check` is clean."""
     async with platform.client() as client:
         before = [(task.id, task.state) async for task in client.list(type="steps")]
         await platform.compose("down")
@@ -209,16 +217,16 @@ async def test_down_and_up_keep_everything(platform: Platform) -> None:
     await platform.check()
 
 
-def test_without_secrets_nothing_starts(engine: None, tmp_path: Path) -> None:
-    """O5: a secret that is missing is named, with what to do; the example has none in it."""
+def test_compose_refuses_missing_secrets(engine: None, tmp_path: Path) -> None:
+    """O5: compose names a missing secret and the command that creates it; .env.example has no secrets."""
     found = Platform(tmp_path)
     for secret in ("POSTGRES_PASSWORD", "PENSTOCK_CALLBACK_SECRETS", "PENSTOCK_API_KEY", "GRAFANA_PASSWORD"):
-        others = tmp_path / "others"
-        others.write_text(
+        other_secrets = tmp_path / "others"
+        other_secrets.write_text(
             "".join(f"{name}={value}\n" for name, value in found.secrets.items() if name != secret)
         )
         done = found.docker_now(
-            "compose", "--env-file", str(others), "-f", "docker-compose.yml", "config", check=False
+            "compose", "--env-file", str(other_secrets), "-f", "docker-compose.yml", "config", check=False
         )
         assert done.returncode
         assert secret in done.stderr

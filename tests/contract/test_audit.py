@@ -22,7 +22,7 @@ def audit():
 
 @pytest.fixture
 def run(audit, tmp_path, capsys):
-    """Runs it with programs that answer as told; the status and what was said."""
+    """Runs the audit with stubbed programs; returns its status and output."""
 
     def program(name, text):
         file = tmp_path / name
@@ -44,15 +44,15 @@ def run(audit, tmp_path, capsys):
     return run
 
 
-def test_what_is_known_against_a_version_fails(run):
-    """O12: each package, its version, what is known and where it is mended."""
+def test_a_known_vulnerability_fails(run):
+    """O12: the output has each package, its version, the vulnerability and the fixed version."""
     status, said = run(pypi=[FOUND, WELL], osv="not asked")
     assert status == 1
     assert "a 1: CVE-1, fixed in 2" in said
 
 
-def test_what_is_well_is_said_to_be(run):
-    """O12: by the first service that answers; a package that it does not know is named."""
+def test_a_clean_audit_says_so(run):
+    """O12: the first service that answers decides; unknown packages are named."""
     status, said = run(pypi="no network", osv=[WELL, WELL, UNKNOWN])
     assert status == 0
     assert "osv knows 0 things against 2 packages" in said
@@ -61,16 +61,16 @@ def test_what_is_well_is_said_to_be(run):
 
 
 @pytest.mark.parametrize("answer", ["no network", [UNKNOWN, UNKNOWN], []])
-def test_what_could_not_be_asked_is_no_clean_bill(run, answer):
-    """O12: no network, and an index that knows none of the packages, fail nothing and are called what they are."""
+def test_an_unreachable_service_is_not_a_clean_audit(run, answer):
+    """O12: without a network or with an index without data, the audit passes and says why."""
     status, said = run(pypi=answer, osv="no network either")
     assert status == 0
     assert "audit: NOT DONE" in said
     assert "0 things" not in said
 
 
-def test_the_image_is_what_is_audited():
-    """O12: the requirements that the image installs, every one by version and hash; the tools likewise."""
+def test_the_audit_covers_the_image():
+    """O12: it reads the image's requirements, all pinned by version and hash, like the tools'."""
     assert "infra/requirements.txt" in (INFRA / "Dockerfile").read_text()
     for name in ("requirements.txt", "audit.txt"):
         pinned = [line for line in (INFRA / name).read_text().splitlines() if line and line[0] not in " #"]

@@ -1,4 +1,4 @@
-"""What the images stand on: named in one way wherever it is named, and open to being pinned."""
+"""The base image: one variable names it everywhere, and it can be pinned."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ VARIABLE = re.compile(r"\$\{(?P<name>\w+):-(?P<default>[^}]+)\}")
 DIGEST = "example/base:1@sha256:" + "0" * 64
 
 
-def test_every_stage_stands_on_the_argument() -> None:
-    """Issue 7: no stage of the image has a base that cannot be pinned from outside."""
+def test_every_stage_uses_the_base_argument() -> None:
+    """Issue 7: the base of every stage can be pinned by an argument."""
     argument, *froms = re.findall(r"^(?:ARG|FROM) \S+(?: AS \w+)?$", DOCKERFILE, re.MULTILINE)
     assert argument == "ARG PYTHON_IMAGE=python:3.13-slim"
     assert froms
@@ -48,7 +48,7 @@ def test_compose_takes_every_image_from_a_variable() -> None:
 
 
 @pytest.mark.parametrize("where", ["environment", "file", "nowhere"])
-def test_make_builds_on_what_it_is_told(where: str, tmp_path: Path) -> None:
+def test_make_uses_the_configured_base(where: str, tmp_path: Path) -> None:
     """Issue 7: `make images` takes the base from the same variable as compose, from the environment or .env."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     if where == "file":

@@ -1,4 +1,4 @@
-"""The API's description against the standard, the routes, the message schemas and its own examples."""
+"""The description of the API: the standard, the routes, the message schemas and the examples."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from aiohttp import web
 from openapi_spec_validator import validate
 
 from penstock.contracts.files import schemas_folder
-from penstock.core.operations import AT_A_TIME, Verb
+from penstock.core.operations import BATCH_SIZE, Verb
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED as AHEAD_COUNTED
 from penstock.core.why import Reason
 from penstock.gateway import openapi
-from penstock.gateway.callbacks import LARGEST_PAGE as LARGEST_CALLBACK_PAGE
-from penstock.gateway.callbacks import REPLAYED, Callbacks
-from penstock.gateway.hold import Hold
-from penstock.gateway.keys import LARGEST_PAGE as LARGEST_KEY_PAGE
-from penstock.gateway.keys import Keys
-from penstock.gateway.operations import LARGEST_PAGE as LARGEST_OPERATION_PAGE
-from penstock.gateway.operations import LOOKED_AT, Operations
+from penstock.gateway.api_reference import render
+from penstock.gateway.callbacks import MAX_REPLAYED, CallbackRoutes
+from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
+from penstock.gateway.dry_run import MAX_COUNTED
+from penstock.gateway.hold import WorkerRoutes
+from penstock.gateway.operations import MAX_ROWS_EXAMINED, OperationRoutes
 from penstock.gateway.operations import STATES as OPERATION_STATES
-from penstock.gateway.pages import Pages
-from penstock.gateway.reference import render
-from penstock.gateway.rehearsal import COUNTED
+from penstock.gateway.pages import PageRoutes
+from penstock.gateway.paging import MAX_PAGE_SIZE
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.targets import LARGEST_PAGE as LARGEST_TARGET_PAGE
-from penstock.gateway.targets import LONGEST_URL, Targets
-from penstock.gateway.tasks import LARGEST_PAGE, Tasks
-from penstock.gateway.types import Types
-from penstock.gateway.waiting import LARGEST_PAGE as LARGEST_BACKLOG_PAGE
-from penstock.gateway.waiting import PAGE as BACKLOG_PAGE
-from penstock.gateway.waiting import Waiting
-from penstock.http.problems import ERRORS_SHOWN, KINDS
-from penstock.postgres.replay import HELD_COUNTED, PENDING_LOOKED_AT
+from penstock.gateway.targets import MAX_PAGE_SIZE as MAX_TARGET_PAGE_SIZE
+from penstock.gateway.targets import MAX_URL_LENGTH, TargetRoutes
+from penstock.gateway.tasks import TaskRoutes
+from penstock.gateway.types import TypeRoutes
+from penstock.gateway.why import MAX_PAGE_SIZE as MAX_BACKLOG_PAGE_SIZE
+from penstock.gateway.why import PAGE_SIZE as BACKLOG_PAGE_SIZE
+from penstock.gateway.why import BacklogRoutes
+from penstock.http.problems import KINDS, MAX_ERRORS_SHOWN
+from penstock.postgres.replay import HELD_COUNTED, PENDING_SEARCHED
 
 SOURCE = json.loads((schemas_folder() / "http" / "openapi.json").read_text())
 
@@ -49,25 +47,25 @@ def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def test_the_description_is_openapi_3_1() -> None:
-    """Issue 1: a validator that knows the standard takes what is served."""
+    """Issue 1: a validator of the standard accepts the description."""
     assert openapi.document()["openapi"] == "3.1.0"
     validate(openapi.document())
 
 
 def test_every_route_is_described_and_every_description_is_a_route() -> None:
-    """Habit 8: neither side has anything the other has not."""
+    """Habit 8: the router and the description have the same routes."""
     nothing: Any = None
     settings = GatewaySettings.load({})
     routes = [
-        *Tasks(settings, nothing, nothing, nothing, nothing, nothing).routes(),
-        *Types(settings, nothing, nothing).routes(),
-        *Keys(settings, nothing).routes(),
-        *Waiting(settings, nothing).routes(),
-        *Targets(settings, nothing, nothing).routes(),
-        *Callbacks(settings, nothing).routes(),
-        *Operations(settings, nothing, nothing).routes(),
-        *Hold(settings, nothing, nothing, nothing, nothing).routes(),
-        *Pages(nothing, nothing).routes(),
+        *TaskRoutes(settings, nothing, nothing, nothing, nothing, nothing).routes(),
+        *TypeRoutes(settings, nothing, nothing).routes(),
+        *ConcurrencyKeyRoutes(settings, nothing).routes(),
+        *BacklogRoutes(settings, nothing).routes(),
+        *TargetRoutes(settings, nothing, nothing).routes(),
+        *CallbackRoutes(settings, nothing).routes(),
+        *OperationRoutes(settings, nothing, nothing).routes(),
+        *WorkerRoutes(settings, nothing, nothing, nothing, nothing).routes(),
+        *PageRoutes(nothing, nothing).routes(),
     ]
     # The pattern behind a parameter's name is the router's business.
     served = {(route.method, route.path.replace(":[0-9]+", "")) for route in routes}
@@ -86,7 +84,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     ],
 )
 def test_message_schemas_are_referred_to_and_never_copied(name: str, message: str, inside: list[str]) -> None:
-    """T5, T6: HTTP and Kafka take the same documents, by the same file."""
+    """T5, T6: HTTP and Kafka validate documents by the same schema."""
     assert list(SOURCE["components"]["schemas"][name]) == ["$ref"]
     schema = json.loads((schemas_folder() / "messages" / f"{message}.schema.json").read_text())
     for part in inside:
@@ -96,7 +94,7 @@ def test_message_schemas_are_referred_to_and_never_copied(name: str, message: st
 
 
 def test_no_reference_leaves_the_served_description() -> None:
-    """A client that has the document has all of it."""
+    """All references are internal, so a client needs no other file."""
     assert "../messages" not in openapi.encoded().decode()
     assert openapi.encoded().decode().count('"$ref": "#/components/') == openapi.encoded().decode().count(
         '"$ref"'
@@ -124,13 +122,13 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("schema", "value"), EXAMPLES)
 def test_examples_conform(schema: dict[str, Any], value: Any) -> None:
-    """What readers copy works."""
+    """Each example conforms to its schema."""
     whole = {**schema, "components": openapi.document()["components"]}
     jsonschema.Draft202012Validator(whole).validate(value)
 
 
 def test_every_body_has_an_example() -> None:
-    """Readers are shown every request, and every answer that is a document."""
+    """Every request body, and every response with a document, has an example."""
     without = [
         where
         for where, found in media()
@@ -140,13 +138,13 @@ def test_every_body_has_an_example() -> None:
 
 
 def test_words_and_limits_are_those_of_the_code() -> None:
-    """States, priorities, problems and limits are written twice and must stay one."""
+    """The description has the states, priorities, problems and limits of the code."""
     schemas = openapi.document()["components"]["schemas"]
     assert schemas["Task"]["properties"]["state"]["enum"] == [state.value for state in State]
     assert schemas["Task"]["properties"]["priority"]["enum"] == [priority.name for priority in Priority]
     for kind in KINDS:
         assert f"`{kind.name}`" in schemas["Problem"]["description"]
-    assert f"{ERRORS_SHOWN} at most" in schemas["Problem"]["properties"]["errors"]["description"]
+    assert f"{MAX_ERRORS_SHOWN} at most" in schemas["Problem"]["properties"]["errors"]["description"]
     limits = {
         path: p["schema"]["maximum"]
         for _, path, op in operations()
@@ -154,12 +152,12 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         if p["name"] == "limit"
     }
     assert limits == {
-        "/tasks": LARGEST_PAGE,
-        "/targets": LARGEST_TARGET_PAGE,
-        "/callbacks": LARGEST_CALLBACK_PAGE,
-        "/operations": LARGEST_OPERATION_PAGE,
-        "/types/{name}/keys": LARGEST_KEY_PAGE,
-        "/backlog": LARGEST_BACKLOG_PAGE,
+        "/tasks": MAX_PAGE_SIZE,
+        "/targets": MAX_TARGET_PAGE_SIZE,
+        "/callbacks": MAX_PAGE_SIZE,
+        "/operations": MAX_PAGE_SIZE,
+        "/types/{name}/keys": MAX_PAGE_SIZE,
+        "/backlog": MAX_BACKLOG_PAGE_SIZE,
     }
     assert schemas["Why"]["properties"]["reason"]["enum"] == list(Reason)
     assert schemas["Why"]["properties"]["state"]["enum"] == [state.value for state in State]
@@ -168,25 +166,25 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         priority.name for priority in Priority
     ]
     backlog_page = openapi.document()["paths"]["/backlog"]["get"]["parameters"][1]["schema"]
-    assert backlog_page["default"] == BACKLOG_PAGE
+    assert backlog_page["default"] == BACKLOG_PAGE_SIZE
     asked = schemas["OperationRequest"]["properties"]
     assert asked["verb"]["enum"] == schemas["Operation"]["properties"]["verb"]["enum"] == [*Verb]
     assert schemas["Operation"]["properties"]["state"]["enum"] == list(OPERATION_STATES)
-    assert f"up to {COUNTED:,} among the first {LOOKED_AT:,}" in asked["dry_run"]["description"]
+    assert f"up to {MAX_COUNTED:,} among the first {MAX_ROWS_EXAMINED:,}" in asked["dry_run"]["description"]
     begin = openapi.document()["paths"]["/operations"]["post"]["description"]
-    assert f"at most {AT_A_TIME:,} tasks" in begin
+    assert f"at most {BATCH_SIZE:,} tasks" in begin
     replay = schemas["ReplayRequest"]["properties"]
-    assert replay["limit"]["maximum"] == replay["limit"]["default"] == REPLAYED
-    assert f"up to {COUNTED:,}" in replay["dry_run"]["description"]
-    assert schemas["TargetEnable"]["properties"]["url"]["maxLength"] == LONGEST_URL
+    assert replay["limit"]["maximum"] == replay["limit"]["default"] == MAX_REPLAYED
+    assert f"up to {MAX_COUNTED:,}" in replay["dry_run"]["description"]
+    assert schemas["TargetEnable"]["properties"]["url"]["maxLength"] == MAX_URL_LENGTH
     backlog = schemas["Backlog"]["properties"]["complete"]["description"]
-    assert f"first {PENDING_LOOKED_AT:,}" in backlog
+    assert f"first {PENDING_SEARCHED:,}" in backlog
     assert f"up to {HELD_COUNTED:,}" in backlog
     assert schemas["SetRequest"]["properties"]["results"]["maxItems"] == GatewaySettings().gateway_batch_limit
 
 
 def test_the_page_shows_every_operation_and_schema() -> None:
-    """Issue 1: a readable page, with nothing fetched from elsewhere."""
+    """Issue 1: the page has every route, and loads nothing from other sites."""
     page = render()
     for _, _, operation in operations():
         assert f'id="{operation["operationId"]}"' in page

@@ -1,6 +1,6 @@
-"""docs/reference.md names every setting, topic, state and error, as the code has them.
+"""docs/reference.md lists every setting, topic, state, error and metric of the code.
 
-PENSTOCK_WRITE_DOCS=1 pytest tests/contract/test_reference.py    renews it.
+PENSTOCK_WRITE_DOCS=1 pytest tests/contract/test_reference.py    regenerates it.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from penstock.core.completion import Outcome
 from penstock.core.task import FINAL, State
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka.declared import figures
 from penstock.kafka.processor import ProcessorSettings
+from penstock.kafka.topic_config import config_of
 from penstock.kafka.topics import PLATFORM, ready
 from penstock.process import exit_status
 from penstock.settings import ENVIRONMENT_PREFIX, Kafka, Platform
@@ -39,11 +39,11 @@ GROUPS = {
     "worker": (WorkerSettings, Kafka),
 }
 OUTCOMES = {
-    Outcome.NEXT: "`Next(stage, context, delay_s=)`: another stage, attempt 0",
+    Outcome.NEXT: "`Next(stage, context, delay_s=)`: the task continues with another stage, attempt 0",
     Outcome.DONE: "`Done(result)`: the task has succeeded",
-    Outcome.FAIL: "`Fail(reason, permanent=)`, or an exception: again by policy, then failed",
-    Outcome.RETRY: "`RetryAfter(delay_s, reason)`: the same stage again, not counted",
-    Outcome.EXPIRED: "the worker was silent for its lease: again by policy, then failed",
+    Outcome.FAIL: "`Fail(reason, permanent=)`, or an exception: tried again by the type's policy, then failed",
+    Outcome.RETRY: "`RetryAfter(delay_s, reason)`: the same stage again; not counted as a failure",
+    Outcome.EXPIRED: "the lease expired: tried again by the type's policy, then failed or quarantined",
 }
 
 
@@ -59,9 +59,7 @@ def settings_tables() -> str:
             if field.name not in known
         ]
         parts.append(
-            "\n".join(
-                [f"### {name}", "", "| variable | default | what it is |", "| --- | --- | --- |", *rows]
-            )
+            "\n".join([f"### {name}", "", "| variable | default | meaning |", "| --- | --- | --- |", *rows])
         )
     return "\n\n".join(parts)
 
@@ -84,9 +82,14 @@ def error_table() -> str:
 
 def metric_table() -> str:
     return "\n".join(
-        f"| `{metric.name}` ({metric.kind}) | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.doc} |"
+        f"| `{name}` ({metric.kind}) | {', '.join(f'`{label}`' for label in metric.labels)} | {doc} |"
         for metric in metrics.ALL
+        for name, doc in metric.exported
     )
+
+
+def deprecated_table() -> str:
+    return "\n".join(f"| `{old}` | `{metric.name}` |" for metric in metrics.ALL for old in metric.deprecated)
 
 
 def status_table() -> str:
@@ -96,53 +99,58 @@ def status_table() -> str:
 
 def document() -> str:
     topics = "\n".join(
-        f"| `{topic.name}` | {as_declared.partitions or 'its type says'} | {int(as_declared.configs['retention.ms']) // 86_400_000} days | {topic.doc} |"
+        f"| `{topic.name}` | {as_declared.partitions or 'set by its type'} | {int(as_declared.configs['retention.ms']) // 86_400_000} days | {topic.doc} |"
         for topic in (*PLATFORM, ready("TYPE", 0))
-        for as_declared in (figures(Kafka(), topic),)
+        for as_declared in (config_of(Kafka(), topic),)
     )
     states = ", ".join(f"`{state}`" for state in State if state not in FINAL)
     finals = ", ".join(f"`{state}`" for state in State if state in FINAL)
     outcomes = "\n".join(f"| `{outcome}` | {text} |" for outcome, text in OUTCOMES.items())
     return f"""# Reference
 
-Made from the code by `tests/contract/test_reference.py`, which fails when it is out of date.
+`tests/contract/test_reference.py` makes this page from the code, and fails when it is out of date.
 
 ## Settings
 
-Every setting is an environment variable; a keyword or an option on the command line wins over it.
+Each setting is an environment variable. A keyword argument or an option on the command line wins over it.
 
 {settings_tables()}
 
-`PENSTOCK_LOG_LEVEL` (INFO) and `PENSTOCK_LIBRARY_LOG_LEVEL` (CRITICAL) choose what is logged, on standard error;
-`PENSTOCK_LOG_FORMAT` is `text` or `json` (one object a line).
-`PENSTOCK_GATEWAY` is the gateway's address for clients and the command line.
+### Logs, addresses, data directory
 
-`PENSTOCK_DATA_DIR` names the data directory of a `penstock up` (`--data-dir` does so for one verb); left out, it is `.penstock` in
-the directory where a program is started. A worker or service that is told none of `PENSTOCK_KAFKA`, `PENSTOCK_POSTGRES`,
-`PENSTOCK_PREFIX` and `PENSTOCK_OBJECTS` takes all of them from the deployment that runs there. A verb takes each from its option, or
-from `--data-dir`, or from the environment, or from the deployment that runs there, whichever comes first.
+| variable | meaning |
+| --- | --- |
+| `PENSTOCK_LOG_LEVEL` | level of Penstock's log on standard error; `INFO` by default |
+| `PENSTOCK_LIBRARY_LOG_LEVEL` | the same for client libraries; `CRITICAL` by default |
+| `PENSTOCK_LOG_FORMAT` | `text` or `json` (one object a line) |
+| `PENSTOCK_GATEWAY` | the gateway's address for clients and the command line |
+| `PENSTOCK_DATA_DIR` | data directory of a `penstock up`; by default `.penstock` in the directory where the program starts |
+
+A worker or service without `PENSTOCK_KAFKA`, `PENSTOCK_POSTGRES`, `PENSTOCK_PREFIX` and `PENSTOCK_OBJECTS` takes all of them from the
+deployment of the data directory. A command takes each from its option, else from `--data-dir`, else from the environment, else from
+the deployment of the data directory.
 
 ## Topics
 
-Names stand behind the deployment's prefix (`penstock.`). Contracts: [asyncapi.json](../schemas/messages/asyncapi.json).
+Each name follows the deployment's prefix (`penstock.`). The contracts are in [asyncapi.json](../schemas/messages/asyncapi.json).
 
-| topic | partitions | kept | what is on it |
+| topic | partitions | kept | content |
 | --- | --- | --- | --- |
 {topics}
 
 ## States
 
-Open: {states}. Final: {finals}. The transitions are drawn in [ARCHITECTURE.md](../ARCHITECTURE.md).
+Unfinished: {states}. Final: {finals}. [ARCHITECTURE.md](../ARCHITECTURE.md#states-of-a-task) draws the transitions.
 
 ## Outcomes
 
-| outcome | what a handler does, and what comes of it |
+| outcome | returned by, and effect |
 | --- | --- |
 {outcomes}
 
 ## Errors
 
-The status is that of a process which an error ends: a verb, a service or a worker.
+The status is that of a command, service or worker that the error ends.
 
 | error | status | meaning |
 | --- | --- | --- |
@@ -150,24 +158,31 @@ The status is that of a process which an error ends: a verb, a service or a work
 
 ## Metrics
 
-Served as `http://PENSTOCK_METRICS_HOST:PENSTOCK_METRICS_PORT/metrics` by each process of every service, for Prometheus; they tell of that
-process alone, with what the system knows of it (`process_cpu_seconds_total`, `process_resident_memory_bytes`,
-`process_open_fds`, `process_start_time_seconds` and others). `/livez` beside it answers 200 while the process works, `/readyz` 200 once it has
-what it needs, else 503 with `{{"status": "not ready", "checks": {{NAME: REASON}}}}`. Under `penstock up` the first process (the gateway) has that port and each further one, in the
-order of its log, the next. What all processes have in PostgreSQL is told by `penstock targets`.
+Each process of every service serves `http://PENSTOCK_METRICS_HOST:PENSTOCK_METRICS_PORT/metrics` for Prometheus. The metrics describe that process
+alone, and include the standard ones of a process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, `process_open_fds`,
+`process_start_time_seconds` and others). `penstock targets` shows the state of targets over all processes.
 
-| metric | labels | what it is |
+`/livez` answers 200 while the process works. `/readyz` answers 200 once it has what it needs, else 503 with
+`{{"status": "not ready", "checks": {{NAME: REASON}}}}`. Under `penstock up` the gateway has that port, and each further process of its log the next one.
+
+| metric | labels | meaning |
 | --- | --- | --- |
 {metric_table()}
 
+These names have been replaced. Each is exported beside its successor until the next version.
+
+| deprecated | use |
+| --- | --- |
+{deprecated_table()}
+
 ## HTTP
 
-[openapi.json](../schemas/http/openapi.json), shown by every gateway at `/docs`. Errors are `application/problem+json` (RFC 9457)
+[openapi.json](../schemas/http/openapi.json) describes the API; every gateway shows it at `/docs`. Errors are `application/problem+json` (RFC 9457)
 with `errors: [{{pointer, detail}}]`.
 
 ## Command line
 
-`penstock --help` and `penstock VERB --help`. Exit statuses, also of services and workers:
+[The command line](reference/cli.md) has all commands. Exit statuses of commands, services and workers:
 
 | status | meaning |
 | --- | --- |
@@ -176,14 +191,14 @@ with `errors: [{{pointer, detail}}]`.
 
 
 def test_the_reference_is_what_the_code_says():
-    """Habit 8: settings, topics, states and errors all appear in the docs, and a test says so."""
+    """Habit 8: settings, topics, states, errors and metrics appear in the docs."""
     if os.environ.get("PENSTOCK_WRITE_DOCS"):
         FILE.write_text(document())
     assert FILE.read_text() == document()
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _base in GROUPS.values()])
-def test_every_setting_explains_itself(kind):
-    """A setting without a sentence is one nobody can choose."""
+def test_every_setting_has_a_description(kind):
+    """Operators choose values by the description."""
     for field in dataclasses.fields(kind):
         assert len(field.metadata["doc"]) > 15, field.name

@@ -1,4 +1,4 @@
-"""schemas/messages and penstock.contracts say the same: every example is valid and survives a round trip."""
+"""schemas/messages and penstock.contracts agree: each example is valid and survives a round trip."""
 
 import base64
 import json
@@ -39,8 +39,8 @@ def schema_of(example: str) -> str:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_schema_is_one_and_has_an_example(name):
-    """Contracts: a JSON Schema and an example for every record."""
+def test_every_schema_is_valid_and_has_an_example(name):
+    """Every record has a JSON Schema and an example."""
     schema = json.loads((MESSAGES / f"{name}.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     assert any(schema_of(example) == name for example in EXAMPLES), f"no example of {name}"
@@ -49,7 +49,7 @@ def test_every_schema_is_one_and_has_an_example(name):
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_conforms(example):
-    """By our validator and by an independent one."""
+    """Our validator and an independent one accept the example."""
     document = json.loads((MESSAGES / example).read_text())
     conform(document, schema_of(example))
     schema = json.loads((MESSAGES / f"{schema_of(example)}.schema.json").read_text())
@@ -106,7 +106,7 @@ ROUND_TRIPS = {
 
 
 def comparable(document):
-    """The document without what may be written in more than one way: moments."""
+    """The document with its moments in one form."""
     if isinstance(document, dict):
         return {key: comparable(value) for key, value in document.items()}
     if isinstance(document, list):
@@ -118,10 +118,10 @@ def comparable(document):
 
 @pytest.mark.parametrize("example", [name for name in EXAMPLES if schema_of(name) in ROUND_TRIPS])
 def test_every_example_survives_the_dataclass(example):
-    """Contracts: the examples round-trip through `contracts`."""
+    """The examples survive reading and writing by `contracts`."""
     document = json.loads((MESSAGES / example).read_text())
     again = json.loads(ROUND_TRIPS[schema_of(example)](orjson.dumps(document)))
-    # What a producer may leave out is written out by us.
+    # The contracts write fields that a producer may omit.
     left_out = {"content_type": "json"} if schema_of(example) == "submitted" else {}
     assert comparable(again) == comparable({**left_out, **document} if left_out else document)
 
@@ -157,8 +157,8 @@ def nested(levels):
         (None, "", "object"),
     ],
 )
-def test_a_bad_submission_is_told_where_and_why(document, pointer, words):
-    """T5: what is malformed gets a precise error."""
+def test_an_invalid_submission_is_refused_with_pointer_and_reason(document, pointer, words):
+    """T5: a malformed submission gets a precise error."""
     with pytest.raises(InvalidRecord if words != "900,000" else Exception) as caught:
         Submission.from_wire(document)
     assert caught.value.pointer == pointer
@@ -169,26 +169,26 @@ def test_a_bad_submission_is_told_where_and_why(document, pointer, words):
     ("data", "words"),
     [(b"{", "not JSON"), (b"\xff\xfe", "not UTF-8: byte 0"), (b"", "not JSON"), (b"NaN", "not JSON")],
 )
-def test_bytes_that_are_not_json_are_told_so(data, words):
-    """T5: malformed JSON and wrong encodings are told apart."""
+def test_an_error_distinguishes_malformed_json_from_a_wrong_encoding(data, words):
+    """T5: the error names the byte or the place in the JSON."""
     with pytest.raises(InvalidRecord, match=words):
         parse(data)
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**29])
 def test_an_integer_that_would_be_rounded_is_refused(number):
-    """The platform never interprets contexts, so it must not change them either."""
+    """The platform must not change contexts, so it refuses integers that it would round."""
     with pytest.raises(InvalidRecord, match="more than 64 bits: send it as a string"):
         parse(b'{"n":[%d]}' % number, exact=True)
 
 
-def test_numbers_and_digits_that_fit_are_left_alone():
+def test_numbers_within_64_bits_are_accepted():
     document = {"n": 2**64 - 1, "m": -(2**63), "text": "1" * 40, "x": 0.25}
     assert parse(orjson.dumps(document), exact=True) == document
 
 
-def test_a_value_as_deep_as_the_limit_goes_everywhere():
-    """What is let in can be written again: as a context, in a record, in an event."""
+def test_a_value_at_the_depth_limit_can_be_written_everywhere():
+    """An accepted value can be written as a context, in a record and in an event."""
     submission = Submission.from_wire({"type": "t", "context": nested(200)})
     assert Context.encode(nested(200)) == submission.context
     result = StageResult(fence=Fence(1, 0, "a", 0), outcome=Outcome.DONE, context=submission.context)
@@ -198,21 +198,21 @@ def test_a_value_as_deep_as_the_limit_goes_everywhere():
         Context.encode(nested(201))
 
 
-def test_one_bad_entry_does_not_cost_its_neighbours():
-    """Bad input never blocks what is behind it: a batch is read entry by entry.
+def test_an_invalid_entry_does_not_affect_its_batch():
+    """Invalid input never blocks later input: a batch is read entry by entry.
 
-    What says which attempt it ends, ends it, as a failure: its worker has done with it.
+    An invalid entry that names its attempt ends the attempt as a failure, because its worker has finished.
     """
     good = StageResult(
         fence=Fence(1, 0, "a", 0), outcome=Outcome.DONE, context=Context.encode({"x": 1})
     ).to_wire()
     bad = {**good, "outcome": "maybe"}
     worse = {**good, "id": 2, "content_type": "bytes", "context": "?"}
-    nobody = {**good, "id": "three"}
+    without_id = {**good, "id": "three"}
     deep = {**good, "id": 4, "context": "deep"}
     worker, results, faults = inbound.decode_results(
         orjson.dumps(
-            {"worker": "w", "results": [good, bad, worse, nobody, deep, good]},
+            {"worker": "w", "results": [good, bad, worse, without_id, deep, good]},
             option=orjson.OPT_PASSTHROUGH_SUBCLASS,
             default=str,
         ).replace(b'"deep"', b"[" * 300 + b"]" * 300)
@@ -235,15 +235,15 @@ def test_one_bad_entry_does_not_cost_its_neighbours():
     ]
 
 
-def test_a_record_that_is_no_batch_at_all_is_refused_whole():
-    """Without a worker and a list there is nothing to save."""
+def test_a_record_that_is_no_batch_is_refused():
+    """Without a worker and a list no entry can be read."""
     for document in (b"[]", b'{"worker":"w"}', b'{"worker":"w","results":5}', b'{"results":[]}'):
         with pytest.raises(InvalidRecord):
             inbound.decode_results(document)
 
 
 def test_large_integers_are_refused_before_they_reach_the_database():
-    """An id PostgreSQL could not hold is the sender's error, not a crash."""
+    """An id beyond the range of PostgreSQL is an error of the sender, and not a crash."""
     for task in (0, -1, 2**63, 1.5):
         document = {"kind": "beat", "worker": "w", "lease_ms": 1000, "tasks": [[task, 0, 0]]}
         assert problems(document, "heartbeat"), task
@@ -253,14 +253,14 @@ def test_large_integers_are_refused_before_they_reach_the_database():
     ("kind", "lease_ms", "fits"),
     [("claim", 0, False), ("beat", 0, False), ("claim", 1, True), ("beat", 1, True), ("release", 0, True)],
 )
-def test_a_lease_of_no_time_is_no_lease(kind, lease_ms, fits):
-    """It would expire as it is granted; only a release says 0."""
+def test_a_lease_of_zero_length_is_refused(kind, lease_ms, fits):
+    """The lease would expire at once; only the end of a lease has 0."""
     document = {"kind": kind, "worker": "w", "lease_ms": lease_ms, "tasks": [[1, 0, 0]]}
     assert (not problems(document, "heartbeat")) is fits
 
 
 def test_results_carry_errors_and_bytes():
-    """Failures keep their traceback; bytes travel as base64."""
+    """Failures keep their traceback, and bytes become base64."""
     result = StageResult(
         fence=Fence(3, 1, "b", 2),
         outcome=Outcome.FAIL,
@@ -277,8 +277,8 @@ def test_results_carry_errors_and_bytes():
     assert (results, faults) == ([result, handed_on], [])
 
 
-def test_a_callback_body_survives_to_the_byte():
-    """C7: the signature is over the bytes, so they must not be written anew."""
+def test_the_body_of_a_callback_keeps_its_bytes():
+    """C7: the signature covers the bytes, so they must not change."""
     body = '{"id":"1","event":"task.succeeded","note":"zwölf € ☃"}'.encode()
     callback = Callback(id="msg_1", target=TargetId("default", "http://x"), task_id=1, attempt=0, body=body)
     assert inbound.decode_callbacks(callback.encode())[0][0].body == body
@@ -292,7 +292,7 @@ def some_callbacks(count, body=b"{}"):
 
 
 def test_records_of_callbacks_carry_many_in_order_and_within_bounds():
-    """C1: one record for many callbacks, none of them with more than it may have, each callback in one, in order."""
+    """C1: one record carries many callbacks in order, and no record exceeds its limits."""
     for callbacks in (
         some_callbacks(250),
         some_callbacks(60, b"x" * 10_000),
@@ -309,8 +309,8 @@ def test_records_of_callbacks_carry_many_in_order_and_within_bounds():
         ]
 
 
-def test_one_bad_callback_does_not_cost_its_record():
-    """T5: a bad entry is told alone, with a pointer to it, and the others are read."""
+def test_an_invalid_callback_does_not_affect_its_record():
+    """T5: the error points at the invalid entry, and the other entries are read."""
     good = [json.loads(callback.encode()) for callback in some_callbacks(3)]
     record = [
         good[0],
@@ -336,8 +336,8 @@ def test_one_bad_callback_does_not_cost_its_record():
         ({**json.loads(some_callbacks(1)[0].encode()), "attempt": -1}, "/attempt"),
     ],
 )
-def test_a_record_that_holds_no_callbacks_is_refused_as_a_whole(record, pointer):
-    """T5: with the reason, and where."""
+def test_a_record_without_callbacks_is_refused(record, pointer):
+    """T5: the error has the reason and a pointer."""
     with pytest.raises(InvalidRecord) as refused:
         inbound.decode_callbacks(orjson.dumps(record))
     assert refused.value.pointer == pointer

@@ -1,4 +1,4 @@
-"""What a submission may say that its schema cannot check alone: callback URLs, and how choices are told."""
+"""Submissions: the checks of callback URLs beyond the schema, and errors about choices."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from penstock.errors import InvalidRecord
         "//host/",
     ],
 )
-def test_a_callback_that_could_never_be_called_is_refused(url: str) -> None:
-    """C1: at submission, with a pointer, rather than tried in vain until the schedule is exhausted."""
+def test_a_callback_that_cannot_be_called_is_refused(url: str) -> None:
+    """C1: the submission is refused with a pointer, instead of retrying calls until the schedule ends."""
     with pytest.raises(InvalidRecord) as refused:
         Submission.from_wire({"type": "t", "callbacks": ["https://shop.example/", url]})
     assert refused.value.pointer == "/callbacks/1"
@@ -54,13 +54,13 @@ def test_a_callback_that_could_never_be_called_is_refused(url: str) -> None:
         "HTTPS://SHOP.EXAMPLE/",
     ],
 )
-def test_a_callback_that_can_be_called_is_taken(url: str) -> None:
-    """C1: names, addresses, ports, other scripts, and underscores as private networks have them."""
+def test_a_callback_that_can_be_called_is_accepted(url: str) -> None:
+    """C1: names, addresses, ports, other scripts, and underscores, which private networks use."""
     assert Submission.from_wire({"type": "t", "callbacks": [url]}).callbacks == (url,)
 
 
-def test_all_choices_are_told() -> None:
-    """T5: whoever mistyped a priority reads all there are, not two of them and a number."""
+def test_the_error_names_all_choices() -> None:
+    """T5: the error about a mistyped priority names all priorities, not two and a count."""
     with pytest.raises(InvalidRecord) as refused:
         Submission.from_wire({"type": "t", "priority": "URGENT"})
     assert refused.value.pointer == "/priority"

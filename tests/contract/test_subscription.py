@@ -1,4 +1,4 @@
-"""What may be said of a callback, what is refused and how it is told; secrets that nobody is told; CloudEvents."""
+"""Subscriptions of callbacks: their forms, refusals with pointers, hidden secrets, CloudEvents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.contracts.cloudevent import CONTENT_TYPE, envelope
 from penstock.contracts.event import EVENTS, FINAL_EVENTS, Callback, Event
 from penstock.contracts.files import schemas_folder
 from penstock.contracts.submission import Submission
-from penstock.contracts.subscription import HEADERS_BYTES, MOST_HEADERS, Format, Subscription
+from penstock.contracts.subscription import MAX_HEADERS, MAX_HEADERS_BYTES, Format, Subscription
 from penstock.contracts.validation import conform, problems
 from penstock.core.target import TargetId
 from penstock.errors import InvalidRecord, SettingsError
@@ -62,8 +62,8 @@ def with_headers(headers: Any) -> dict[str, Any]:
     return {"url": URL, "headers": headers}
 
 
-def test_an_object_is_read_in_whole_and_written_again() -> None:
-    """C1: everything that can be said reaches the column and comes back; a URL alone stays one."""
+def test_an_object_survives_reading_and_writing() -> None:
+    """C1: every field reaches the column and comes back; a URL alone stays a URL."""
     entries = read(URL, WHOLE)
     assert entries == (
         URL,
@@ -79,13 +79,13 @@ def test_an_object_is_read_in_whole_and_written_again() -> None:
     assert subscription.from_columns(subscription.to_columns(entries)) == entries
 
 
-def test_an_object_that_says_nothing_is_a_url() -> None:
-    """One way to say it, which costs the path of plain callbacks nothing."""
+def test_an_object_with_defaults_is_a_url() -> None:
+    """A subscription has one form only, so plain callbacks pay nothing for objects."""
     assert read({"url": URL, "headers": {}, "format": "event", "ordered": False}) == (URL,)
 
 
-def test_nothing_said_and_none_wanted_are_two_things() -> None:
-    """C1: a task without `callbacks` takes its type's, one with an empty list none; that survives the wire."""
+def test_no_list_and_an_empty_list_differ() -> None:
+    """C1: without a list the callbacks of the type apply, and with an empty list none; also on the wire."""
     silent, none = Submission.from_wire({"type": "t"}), Submission.from_wire({"type": "t", "callbacks": []})
     assert (silent.callbacks, none.callbacks) == (None, ())
     assert "callbacks" not in silent.to_wire()
@@ -110,8 +110,12 @@ def test_nothing_said_and_none_wanted_are_two_things() -> None:
         ({"url": URL, "ordered": "yes"}, "/ordered", "boolean"),
         (with_headers(["X"]), "/headers", 'not of type "object"'),
         (with_headers({"X": 5}), "/headers/X", 'not of type "string"'),
-        (with_headers({str(n): "" for n in range(MOST_HEADERS + 1)}), "/headers", "more than 20"),
-        (with_headers({"X": "x" * HEADERS_BYTES}), "/headers", "4,097 bytes together; 4,096 is the limit"),
+        (with_headers({str(n): "" for n in range(MAX_HEADERS + 1)}), "/headers", "more than 20"),
+        (
+            with_headers({"X": "x" * MAX_HEADERS_BYTES}),
+            "/headers",
+            "4,097 bytes together; 4,096 is the limit",
+        ),
         (with_headers({"": "x"}), "/headers/", "name of a header"),
         (with_headers({"X Y": "x"}), "/headers/X Y", "name of a header"),
         (with_headers({"X:": "x"}), "/headers/X:", "name of a header"),
@@ -151,8 +155,8 @@ def test_nothing_said_and_none_wanted_are_two_things() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_stands(entry: Any, pointer: str, words: str) -> None:
-    """T5, C1: a precise error with a pointer, and the same for a task and for a type."""
+def test_an_invalid_entry_is_refused_with_a_pointer(entry: Any, pointer: str, words: str) -> None:
+    """T5, C1: the error is precise, and the same for a task and for a type."""
     with pytest.raises(InvalidRecord) as of_task:
         read(URL, entry)
     with pytest.raises(InvalidRecord) as of_type:
@@ -162,10 +166,10 @@ def test_what_cannot_be_meant_is_refused_where_it_stands(entry: Any, pointer: st
         assert words in refused.value.reason
 
 
-def test_the_most_that_may_be_said_is_taken() -> None:
-    """The limits are reached, not only passed."""
-    headers = {f"X-{n:02}": "y" for n in range(MOST_HEADERS)}
-    headers["X-00"] += "y" * (HEADERS_BYTES - sum(len(k) + len(v) for k, v in headers.items()))
+def test_entries_at_the_limits_are_accepted() -> None:
+    """Entries exactly at the limits are accepted."""
+    headers = {f"X-{n:02}": "y" for n in range(MAX_HEADERS)}
+    headers["X-00"] += "y" * (MAX_HEADERS_BYTES - sum(len(k) + len(v) for k, v in headers.items()))
     assert read(*({"url": f"{URL}/{n}", "headers": headers} for n in range(5)))
 
 
@@ -174,7 +178,7 @@ def test_the_most_that_may_be_said_is_taken() -> None:
     [
         [with_headers({"Authorization": SECRET + "\n"})],
         [with_headers({"Host": SECRET})],
-        [with_headers({"X": "x" * HEADERS_BYTES + SECRET})],
+        [with_headers({"X": "x" * MAX_HEADERS_BYTES + SECRET})],
         [with_headers({"X": [SECRET]})],
         [with_headers(SECRET)],
         [with_headers([SECRET])],
@@ -190,58 +194,58 @@ def test_the_most_that_may_be_said_is_taken() -> None:
     ],
 )
 def test_no_refusal_quotes_a_secret(callbacks: Any) -> None:
-    """C7: refusals are answered, logged and parked on a topic; what was meant to be a header is in none."""
+    """C7: refusals appear in answers, logs and a topic, so none quotes the value of a header."""
     document = {"type": "t", "callbacks": callbacks}
     with pytest.raises(InvalidRecord) as refused:
         Submission.from_wire(document)
-    told = [refused.value, *problems(document, "submitted"), *problems([document], "submitted")]
-    assert SECRET not in " ".join(str(one) for one in told)
+    errors = [refused.value, *problems(document, "submitted"), *problems([document], "submitted")]
+    assert SECRET not in " ".join(str(error) for error in errors)
 
 
-def test_other_refusals_still_quote() -> None:
-    """T5: whoever mistyped a priority reads what they typed, beside a callback with secrets too."""
+def test_a_refusal_quotes_values_that_are_no_secrets() -> None:
+    """T5: the error about a mistyped priority quotes it, also beside a callback with secrets."""
     found = problems({"type": "t", "priority": "URGENT", "callbacks": [WHOLE, {"url": 5}]}, "submitted")
-    assert {(one.pointer, one.reason.split(" is ")[0]) for one in found} == {
+    assert {(fault.pointer, fault.reason.split(" is ")[0]) for fault in found} == {
         ("/priority", '"URGENT"'),
         ("/callbacks/1/url", "5"),
     }
 
 
 def test_no_repr_has_a_secret() -> None:
-    """C7: tasks, types and callbacks end up in logs and tracebacks."""
+    """C7: tasks, types and callbacks may appear in logs and tracebacks."""
     submission = Submission.from_wire({"type": "t", "callbacks": [WHOLE]})
     task_type = TaskType.from_wire({"name": "t", "callbacks": [WHOLE]})
     callback = Callback(
         id="1", target=TargetId("default", URL), task_id=1, attempt=0, body=b"", headers={"X": SECRET}
     )
     assert SECRET not in repr([submission, task_type, callback])
-    assert SECRET not in str(task_type.shown())
+    assert SECRET not in str(task_type.masked())
     assert SECRET in str(task_type.to_wire())
-    assert subscription.shown([URL, *(submission.callbacks or ())]) == [
+    assert subscription.masked([URL, *(submission.callbacks or ())]) == [
         URL,
         {**WHOLE, "headers": {"Authorization": "***", "X-Empty": "***"}},
     ]
-    assert callback.shown_options() == {"headers": {"X": "***"}}
+    assert callback.masked_options() == {"headers": {"X": "***"}}
 
 
-@pytest.mark.parametrize("asked", ["final", "all"])
+@pytest.mark.parametrize("task_events", ["final", "all"])
 @given(event=st.sampled_from(sorted(EVENTS)))
-def test_a_target_hears_what_it_asked_for(asked: str, event: str) -> None:
-    """C1: by its own filter whatever the task publishes; without one, by the task's."""
+def test_a_target_is_called_at_the_events_of_its_filter(task_events: str, event: str) -> None:
+    """C1: the filter of the target decides, or without one the events of the task."""
 
-    def heard(events: Any) -> bool:
+    def is_called(events: Any) -> bool:
         [found] = read({"url": URL, "ordered": True, **({"events": events} if events else {})})
-        return subscription.of(found).wants(event, asked)
+        return subscription.expand(found).includes(event, task_events)
 
-    assert heard("all")
-    assert heard("final") is (event in FINAL_EVENTS)
-    assert heard(["task.retried", "task.failed"]) is (event in ("task.retried", "task.failed"))
-    assert heard(None) is (asked == "all" or event in FINAL_EVENTS)
-    assert subscription.of(URL).wants(event, asked) is heard(None)
+    assert is_called("all")
+    assert is_called("final") is (event in FINAL_EVENTS)
+    assert is_called(["task.retried", "task.failed"]) is (event in ("task.retried", "task.failed"))
+    assert is_called(None) is (task_events == "all" or event in FINAL_EVENTS)
+    assert subscription.expand(URL).includes(event, task_events) is is_called(None)
 
 
-def test_tasks_and_types_take_the_same_by_words_of_the_code() -> None:
-    """Habit 8: what is written twice stays one: forms, names of events, formats, limits."""
+def test_the_schemas_of_tasks_and_types_agree_with_the_code() -> None:
+    """Forms, names of events, formats and limits exist in two schemas and in code, and must agree."""
     submitted, of_type = (schema(name)["properties"]["callbacks"] for name in ("submitted", "task-type"))
     assert submitted["items"] == of_type["items"]
     assert submitted["maxItems"] == of_type["maxItems"]
@@ -250,15 +254,15 @@ def test_tasks_and_types_take_the_same_by_words_of_the_code() -> None:
     assert set(fields["events"]["oneOf"][1]["items"]["enum"]) == EVENTS
     assert set(schema("event")["properties"]["event"]["enum"]) == EVENTS
     assert fields["format"]["enum"] == [form.value for form in Format]
-    assert fields["headers"]["maxProperties"] == MOST_HEADERS
-    assert f"{HEADERS_BYTES:,} bytes" in fields["headers"]["description"]
+    assert fields["headers"]["maxProperties"] == MAX_HEADERS
+    assert f"{MAX_HEADERS_BYTES:,} bytes" in fields["headers"]["description"]
 
 
-def test_headers_and_order_travel_with_the_callback_and_only_then() -> None:
-    """A plain callback's record is what it was, so that services from before take it."""
+def test_a_record_has_headers_and_order_only_if_set() -> None:
+    """Services of earlier releases accept the record of a plain callback."""
     plain = Callback(id="1", target=TargetId("default", URL), task_id=1, attempt=0, body=b"{}")
     assert set(json.loads(plain.encode())) == {"id", "target", "task_id", "attempt", "body"}
-    assert subscription.of(URL).sent_headers() is None
+    assert subscription.expand(URL).request_headers() is None
     more = dataclasses.replace(plain, headers={"X": SECRET}, ordered=True)
     for callback in (plain, more):
         conform(json.loads(callback.encode()), "callback")
@@ -266,7 +270,7 @@ def test_headers_and_order_travel_with_the_callback_and_only_then() -> None:
 
 
 def test_the_envelope_is_a_cloudevent() -> None:
-    """C1: CloudEvents' own package reads it, and its data is the event to the byte."""
+    """C1: the package of CloudEvents reads the body, and its data is exactly the event."""
     body = envelope(EVENT, "https://shop.example/tasks")
     found = http.from_http_event(http.HTTPMessage({"content-type": CONTENT_TYPE}, body))
     assert found.get_attributes() == {
@@ -283,13 +287,13 @@ def test_the_envelope_is_a_cloudevent() -> None:
 
 
 @pytest.mark.parametrize("source", [" ", "/pen stock", "/ü", "/a%zz", "/a\n"])
-def test_a_source_that_is_none_is_refused(source: str) -> None:
-    """CloudEvents: `source` is a URI reference; at start-up rather than by every target."""
+def test_an_invalid_source_is_refused(source: str) -> None:
+    """CloudEvents: `source` is a URI reference. A wrong one stops the service at its start."""
     with pytest.raises(SettingsError, match="event_source"):
         Platform.load({"PENSTOCK_EVENT_SOURCE": source})
 
 
 @pytest.mark.parametrize("source", ["/penstock", "https://shop.example/a%20b?c#d", "urn:x:y"])
-def test_a_source_that_is_one_is_taken(source: str) -> None:
-    """CloudEvents: any URI reference."""
+def test_a_valid_source_is_accepted(source: str) -> None:
+    """CloudEvents: `source` may be any URI reference."""
     assert Platform.load({"PENSTOCK_EVENT_SOURCE": source}).event_source == source

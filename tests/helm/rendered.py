@@ -1,4 +1,4 @@
-"""What the tests ask of rendered objects."""
+"""Helpers to examine rendered objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 CHART = Path(__file__).parents[2] / "infra" / "helm" / "penstock"
-# The oldest that Chart.yaml takes.
+# The oldest version that Chart.yaml accepts.
 KUBERNETES = ("--kube-version", "1.29.0")
 SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks")
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Render:
-    """The chart: its objects for a set of values, or what helm says."""
+    """The chart: its objects for a set of values, or the output of helm."""
 
     objects: Callable[..., list[Object]]
     run: Callable[..., subprocess.CompletedProcess[str]]
@@ -58,7 +58,7 @@ def container_of(found: Object) -> Object:
 
 
 def environment_of(found: Object) -> dict[str, Any]:
-    """Each variable's value, or the source it is taken from."""
+    """The value of each variable, or its source."""
     return {
         each["name"]: each["value"] if "value" in each else each["valueFrom"]
         for each in container_of(found)["env"]
@@ -85,9 +85,9 @@ class Peer:
     namespace: str = "tasks"
     address: str = ""
 
-    def is_meant(self, peer: Object) -> bool:
+    def matches(self, peer: Object) -> bool:
         if block := peer.get("ipBlock"):
-            # Which addresses pods have is the cluster's matter: a block means what is outside.
+            # Addresses of pods depend on the cluster, so a block only matches addresses outside.
             return (
                 bool(self.address)
                 and _within(self.address, block["cidr"])
@@ -105,8 +105,8 @@ class Peer:
 
 def _within(address: str, network: str) -> bool:
     found = ipaddress.ip_address(address)
-    among = ipaddress.ip_network(network)
-    return found.version == among.version and found in among
+    block = ipaddress.ip_network(network)
+    return found.version == block.version and found in block
 
 
 def _port_matches(port: Object, number: int, protocol: str, names: dict[str, int]) -> bool:
@@ -119,7 +119,7 @@ def ports_of(found: Object) -> dict[str, int]:
     return {each["name"]: each["containerPort"] for each in container_of(found).get("ports", [])}
 
 
-def allowed(
+def is_allowed(
     objects: list[Object],
     component: str,
     direction: str,
@@ -128,10 +128,10 @@ def allowed(
     protocol: str = "TCP",
     names: dict[str, int] | None = None,
 ) -> bool:
-    """Whether NetworkPolicies let a component's pods send to, or receive from, a peer on a port.
+    """Whether NetworkPolicies allow pods of a component to send to, or receive from, a peer on a port.
 
-    As the API has it: pods that no policy selects are free; others may do what any policy that selects them allows.
-    `names` are those of the ports where the connection ends.
+    As in the API: pods without a policy may connect to any peer; other pods may do what any of their
+    policies allows. `names` are the names of the ports at the receiving end.
     """
     labels = pod_of(workload(objects, component))["metadata"]["labels"]
     policies = [
@@ -140,10 +140,10 @@ def allowed(
         if selects(each["spec"]["podSelector"], labels)
         and direction.capitalize() in each["spec"]["policyTypes"]
     ]
-    side = "to" if direction == "egress" else "from"
+    peers_key = "to" if direction == "egress" else "from"
     rules = (rule for policy in policies for rule in policy.get(direction) or [])
     return not policies or any(
-        (not rule.get(side) or any(peer.is_meant(each) for each in rule[side]))
+        (not rule.get(peers_key) or any(peer.matches(each) for each in rule[peers_key]))
         and (
             not rule.get("ports")
             or any(_port_matches(each, port, protocol, names or {}) for each in rule["ports"])

@@ -1,4 +1,4 @@
-"""What the chart renders: valid for Kubernetes, safe by default, and in agreement with the code.
+"""The rendered chart is valid for Kubernetes, safe by default, and consistent with the code.
 
 Nothing here runs on a cluster: objects are rendered by helm and judged as they are.
 """
@@ -48,7 +48,7 @@ from tests.helm.rendered import (
 
 ROOT = Path(__file__).parents[2]
 SETS = sorted(path.stem for path in (Path(__file__).parent / "values").glob("*.yaml"))
-# The oldest Kubernetes that Chart.yaml takes, and the newest that the validator knows.
+# The oldest Kubernetes that Chart.yaml accepts, and the newest of the validator.
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 CUSTOM = {
     "ScaledObject": "keda.sh/v1alpha1",
@@ -65,9 +65,9 @@ KINDS: dict[str, type[Settings]] = {
     "callbacks": CallbacksSettings,
     "worker": WorkerSettings,
 }
-# Read by `penstock.process` and `penstock.logs`, and no fields of settings.
+# Variables of `penstock.process` and `penstock.logs`, which are not fields of settings.
 PROCESS = {"PENSTOCK_LOG_LEVEL", "PENSTOCK_LOG_FORMAT", "PENSTOCK_READY_FILE"}
-# What must never stand in an object in plain text.
+# Variables whose values must not be in an object as plain text.
 SECRET = {
     "PENSTOCK_POSTGRES",
     "PENSTOCK_POSTGRES_SESSION",
@@ -81,7 +81,7 @@ every_set = pytest.mark.parametrize("name", SETS)
 
 @pytest.fixture(scope="module", autouse=True)
 def _schemas_read_once() -> Any:
-    """The validator reads megabytes of schemas again for every object."""
+    """Caches the schemas, since the validator reads megabytes of them for every object."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents)
@@ -90,8 +90,8 @@ def _schemas_read_once() -> Any:
 
 
 @every_set
-def test_lint(helm: str, render: Render, name: str) -> None:
-    """Issue 7: helm lint --strict finds nothing amiss."""
+def test_helm_lint_passes(helm: str, render: Render, name: str) -> None:
+    """Issue 7: helm lint --strict reports no problem."""
     values = Path(__file__).parent / "values" / f"{name}.yaml"
     ran = subprocess.run(
         [helm, "lint", "--strict", str(CHART), "--values", str(values), *KUBERNETES],
@@ -105,8 +105,8 @@ def test_lint(helm: str, render: Render, name: str) -> None:
 
 @every_set
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_every_object(render: Render, name: str, version: str) -> None:
-    """Issue 7: every object is valid for the oldest and the newest Kubernetes, with no field it does not know."""
+def test_every_object_is_valid_for_kubernetes(render: Render, name: str, version: str) -> None:
+    """Issue 7: every object is valid for the oldest and the newest Kubernetes, without unknown fields."""
     for found in render.objects(name):
         assert found["metadata"]["namespace"] == "tasks"
         if found["kind"] in CUSTOM:
@@ -116,8 +116,8 @@ def test_kubernetes_takes_every_object(render: Render, name: str, version: str) 
 
 
 @every_set
-def test_no_name_is_given_twice(render: Render, name: str) -> None:
-    """Issue 7: objects of one kind have names of their own, none longer than a label may be."""
+def test_names_are_unique(render: Render, name: str) -> None:
+    """Issue 7: objects of one kind have different names, which fit into a label."""
     names = [(found["kind"], found["metadata"]["name"]) for found in render.objects(name)]
     assert len(set(names)) == len(names)
     assert all(len(each) <= 63 for _, each in names)
@@ -125,7 +125,7 @@ def test_no_name_is_given_twice(render: Render, name: str) -> None:
 
 @every_set
 def test_every_container_is_confined(render: Render, name: str) -> None:
-    """Issue 7: no container is root, writes its root, gains a privilege, or holds a token of the cluster."""
+    """Issue 7: no container runs as root, writes to its root, gains privileges, or has a token of the cluster."""
     found = workloads(render.objects(name))
     assert {component_of(each) for each in found} >= {*SERVICES, "migrate", "topics"}
     for each in found:
@@ -150,8 +150,8 @@ def test_every_container_is_confined(render: Render, name: str) -> None:
 
 
 @every_set
-def test_service_accounts(render: Render, name: str) -> None:
-    """Issue 7: pods use the release's account, which is there; hooks, which run before it is, do not."""
+def test_pods_use_the_service_account(render: Render, name: str) -> None:
+    """Issue 7: pods use the service account of the release. Hooks do not, since they run before it exists."""
     objects = render.objects(name)
     (account,) = of_kind(objects, "ServiceAccount")
     assert account["automountServiceAccountToken"] is False
@@ -161,8 +161,9 @@ def test_service_accounts(render: Render, name: str) -> None:
 
 
 @every_set
-def test_every_selector_means_its_own_pods(render: Render, name: str) -> None:
-    """Issue 7: Deployments, budgets, services, policies, monitors and constraints select the pods they are for, no others."""
+def test_every_selector_matches_only_its_pods(render: Render, name: str) -> None:
+    """Issue 7: selectors of Deployments, budgets, services, policies, monitors and constraints match only
+    their pods."""
     objects = render.objects(name)
     pods = {component_of(each): pod_of(each)["metadata"]["labels"] for each in workloads(objects)}
 
@@ -196,8 +197,8 @@ def test_every_selector_means_its_own_pods(render: Render, name: str) -> None:
 
 
 @every_set
-def test_every_setting_is_one(render: Render, name: str) -> None:
-    """Issue 7: whatever PENSTOCK_ variable the chart sets, its component reads, or the name is settled and about to be."""
+def test_every_variable_is_a_setting(render: Render, name: str) -> None:
+    """Issue 7: each component reads every PENSTOCK_ variable that the chart sets for it."""
     for each in workloads(render.objects(name)):
         component = component_of(each)
         names = [entry["name"] for entry in container_of(each)["env"]]
@@ -214,14 +215,14 @@ def test_every_setting_is_one(render: Render, name: str) -> None:
 
 
 @every_set
-def test_services_take_their_settings(render: Render, name: str, tmp_path: Path) -> None:
-    """Issue 7: what the chart writes into the environment parses and makes sense to each service and worker."""
+def test_services_accept_their_environment(render: Render, name: str, tmp_path: Path) -> None:
+    """Issue 7: each service and worker accepts the environment that the chart sets."""
     stand_in = {
         "PENSTOCK_POSTGRES": "postgresql://penstock@db/penstock",
         "PENSTOCK_POSTGRES_SESSION": "postgresql://penstock@db/penstock",
         "PENSTOCK_CALLBACK_SECRETS": "whsec_bm90LWEtc2VjcmV0LWNoYW5nZS1tZS1wbGVhc2UtMTIz",
     }
-    # Files that are mounted there are not here.
+    # Mounted files do not exist here.
     file = tmp_path / "file"
     file.write_text("given")
     for each in of_kind(render.objects(name), "Deployment"):
@@ -240,8 +241,8 @@ def test_services_take_their_settings(render: Render, name: str, tmp_path: Path)
 
 
 @every_set
-def test_no_secret_stands_in_an_object(render: Render, name: str) -> None:
-    """Issue 7: secrets come from secrets that exist, as references or files; the chart has none and shows none."""
+def test_no_object_has_a_secret(render: Render, name: str) -> None:
+    """Issue 7: secrets come from existing Secrets, as references or files; no object has one as text."""
     objects = render.objects(name)
     assert not of_kind(objects, "Secret")
     for each in workloads(objects):
@@ -255,7 +256,7 @@ def test_no_secret_stands_in_an_object(render: Render, name: str) -> None:
 
 @every_set
 def test_every_file_is_mounted(render: Render, name: str) -> None:
-    """Issue 7: a variable that names a file names one that a mounted volume holds, from the secret that was given."""
+    """Issue 7: the file that a variable names is on a mounted volume, from the configured secret."""
     for each in workloads(render.objects(name)):
         volumes = {volume["name"]: volume for volume in pod_of(each)["spec"]["volumes"]}
         held = {"/etc/penstock/topics/topics.toml"} if "topics" in volumes else set()
@@ -274,8 +275,8 @@ def test_every_file_is_mounted(render: Render, name: str) -> None:
 
 
 @every_set
-def test_pods_are_given_time_to_end(render: Render, name: str) -> None:
-    """Issue 7: a pod is killed only after its process would have ended itself by force."""
+def test_grace_periods_exceed_forced_exits(render: Render, name: str) -> None:
+    """Issue 7: a pod is killed only after the forced exit of its process."""
     grace_s = inspect.signature(process.run).parameters["grace_s"].default
     for each in of_kind(render.objects(name), "Deployment"):
         given_s = pod_of(each)["spec"]["terminationGracePeriodSeconds"]
@@ -285,12 +286,12 @@ def test_pods_are_given_time_to_end(render: Render, name: str) -> None:
             needed_s = float(environment_of(each)["PENSTOCK_DRAIN_TIMEOUT_S"]) + 15
         else:
             needed_s = grace_s + float(container["lifecycle"]["preStop"]["exec"]["command"][1])
-        assert given_s >= needed_s + process.LEAVE_S
+        assert given_s >= needed_s + process.EXIT_TIMEOUT_S
 
 
 @every_set
 def test_services_are_probed(render: Render, name: str) -> None:
-    """Issue 7: liveness and readiness are asked where each service answers, on a port that its settings open."""
+    """Issue 7: probes of liveness and readiness use a port that the settings of the service open."""
     objects = render.objects(name)
     for component in SERVICES:
         found = workload(objects, component)
@@ -298,7 +299,7 @@ def test_services_are_probed(render: Render, name: str) -> None:
         container = container_of(found)
         for probe, path in (
             ("livenessProbe", "/livez"),
-            # A gateway without Kafka still takes tasks: out of service it could not.
+            # A gateway without Kafka still accepts tasks: its readiness must not need Kafka.
             ("readinessProbe", "/livez" if component == "gateway" else "/readyz"),
             ("startupProbe", "/livez"),
         ):
@@ -313,15 +314,16 @@ def test_services_are_probed(render: Render, name: str) -> None:
             assert set(environment["PENSTOCK_GATEWAY_AUTH"].split(",")) <= {"keys", "oidc"}
 
 
-def test_two_replicas_of_every_service(render: Render) -> None:
-    """Issue 7: by default each service has two replicas, and a new pod is ready before an old one ends."""
+def test_every_service_has_two_replicas(render: Render) -> None:
+    """Issue 7: each service has two replicas by default, and a new pod is ready before an old one ends."""
     for each in of_kind(render.objects("minimal"), "Deployment"):
         assert each["spec"]["replicas"] == 2
         assert each["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_hooks_come_first_and_in_order(render: Render) -> None:
-    """Issue 7: before an install or upgrade their policies, then the database, then the topics; a failure stops it."""
+def test_hooks_run_first_and_in_order(render: Render) -> None:
+    """Issue 7: before an install or upgrade, hooks create policies, then migrate, then create topics. A
+    failure stops the install or upgrade."""
     objects = render.objects("everything")
     hooks = {
         (found["kind"], found["metadata"]["name"]): found["metadata"]["annotations"]
@@ -339,13 +341,14 @@ def test_hooks_come_first_and_in_order(render: Render) -> None:
     }
     assert container_of(workload(objects, "migrate"))["args"] == ["migrate", "--step", "pre"]
     assert container_of(workload(objects, "topics"))["args"] == ["topics"]
-    # A hook may use only what is there before the release is: secrets that exist, and other hooks.
+    # A hook runs before the objects of the release exist: it may use only secrets and hooks.
     volumes = pod_of(workload(objects, "topics"))["spec"]["volumes"]
     assert {"name": "topics", "configMap": {"name": "prod-tasks-topics-hook"}} in volumes
 
 
-def test_what_the_old_version_needed_goes_only_when_asked(render: Render) -> None:
-    """O6: the second step of a migration breaks pods of the version before, so it is a hook of its own, after an upgrade."""
+def test_the_second_migration_step_is_a_separate_hook(render: Render) -> None:
+    """O6: the second step of a migration breaks pods of the previous version, so it is an optional hook after
+    an upgrade."""
     assert "prod-tasks-migrate-after" not in {
         each["metadata"]["name"] for each in render.objects("everything")
     }
@@ -353,13 +356,13 @@ def test_what_the_old_version_needed_goes_only_when_asked(render: Render) -> Non
     job = named(asked, "Job", "prod-tasks-migrate-after")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-upgrade"
     assert container_of(job)["args"] == ["migrate", "--step", "post"]
-    # What lets it through to PostgreSQL is gone after the hooks before.
+    # The policies of the earlier hooks are deleted by then, so this hook has its own.
     policy = named(asked, "NetworkPolicy", "prod-tasks-migrate")
     assert policy["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade,post-upgrade"
 
 
-def test_an_authority_that_is_given_is_asked(render: Render) -> None:
-    """O5: with the certificate of PostgreSQL's authority the driver must verify, unless the URL itself says otherwise."""
+def test_a_configured_authority_is_verified(render: Render) -> None:
+    """O5: with the certificate authority of PostgreSQL the driver must verify, unless the URL differs."""
     given = ("--set", "postgres.caSecret.name=ca")
     modes = {
         environment_of(workload(objects, "stages")).get("PGSSLMODE")
@@ -368,8 +371,8 @@ def test_an_authority_that_is_given_is_asked(render: Render) -> None:
     assert modes == {"verify-full", None}
 
 
-def test_declared_topics(render: Render) -> None:
-    """Issue 7: the declared topics reach the hook and every service as they were written; a change begins each anew."""
+def test_declared_topics_reach_hook_and_services(render: Render) -> None:
+    """Issue 7: hook and services receive the declared topics unchanged, and restart after a change."""
     objects = render.objects("everything")
     text = "[topics.events]\nretention_days = 14\n"
     for name in ("prod-tasks-topics", "prod-tasks-topics-hook"):
@@ -380,8 +383,8 @@ def test_declared_topics(render: Render) -> None:
         assert "PENSTOCK_TOPICS_FILE" in environment_of(workload(objects, component))
 
 
-def test_each_service_is_its_own_user(render: Render) -> None:
-    """Issue 7: users of Kafka and roles of PostgreSQL can be given by service, the rest by default."""
+def test_each_service_can_have_its_own_user(render: Render) -> None:
+    """Issue 7: each service can override the Kafka user and the PostgreSQL role."""
     objects = render.objects("strimzi-cnpg")
     users = {
         component_of(each): (
@@ -409,8 +412,8 @@ def test_each_service_is_its_own_user(render: Render) -> None:
         assert "penstock" not in sources
 
 
-def test_a_service_may_have_less(render: Render) -> None:
-    """Issue 7: what a service says for itself wins also where it is empty."""
+def test_an_empty_override_wins(render: Render) -> None:
+    """Issue 7: an empty value of a service overrides the default."""
     options = (
         "protocol=PLAINTEXT",
         "sasl.mechanism=",
@@ -429,11 +432,11 @@ def test_a_service_may_have_less(render: Render) -> None:
     assert pod_of(workload(bare, "gateway"))["spec"]["priorityClassName"] == "tasks"
 
 
-def test_scaling_goes_by_the_lag_of_the_types_group(render: Render) -> None:
-    """Issue 7: KEDA reads the group and topic that workers of the type read, from the beginning as they do."""
+def test_keda_scales_by_the_lag_of_the_type(render: Render) -> None:
+    """Issue 7: KEDA reads the topic and group of the type's workers, with the same offset reset."""
     objects = render.objects("keda")
     environment = environment_of(workload(objects, "worker-resize"))
-    # Files that are mounted there are not here, and of no matter.
+    # Mounted files do not exist here and do not matter.
     settings = WorkerSettings.load(
         {name: environment[name] for name in ("PENSTOCK_KAFKA", "PENSTOCK_PREFIX", "PENSTOCK_OBJECTS")}
     )
@@ -446,15 +449,15 @@ def test_scaling_goes_by_the_lag_of_the_types_group(render: Render) -> None:
         assert trigger["metadata"]["topic"] == settings.prefix + ready(type_name, 8).name
         assert trigger["metadata"]["bootstrapServers"] == settings.kafka
         assert trigger["metadata"]["offsetResetPolicy"] == "earliest"
-        # KEDA takes strings only.
+        # KEDA accepts only strings.
         assert all(isinstance(value, str) for value in trigger["metadata"].values())
         bounds = (scaled["minReplicaCount"], scaled["maxReplicaCount"])
         assert bounds == ((0, 8) if type_name == "media_Resize" else (1, 4))
     assert named(objects, "Deployment", "prod-penstock-worker-thumbs")["spec"]["replicas"] == 0
 
 
-def test_a_workers_key_is_a_variable_or_a_file(render: Render) -> None:
-    """O5: a mounted key is read from where the variable says, and no other is given beside it."""
+def test_an_api_key_is_a_variable_or_a_file(render: Render) -> None:
+    """O5: a worker has its API key either as a variable or as a mounted file that a variable names."""
     by_variable = environment_of(workload(render.objects("keda"), "worker-thumbs"))
     assert by_variable["PENSTOCK_API_KEY"] == {"secretKeyRef": {"name": "thumbs-key", "key": "key"}}
     assert "PENSTOCK_API_KEY_FILE" not in by_variable
@@ -473,14 +476,14 @@ def test_a_workers_key_is_a_variable_or_a_file(render: Render) -> None:
 
 
 def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
-    """Issue 7: the lag that stays on Kafka while more waits in PostgreSQL asks for as many replicas as there may be."""
+    """Issue 7: the lag of a full window requests the maximum number of replicas."""
     objects = render.objects("keda")
     floor = int(environment_of(workload(objects, "task-sync"))["PENSTOCK_WINDOW_FLOOR"])
     assert floor == TaskSyncSettings.load({}).window_floor
     scaled = named(objects, "ScaledObject", "prod-penstock-worker-resize")["spec"]
     threshold = int(scaled["triggers"][0]["metadata"]["lagThreshold"])
     assert floor / threshold >= scaled["maxReplicaCount"]
-    # Given is given; and it goes by the floor, whatever that is.
+    # An explicit threshold wins; the default follows the window floor.
     mail = named(objects, "ScaledObject", "prod-penstock-worker-mail")["spec"]
     assert mail["triggers"][0]["metadata"]["lagThreshold"] == "500"
     other = named(render.objects("everything"), "ScaledObject", "prod-tasks-worker-all")["spec"]
@@ -488,8 +491,8 @@ def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
 
 
 @pytest.mark.parametrize("name", ["keda", "everything"])
-def test_keda_reaches_kafka_as_the_worker_does(render: Render, name: str) -> None:
-    """Issue 7: the trigger has the worker's own authority, certificate and user, from the same secrets."""
+def test_keda_authenticates_like_the_worker(render: Render, name: str) -> None:
+    """Issue 7: the trigger uses the authority, certificate and user of the worker, from the same secrets."""
     objects = render.objects(name)
     for scaled in of_kind(objects, "ScaledObject"):
         trigger = scaled["spec"]["triggers"][0]
@@ -521,8 +524,8 @@ def test_keda_reaches_kafka_as_the_worker_does(render: Render, name: str) -> Non
         assert trigger["metadata"].get("sasl") == {"SCRAM-SHA-256": "scram_sha256", None: None}[mechanism]
 
 
-def test_keda_takes_a_users_name_from_the_worker(render: Render) -> None:
-    """Issue 7: a user's name that is no secret reaches KEDA by the environment of the container it scales."""
+def test_keda_reads_a_plain_user_name_from_the_worker(render: Render) -> None:
+    """Issue 7: KEDA reads a user name that is not a secret from the environment of the scaled container."""
     options = ("--set", "kafka.protocol=SASL_SSL", "--set", "kafka.sasl.mechanism=PLAIN", "--set")
     objects = render.objects("keda", *options, "kafka.sasl.user=penstock,kafka.sasl.passwordSecret.name=p")
     authentication = named(objects, "TriggerAuthentication", "prod-penstock-worker-resize")["spec"]
@@ -533,8 +536,8 @@ def test_keda_takes_a_users_name_from_the_worker(render: Render) -> None:
     assert environment_of(found)[taken["name"]] == "penstock"
 
 
-def test_keda_asks_for_tokens(render: Render) -> None:
-    """Issue 7: with OAUTHBEARER KEDA asks the same issuer as the same client, for the same scopes."""
+def test_keda_requests_tokens_like_the_worker(render: Render) -> None:
+    """Issue 7: with OAUTHBEARER, KEDA uses the issuer, client and scopes of the worker."""
     oauth = "tokenUrl=https://login.example.com/token,clientId=penstock,clientSecret.name=client,scope=kafka offline"
     settings = ["protocol=SASL_SSL", "sasl.mechanism=OAUTHBEARER"]
     settings += [f"sasl.oauth.{each}" for each in oauth.split(",")]
@@ -553,8 +556,8 @@ def test_keda_asks_for_tokens(render: Render) -> None:
     ]
 
 
-def test_routes_lead_to_the_gateway(render: Render) -> None:
-    """Issue 7: Ingress and HTTPRoute name the gateway's service and a port that it has."""
+def test_routes_name_the_gateway(render: Render) -> None:
+    """Issue 7: Ingress and HTTPRoute name the gateway's Service and one of its ports."""
     objects = render.objects("everything")
     (service,) = of_kind(objects, "Service")
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
@@ -574,13 +577,13 @@ def test_routes_lead_to_the_gateway(render: Render) -> None:
     assert rule["backendRefs"] == [{"name": service["metadata"]["name"], "port": ports["http"]}]
 
 
-def test_metrics_are_read_of_every_service(render: Render) -> None:
-    """Issue 7: one PodMonitor reads /metrics of every replica by the name of its port."""
+def test_the_pod_monitor_reads_every_service(render: Render) -> None:
+    """Issue 7: one PodMonitor reads /metrics of every replica on its named port."""
     (monitor,) = of_kind(render.objects("everything"), "PodMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["tasks"]}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    # Alerts go by jobs: penstock-gateway and so on, whatever the release is called.
+    # Alerts use job names such as penstock-gateway, which do not depend on the release name.
     assert endpoint["relabelings"] == [
         {
             "sourceLabels": ["__meta_kubernetes_pod_label_app_kubernetes_io_component"],
@@ -591,7 +594,7 @@ def test_metrics_are_read_of_every_service(render: Render) -> None:
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("metrics", "/metrics", "15s")
 
 
-def test_the_chart_is_of_this_version() -> None:
-    """Issue 7: the image's default tag is the version of the code beside it."""
+def test_the_chart_has_the_version_of_the_code() -> None:
+    """Issue 7: the default tag of the image is the version of the code."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

@@ -1,6 +1,6 @@
-"""What the chart refuses, and that its README tells of every value.
+"""The values that the chart refuses, and the chart's README with all values.
 
-PENSTOCK_WRITE_DOCS=1 pytest tests/helm/test_values.py    renews infra/helm/penstock/README.md, and the alerts.
+PENSTOCK_WRITE_DOCS=1 pytest tests/helm/test_values.py    regenerates infra/helm/penstock/README.md and the alerts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARK = "<!-- made by tests/helm/test_values.py -->"
 SASL = ("kafka.protocol=SASL_SSL", "kafka.sasl.mechanism=SCRAM-SHA-512")
 WORKER = ("workers[0].name=a", "workers[0].type=a", "workers[0].image=a:1")
 
-# What is set on top of the minimal values, and what helm must say of it.
+# By case: options besides the minimal values, and the expected part of the error.
 REFUSED = {
     "no image": (["image.repository="], "image.repository is empty"),
     "no brokers": (["kafka.bootstrapServers="], "kafka.bootstrapServers is empty"),
@@ -37,16 +37,19 @@ REFUSED = {
         'gateway.auth is "off": in a cluster the gateway listens beyond loopback',
     ),
     "auth unknown": ([r"gateway.auth=keys\,basic"], r'gateway.auth is "keys,basic"'),
-    "oidc by nobody": (["gateway.auth=oidc"], "gateway.oidc.issuer and gateway.oidc.audience must be given"),
+    "oidc without issuer": (
+        ["gateway.auth=oidc"],
+        "gateway.oidc.issuer and gateway.oidc.audience must be given",
+    ),
     "misspelt": (["gatway.replicas=3"], "gatway"),
-    "misspelt within": (["gateway.replica=3"], "replica"),
+    "misspelt in an object": (["gateway.replica=3"], "replica"),
     "no number": (["stages.replicas=two"], "/stages/replicas"),
     "negative": (["stages.replicas=-1"], "/stages/replicas"),
     "brokers with a scheme": (["kafka.bootstrapServers=kafka://a:9092"], "/kafka/bootstrapServers"),
     "unknown protocol": (["kafka.protocol=TLS"], "/kafka/protocol"),
     "empty prefix": (["prefix="], "/prefix"),
     "other store": (["objects.url=gs://bucket"], "/objects/url"),
-    "too little time to end": (
+    "short grace period": (
         ["defaults.terminationGracePeriodSeconds=30"],
         "/defaults/terminationGracePeriodSeconds",
     ),
@@ -63,17 +66,17 @@ REFUSED = {
         ["kafka.protocol=SASL_SSL", "kafka.sasl.mechanism=OAUTHBEARER", "kafka.sasl.oauth.clientId=a"],
         "needs kafka.sasl.oauth.tokenUrl",
     ),
-    "sasl for nothing": (
+    "sasl unused": (
         ["kafka.sasl.mechanism=PLAIN"],
         "kafka.sasl is given but kafka.protocol is PLAINTEXT",
     ),
-    "tls for nothing": (["kafka.tls.caSecret.name=a"], "kafka.tls is given but kafka.protocol is PLAINTEXT"),
-    "one service's fault": (
+    "tls unused": (["kafka.tls.caSecret.name=a"], "kafka.tls is given but kafka.protocol is PLAINTEXT"),
+    "error of one service": (
         ["stages.kafka.protocol=SASL_SSL"],
         "stages: kafka.protocol is SASL_SSL, so kafka.sasl.mechanism must be given",
     ),
     "authority unused": (["postgres.caSecret.name=a", "postgres.sslmode=require"], "make it verify-full"),
-    "folder of a pod": (["objects.url=file:///objects"], "objects.existingClaim must name a claim"),
+    "folder without claim": (["objects.url=file:///objects"], "objects.existingClaim must name a claim"),
     "secret in a value": (
         ["callbacks.extraEnv[0].name=API_TOKEN", "callbacks.extraEnv[0].value=abc"],
         "callbacks: extraEnv API_TOKEN has a value: give valueFrom.secretKeyRef",
@@ -83,16 +86,16 @@ REFUSED = {
         "stages: extraEnv has PENSTOCK_KAFKA twice, or the chart sets it",
     ),
     "ingress for all hosts": (["gateway.ingress.enabled=true"], "gateway.ingress.hosts is empty"),
-    "route to nowhere": (["gateway.httpRoute.enabled=true"], "gateway.httpRoute.parentRefs is empty"),
+    "route without parent": (["gateway.httpRoute.enabled=true"], "gateway.httpRoute.parentRefs is empty"),
     "worker without type": (["workers[0].name=a", "workers[0].image=a:1"], "type"),
     "worker's image without tag": ([*WORKER[:2], "workers[0].image=a"], "/workers/0/image"),
     "worker's type": ([*WORKER, "workers[0].type=a.b"], "/workers/0/type"),
-    "two of a name": (
+    "name twice": (
         [*WORKER, *(each.replace("[0]", "[1]") for each in WORKER)],
         "workers: the name a is given twice",
     ),
-    "scaled by no pool": ([*WORKER, "workers[0].keda.enabled=true"], "worker-a: keda needs pool"),
-    "scaled by the gateway": (
+    "keda without pool": ([*WORKER, "workers[0].keda.enabled=true"], "worker-a: keda needs pool"),
+    "keda via the gateway": (
         [
             *WORKER,
             "workers[0].pool=1",
@@ -102,11 +105,11 @@ REFUSED = {
         ],
         "worker-a: keda needs a worker that reads Kafka",
     ),
-    "least above most": (
+    "minimum above maximum": (
         [*WORKER, "workers[0].pool=1", "workers[0].keda.enabled=true", "workers[0].keda.minReplicas=9"],
         "keda.minReplicas=9 is above keda.maxReplicas=8",
     ),
-    "a worker's grace": (
+    "grace period of a worker": (
         [*WORKER, "workers[0].pod.terminationGracePeriodSeconds=600"],
         "worker-a: pod.terminationGracePeriodSeconds follows from drainTimeoutSeconds",
     ),
@@ -115,16 +118,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_nonsense_is_refused(render: Render, case: str) -> None:
-    """Issue 7: values that make no sense are refused, and what is said names the value at fault."""
-    settings, said = REFUSED[case]
+def test_invalid_values_are_refused(render: Render, case: str) -> None:
+    """Issue 7: invalid values are refused, and the error names the value."""
+    settings, message = REFUSED[case]
     ran = render.run("minimal", *(f"--set={each}" for each in settings))
     assert ran.returncode != 0
-    assert said in ran.stderr.replace("'", "/"), ran.stderr
+    assert message in ran.stderr.replace("'", "/"), ran.stderr
 
 
 def notes_of(render: Render, folder: Path, *options: str) -> str:
-    """What helm tells after an install with the minimal values; it shows that to clusters alone, so here it is an object's text."""
+    """Renders the notes after an install with the minimal values.
+
+    Helm prints notes only with a cluster, so the test renders them as the text of an object.
+    """
     chart = folder / "penstock"
     if not chart.exists():
         shutil.copytree(CHART, chart)
@@ -138,13 +144,13 @@ def notes_of(render: Render, folder: Path, *options: str) -> str:
     return text
 
 
-def test_notes(render: Render, tmp_path: Path) -> None:
-    """Issue 7: after an install helm says how to reach the gateway, how to make a key, and what has been left out."""
-    plain = notes_of(render, tmp_path)
-    assert "kubectl --namespace tasks port-forward service/prod-penstock-gateway 8420:8420" in plain
-    assert "exec deployment/prod-penstock-gateway -- penstock keys create NAME --role" in plain
-    assert "is false" not in plain
-    published = notes_of(
+def test_notes_explain_the_next_steps(render: Render, tmp_path: Path) -> None:
+    """Issue 7: the notes explain how to reach the gateway and how to create a key, and list disabled parts."""
+    default_notes = notes_of(render, tmp_path)
+    assert "kubectl --namespace tasks port-forward service/prod-penstock-gateway 8420:8420" in default_notes
+    assert "exec deployment/prod-penstock-gateway -- penstock keys create NAME --role" in default_notes
+    assert "is false" not in default_notes
+    public_notes = notes_of(
         render,
         tmp_path,
         "gateway.ingress.enabled=true",
@@ -157,36 +163,38 @@ def test_notes(render: Render, tmp_path: Path) -> None:
         "topics.enabled=false",
         "networkPolicy.enabled=false",
     )
-    assert "https://tasks.example.com" in published
-    assert "port-forward" not in published
-    assert "keys create" not in published
-    assert published.count("is false") == 3
+    assert "https://tasks.example.com" in public_notes
+    assert "port-forward" not in public_notes
+    assert "keys create" not in public_notes
+    assert public_notes.count("is false") == 3
 
 
-def described() -> Iterator[tuple[str, Any, str]]:
-    """Every value with a comment of its own in values.yaml: its path, default and comment."""
+def described_values() -> Iterator[tuple[str, Any, str]]:
+    """Yields path, default and comment of every value with a comment in values.yaml."""
     text = (CHART / "values.yaml").read_text()
     lines = text.splitlines()
     values = yaml.safe_load(text)
 
-    def walk(node: yaml.MappingNode, path: tuple[str, ...], told: bool) -> Iterator[tuple[str, Any, str]]:
+    def walk(
+        node: yaml.MappingNode, path: tuple[str, ...], documented: bool
+    ) -> Iterator[tuple[str, Any, str]]:
         for key, value in node.value:
-            here = (*path, key.value)
+            full_path = (*path, key.value)
             comment = lines[key.start_mark.line - 1].strip()
             found = re.fullmatch(r"# -- (.+)", comment) if node.flow_style is not True else None
             if found:
                 default = values
-                for part in here:
+                for part in full_path:
                     default = default[part]
-                yield ".".join(here), default, found[1]
+                yield ".".join(full_path), default, found[1]
             if isinstance(value, yaml.MappingNode) and value.value:
-                yield from walk(value, here, told or bool(found))
+                yield from walk(value, full_path, documented or bool(found))
             else:
-                assert told or found, f"{'.'.join(here)} has no comment in values.yaml"
+                assert documented or found, f"{'.'.join(full_path)} has no comment in values.yaml"
 
     root = yaml.compose(text)
     assert isinstance(root, yaml.MappingNode)
-    yield from walk(root, (), told=False)
+    yield from walk(root, (), documented=False)
 
 
 def shown(value: Any) -> str:
@@ -194,10 +202,10 @@ def shown(value: Any) -> str:
 
 
 def tables() -> str:
-    """The tables of README.md: all values, then what a worker may have."""
+    """The tables of README.md: all values, then the keys of a worker."""
     definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
     rows = ["| value | default | |", "| --- | --- | --- |"]
-    rows += [f"| `{path}` | {shown(default)} | {comment} |" for path, default, comment in described()]
+    rows += [f"| `{path}` | {shown(default)} | {comment} |" for path, default, comment in described_values()]
     for title, name in (("Each of `workers`", "worker"), ("`keda` of a worker", "keda")):
         rows += ["", f"## {title}", "", "| value | |", "| --- | --- |"]
         rows += [
@@ -206,8 +214,8 @@ def tables() -> str:
     return "\n".join(rows) + "\n"
 
 
-def test_readme_tells_of_every_value() -> None:
-    """Issue 7: the chart's README has every value, its default and what it means."""
+def test_the_readme_documents_every_value() -> None:
+    """Issue 7: the chart's README has every value with its default and its description."""
     before = README.read_text().partition(MARK)[0] if README.exists() else ""
     wanted = f"{before}{MARK}\n\n{tables()}"
     if os.environ.get("PENSTOCK_WRITE_DOCS"):
@@ -215,25 +223,25 @@ def test_readme_tells_of_every_value() -> None:
     assert README.read_text() == wanted
 
 
-def test_the_schema_knows_every_value() -> None:
-    """Issue 7: every object of the schema refuses keys it does not know, and every value of values.yaml is one it knows."""
+def test_the_schema_has_every_value() -> None:
+    """Issue 7: every object of the schema refuses unknown keys, and the schema has every value of values.yaml."""
     schema = json.loads((CHART / "values.schema.json").read_text())
 
-    def closed(node: Any, where: str) -> None:
+    def check_closed(node: Any, where: str) -> None:
         if isinstance(node, dict):
             if "properties" in node:
                 assert node.get("additionalProperties") is False, where
             for key, value in node.items():
-                closed(value, f"{where}/{key}")
+                check_closed(value, f"{where}/{key}")
 
-    closed(schema, "")
+    check_closed(schema, "")
     assert set(yaml.safe_load((CHART / "values.yaml").read_text())) == set(schema["properties"]) - {"global"}
 
 
-def test_alerts_are_those_of_the_tree(render: Render) -> None:
-    """Issue 7: the PrometheusRule has the chart's copy of the alerts, which is that of infra/observability, word for word."""
+def test_alerts_equal_those_of_the_tree(render: Render) -> None:
+    """Issue 7: the PrometheusRule has the chart's copy of the alerts, which equals infra/observability."""
     copy = CHART / "files" / "alerts.yml"
-    # Where the alerts are not in the tree, there is nothing for the copy to be equal to.
+    # A packaged tree may lack the original.
     if ALERTS.exists():
         if os.environ.get("PENSTOCK_WRITE_DOCS"):
             copy.write_text(ALERTS.read_text())

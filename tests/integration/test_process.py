@@ -1,4 +1,5 @@
-"""Services as processes: one that stands still ends, and what it leaves behind cannot keep it."""
+"""Services as processes: a service with a stalled event loop ends, and a leftover task does not
+delay the end."""
 
 import asyncio
 import json
@@ -14,38 +15,40 @@ from penstock import process
 
 
 async def stuck(stopping, ready):
-    """Its loop stands still."""
+    """Blocks its event loop."""
     ready()
     await asyncio.sleep(0.1)
-    time.sleep(600)  # noqa: ASYNC251 (that is the fault)
+    time.sleep(600)  # noqa: ASYNC251 (the stall under test)
 
 
-async def moving(stopping, ready):
-    """Is done in a while that is longer than its loop may stand still, and moves all the time."""
+async def progressing(stopping, ready):
+    """Runs longer than the stall limit, while its event loop keeps running."""
     ready()
     await asyncio.sleep(1.5)
 
 
-async def haunted(stopping, ready):
-    """Ends, and leaves a task behind that nothing ends."""
+async def leaking(stopping, ready):
+    """Returns, and leaves a task behind that ignores cancellation."""
 
-    async def ghost():
+    async def ignore_cancellation():
         while True:
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
 
-    stays.append(asyncio.create_task(ghost()))
+    leaked_tasks.append(asyncio.create_task(ignore_cancellation()))
     await asyncio.sleep(0.1)
 
 
-stays: list[asyncio.Task[None]] = []
+leaked_tasks: list[asyncio.Task[None]] = []
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "words"), [("stuck", 1, "in stuck"), ("moving", 0, ""), ("haunted", 0, "leaving it")]
+    ("name", "status", "expected_text"),
+    [("stuck", 1, "in stuck"), ("progressing", 0, ""), ("leaking", 0, "leaving it")],
 )
-def test_a_process_ends_when_it_should_and_not_before(name, status, words):
-    """O2a: alive but not progressing is a failure; the stack tells where. What is left behind is left."""
+def test_a_stalled_process_ends_with_status_1(name, status, expected_text):
+    """O2a: a process with a stalled event loop ends with status 1 and prints the stack. A leftover
+    task does not delay the end."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.test_process", name],
         capture_output=True,
@@ -54,14 +57,14 @@ def test_a_process_ends_when_it_should_and_not_before(name, status, words):
         timeout=60,
     )
     assert done.returncode == status, done.stderr
-    assert words in done.stderr
+    assert expected_text in done.stderr
 
 
-def refused(*argv, **given):
+def run_python(*argv, **settings):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     return subprocess.run(
         [sys.executable, *argv],
-        env={**environment, **given},
+        env={**environment, **settings},
         capture_output=True,
         text=True,
         check=False,
@@ -70,50 +73,50 @@ def refused(*argv, **given):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         pytest.param({"PENSTOCK_SESSION_TIMEOUT_S": "1"}, "session_timeout_s=1.0 must be", id="a setting"),
-        pytest.param(
-            {"PENSTOCK_LOG_LEVEL": "LOUD"}, "PENSTOCK_LOG_LEVEL='LOUD' must be", id="of the log itself"
-        ),
+        pytest.param({"PENSTOCK_LOG_LEVEL": "LOUD"}, "PENSTOCK_LOG_LEVEL='LOUD' must be", id="a log setting"),
     ],
 )
-def test_settings_that_are_wrong_are_told_in_the_format_of_the_log(given, told):
-    """Issue 7: whoever collects JSON finds why a service did not begin as an entry like all others; as text it is told as the
-    command line tells its errors. Both with the status of wrong settings."""
+def test_wrong_settings_are_logged_in_the_log_format(settings, message):
+    """Issue 7: a service with wrong settings writes one JSON entry or one line of text, and ends
+    with status 6."""
     service = ("-m", "penstock", "run", "stages")
-    done = refused(*service, PENSTOCK_LOG_FORMAT="json", **given)
+    done = run_python(*service, PENSTOCK_LOG_FORMAT="json", **settings)
     [line] = done.stderr.splitlines()
     entry = json.loads(line)
     assert (entry["level"], entry["service"]) == ("error", "stages")
-    assert told in entry["message"]
-    plain = refused(*service, **given)
-    assert told in plain.stderr
+    assert message in entry["error"]
+    plain = run_python(*service, **settings)
+    assert message in plain.stderr
     assert "Traceback" not in plain.stderr
     assert (done.returncode, plain.returncode) == (6, 6)
 
 
-def test_a_worker_tells_what_is_wrong_with_its_log(tmp_path):
-    """Issue 7: its program is the user's, and no traceback of ours is to end it."""
+def test_a_worker_reports_a_wrong_log_setting(tmp_path):
+    """Issue 7: a worker program with a wrong log setting writes one entry without a traceback, and
+    ends with status 6."""
     program = tmp_path / "worker.py"
     program.write_text("from penstock.worker import Worker\nWorker().run()\n")
-    done = refused(str(program), PENSTOCK_LOG_FORMAT="json", PENSTOCK_LOG_LEVEL="LOUD")
+    done = run_python(str(program), PENSTOCK_LOG_FORMAT="json", PENSTOCK_LOG_LEVEL="LOUD")
     [line] = done.stderr.splitlines()
-    assert "PENSTOCK_LOG_LEVEL='LOUD'" in json.loads(line)["message"]
+    assert "PENSTOCK_LOG_LEVEL='LOUD'" in json.loads(line)["error"]
     assert done.returncode == 6
 
 
-def test_a_mark_of_the_process_before_says_nothing(tmp_path):
-    """O2: a container that is started again finds its /tmp as it was; the service is not ready before it says so itself."""
-    mark = tmp_path / "ready"
-    mark.touch()
+def test_the_ready_file_of_an_earlier_process_is_removed(tmp_path):
+    """O2: a restarted container finds its old /tmp. The service removes the old ready file until it
+    is ready."""
+    ready_file = tmp_path / "ready"
+    ready_file.touch()
     program = "import asyncio, sys\nfrom penstock import process\n"
     program += "async def service(stopping, ready): sys.exit(7 if __import__('pathlib').Path(sys.argv[1]).exists() else 8)\n"
     program += "process.run('test', service)"
-    assert refused("-c", program, str(mark), PENSTOCK_READY_FILE=str(mark)).returncode == 8
+    assert run_python("-c", program, str(ready_file), PENSTOCK_READY_FILE=str(ready_file)).returncode == 8
 
 
 if __name__ == "__main__":
-    services = {"stuck": stuck, "moving": moving, "haunted": haunted}
-    process.LEAVE_S = 0.5
+    services = {"stuck": stuck, "progressing": progressing, "leaking": leaking}
+    process.EXIT_TIMEOUT_S = 0.5
     sys.exit(process.run(sys.argv[1], services[sys.argv[1]], stall_s=1.0))

@@ -23,7 +23,7 @@ from penstock.worker import Worker
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing runs and nothing is set."""
+    """A directory without a deployment, and an environment without addresses."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for name in list(os.environ):
@@ -34,7 +34,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address where nobody listens."""
+    """An address without a listener."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{unused.getsockname()[1]}"
@@ -56,8 +56,8 @@ def deployed(place: Path, nobody: str) -> DataDir:
     return owned
 
 
-def test_what_a_killed_owner_left_is_not_found_while_the_next_one_starts(nobody: str) -> None:
-    """O1: it holds the lock already, and has written nothing yet."""
+def test_addresses_of_a_killed_owner_are_ignored_while_the_next_one_starts(nobody: str) -> None:
+    """O1: the new owner holds the lock and has not published its addresses yet."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     place = Path(".penstock")
@@ -71,7 +71,7 @@ def test_what_a_killed_owner_left_is_not_found_while_the_next_one_starts(nobody:
 
 
 def test_worker_and_client_find_the_deployment_of_their_directory(nobody: str) -> None:
-    """O1: by nothing but being started there; once it has ended the defaults are back."""
+    """O1: they find it without settings; after its end the defaults apply."""
     owned = deployed(Path(".penstock"), nobody)
     found = Worker().settings
     assert (found.kafka, found.prefix) == (nobody, "x.")
@@ -86,7 +86,7 @@ def test_worker_and_client_find_the_deployment_of_their_directory(nobody: str) -
 def test_a_worker_finds_the_deployment_it_is_told(
     nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O1: PENSTOCK_DATA_DIR names it; one in which nothing runs is a mistake to be told."""
+    """O1: PENSTOCK_DATA_DIR names it; a directory without a deployment is an error."""
     owned = deployed(tmp_path / "data", nobody)
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
     assert Worker().settings.kafka == nobody
@@ -101,7 +101,7 @@ def test_a_worker_finds_the_deployment_it_is_told(
 def test_the_environment_and_keywords_win_as_a_whole(
     nobody: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O1: one address that is set, and none is taken from a deployment that happens to run here."""
+    """O1: with one address set, no address comes from a local deployment."""
     owned = deployed(Path(".penstock"), nobody)
     given = Platform.load(**{name: "given"})
     monkeypatch.setenv(f"PENSTOCK_{name.upper()}", "given")
@@ -127,13 +127,13 @@ def test_check_says_where_it_looked(nobody: str, tmp_path: Path, monkeypatch: py
     outcome = CliRunner().invoke(cli, ["check"])
     assert outcome.exit_code == 5
     assert "127.0.0.1:1/elsewhere" in outcome.stderr
-    assert "kafka is the default; postgres is as PENSTOCK_POSTGRES says" in outcome.stderr
+    assert "kafka is the default; postgres is the value of PENSTOCK_POSTGRES" in outcome.stderr
     assert f"no `penstock up` runs in {Path('.penstock').absolute()}" in outcome.stderr
     assert "--data-dir or PENSTOCK_DATA_DIR" in outcome.stderr
 
     outcome = CliRunner().invoke(cli, ["topics", "--kafka", nobody])
     assert outcome.exit_code == 5
-    assert "kafka is as --kafka says" in outcome.stderr
+    assert "kafka is the value of --kafka" in outcome.stderr
     assert "no `penstock up`" not in outcome.stderr
     owned.close()
 
@@ -142,7 +142,7 @@ def test_check_says_where_it_looked(nobody: str, tmp_path: Path, monkeypatch: py
     "verb", [["check"], ["migrate"], ["topics"], ["list"], ["types"], ["types", "add", "a"]]
 )
 def test_a_directory_in_which_nothing_runs_is_told(verb: list[str], tmp_path: Path) -> None:
-    """O8: rather than silently asking what answers at the default addresses."""
+    """O8: a verb must not silently use the default addresses."""
     outcome = CliRunner().invoke(cli, [*verb, "--data-dir", str(tmp_path / "data")])
     assert outcome.exit_code == 6
     assert f"no `penstock up` of this user runs in {tmp_path / 'data'}" in outcome.stderr

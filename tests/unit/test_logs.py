@@ -1,4 +1,4 @@
-"""Logs as JSON: one object a line, with ids, without secrets."""
+"""Log entries: one a line, with event and fields, without secrets."""
 
 from __future__ import annotations
 
@@ -17,31 +17,76 @@ from penstock.core.completion import Fence
 from penstock.errors import SettingsError
 
 
-def entry(message: str, *arguments: Any, **given: Any) -> Any:
-    """What one entry becomes; exactly one line."""
-    record = logging.getLogger("penstock.test").makeRecord(
-        "penstock.test", logging.WARNING, __file__, 1, message, arguments, None, extra=given
+def record_of(message: str, **extra: Any) -> logging.LogRecord:
+    return logging.getLogger("penstock.test").makeRecord(
+        "penstock.test", logging.WARNING, __file__, 1, message, (), None, extra=extra
     )
-    line = logs.JsonFormatter("stages").format(record)
+
+
+def text_of(message: str, **extra: Any) -> str:
+    return logs.TextFormatter("%(message)s").format(record_of(message, **extra))
+
+
+def entry(message: str, **extra: Any) -> Any:
+    """The JSON object of one entry, which is exactly one line."""
+    line = logs.JsonFormatter("stages").format(record_of(message, **extra))
     assert "\n" not in line
     return json.loads(line)
 
 
-def test_an_entry_has_time_level_service_message_and_ids() -> None:
-    """Issue 7: what a search needs is a member of its own."""
-    found = entry("lease of %d\nexpired", 7, **Fence(7, 1, "cut", 2).ids(), type="media", target=None)
+def test_an_entry_has_time_level_service_message_and_fields() -> None:
+    """Issue 7: each value that a search needs is a member of its own."""
+    found = entry(
+        "A lease\nexpired",
+        event="lease_expired",
+        **Fence(7, 1, "cut", 2).ids(),
+        task_type="media",
+        target=None,
+    )
     assert found.pop("time").endswith("+00:00")
     assert found == {
         "level": "warning",
         "service": "stages",
         "logger": "penstock.test",
-        "message": "lease of 7\nexpired",
+        "message": "A lease\nexpired",
+        "event": "lease_expired",
         "task": 7,
         "step": 1,
         "stage": "cut",
         "attempt": 2,
-        "type": "media",
+        "task_type": "media",
     }
+
+
+def test_text_appends_the_event_and_the_fields() -> None:
+    """Issue 15: a person sees the values that vary behind the fixed sentence."""
+    line = text_of(
+        "A lease expired", task=7, event="lease_expired", task_type="media cut", target=None, why='a "b"\n'
+    )
+    assert line == r'''A lease expired event=lease_expired task=7 task_type="media cut" why="a \"b\"\n"'''
+
+
+def test_text_appends_the_fields_before_the_traceback() -> None:
+    """A traceback's last line stays the exception's."""
+    record = record_of("A call failed", event="call_failed")
+    record.exc_info = (ValueError, ValueError("x"), None)
+    assert (
+        logs.TextFormatter("%(message)s").format(record) == "A call failed event=call_failed\nValueError: x"
+    )
+
+
+@pytest.mark.parametrize(("error", "shown"), [(ValueError("no"), "no"), (ValueError(), "ValueError()")])
+def test_an_exception_as_a_field_is_its_text(error: ValueError, shown: str) -> None:
+    """An exception without a text is shown by its type."""
+    assert entry("x", error=error)["error"] == shown
+    assert text_of("x", error=error) == f"x error={shown}"
+
+
+def test_a_secret_in_an_exception_is_cut_out() -> None:
+    """An HTTP library puts the URL into its exceptions."""
+    error = ValueError("GET https://a.example/?key=secret")
+    assert entry("x", error=error)["error"] == "GET https://a.example/?…"
+    assert text_of("x", error=error) == 'x error="GET https://a.example/?…"'
 
 
 def test_ids_do_not_replace_what_every_entry_has() -> None:
@@ -62,8 +107,8 @@ def test_ids_do_not_replace_what_every_entry_has() -> None:
 )
 def test_urls_keep_their_secrets(text: str, told: str) -> None:
     """Keys in queries and passwords before hosts are in no log, in whichever format and member they come."""
-    assert logs.shortened(text) == told
-    found = entry("%s", text, target=text)
+    assert logs.redacted(text) == told
+    found = entry(text, target=text)
     assert found["message"] == found["target"] == told
     record = logging.makeLogRecord({"msg": text})
     assert told in logs.TextFormatter(logs.TEXT).format(record)
@@ -94,7 +139,8 @@ def test_a_traceback_is_in_its_entry() -> None:
 )
 def test_whatever_is_logged_is_one_line_of_json(extra: dict[str, Any], message: str) -> None:
     """Lone surrogates, integers beyond 64 bits, bytes: an entry is never lost and never two."""
-    assert "message" in entry(message.replace("%", "%%"), **extra)
+    assert "message" in entry(message, **extra)
+    assert "\n" not in text_of("x", **extra)
 
 
 def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +152,7 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_process_logs_in_the_format_that_is_asked_for(form: str) -> None:
-    """Issue 7: each line of a process's standard error is one object, or stays the sentence it was."""
+    """Issue 7: each line of a process's standard error is one object, or one sentence with its fields."""
     code = (
         "import logging\n"
         "from penstock import process\n"
@@ -125,8 +171,8 @@ def test_a_process_logs_in_the_format_that_is_asked_for(form: str) -> None:
     assert len(lines) == 3
     if form == "json":
         found = [json.loads(line) for line in lines]
-        assert [one["message"] for one in found] == ["stages: ready", "done 3", "stages: stopped"]
+        assert [one["message"] for one in found] == ["The process is ready", "done 3", "The process stopped"]
         assert found[1]["task"] == 3
         assert {one["service"] for one in found} == {"stages"}
     else:
-        assert lines[1].endswith("INFO    x done 3")
+        assert lines[1].endswith("INFO    x done 3 task=3")

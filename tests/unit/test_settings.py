@@ -1,4 +1,4 @@
-"""Settings: read from the environment, refused when they make no sense."""
+"""Settings come from the environment; invalid ones are refused."""
 
 import dataclasses
 import math
@@ -49,13 +49,13 @@ def test_a_value_that_does_not_parse_names_its_variable():
 
 
 def test_contradicting_settings_are_refused_and_both_are_named():
-    """Settings refuse nonsense at start-up, naming both fields."""
+    """Contradicting settings are refused at start-up with the names of both."""
     with pytest.raises(SettingsError, match="release_batch=500 must be from 1 to window=100"):
         TaskSyncSettings.load({}, release_batch=500, window=100)
 
 
-def test_a_worker_holds_no_more_than_is_sensible():
-    """H2: handlers and backlog together; more is for more workers."""
+def test_attempts_in_flight_of_a_worker_are_limited():
+    """H2: handlers and backlog together have a limit; a higher load needs more workers."""
     assert WorkerSettings.load({}, objects="memory:///", pool=99_000, backlog=1_000).pool == 99_000
     with pytest.raises(SettingsError, match="pool=99001 and backlog=1000 must be at most 100,000 together"):
         WorkerSettings.load({}, objects="memory:///", pool=99_001, backlog=1_000)
@@ -68,23 +68,25 @@ def test_a_session_the_broker_would_refuse_is_refused_here():
 
 
 @pytest.mark.parametrize("servers", ["nope:x", "a:1,,b:2", "http://a:9092", "a b:1", "::1:9092"])
-def test_what_is_no_server_is_refused(servers):
-    """The client library would fail with an error of its own much later."""
+def test_an_invalid_server_is_refused(servers):
+    """The client library would fail later, with a worse error."""
     with pytest.raises(SettingsError, match="is not host:port"):
         Kafka.load({}, kafka=servers)
 
 
 @pytest.mark.parametrize("servers", ["a", "a:1, b-c.d:2", "127.0.0.1:9092", "[::1]:9092"])
-def test_what_is_a_server_is_taken(servers):
-    """Names, addresses, several; without a port it is Kafka's own."""
+def test_valid_servers_are_accepted(servers):
+    """Names, addresses and lists are valid; without a port Kafka's default applies."""
     assert Kafka.load({}, kafka=servers).kafka == servers
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e300"])
 @pytest.mark.parametrize(("kind", "name"), FLOATS, ids=lambda value: getattr(value, "__name__", value))
-def test_no_setting_takes_what_is_no_number(kind, name, text):
-    """A lease that is looked for every `inf` seconds never expires; NaN passes every comparison that refuses. Whatever the
-    setting, the message names it, also when it was given as a keyword."""
+def test_no_setting_accepts_infinity_or_nan(kind, name, text):
+    """Infinity and NaN are refused with the name of the setting, also as keywords.
+
+    A lease that is checked every `inf` seconds would never expire, and NaN passes every comparison.
+    """
     variable = ENVIRONMENT_PREFIX + name.upper()
     said = re.escape(f"{variable}={float(text)} must be a number, and at most 1e+09")
     with pytest.raises(SettingsError, match=said):
@@ -95,14 +97,14 @@ def test_no_setting_takes_what_is_no_number(kind, name, text):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_no_default_is_infinite(kind):
-    """Nobody's environment is refused for what stands there by default."""
+    """Defaults pass the validation."""
     defaults = [field.default for field in dataclasses.fields(kind) if isinstance(field.default, float)]
     assert defaults
     assert all(math.isfinite(default) for default in defaults)
 
 
-def test_the_look_for_expired_leases_stays_small_beside_a_lease():
-    """An expiry is late by as much as a tick."""
+def test_the_tick_of_expiry_is_much_shorter_than_a_lease():
+    """An expiry is late by up to one tick."""
     assert HeartbeatsSettings.load({}, tick_s=30.0).tick_s == 30.0
     for tick_s in (0.0, 30.1):
         with pytest.raises(SettingsError, match=f"tick_s={tick_s} must be above 0 and at most 30"):
@@ -120,14 +122,14 @@ def test_the_look_for_expired_leases_stays_small_beside_a_lease():
         ("threads", 10**9),
     ],
 )
-def test_a_worker_takes_no_more_than_a_machine_can(name, bad):
-    """Refused at the start, and not in the middle of the work."""
+def test_impossible_pool_sizes_are_refused(name, bad):
+    """They are refused at the start, not when a thread cannot be created."""
     with pytest.raises(SettingsError, match=f"{name}={bad} must be from"):
         WorkerSettings.load({}, **{name: bad})
 
 
 @pytest.mark.parametrize("timeout_s", [math.nan, math.inf, 0.0, -1.0])
-def test_a_stages_own_timeout_is_a_length_of_time(timeout_s):
-    """As the setting that it stands for."""
+def test_the_timeout_of_a_stage_is_validated(timeout_s):
+    """It has the same rules as the setting that it overrides."""
     with pytest.raises(SettingsError, match="timeout_s="):
         Worker(WorkerSettings()).stage("t.s", timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""A target of callbacks that remembers which tasks it was told of, by a right signature; GET /told says which."""
+"""A callback target that verifies signatures; GET /received returns the state of each received task."""
 
 import os
 from pathlib import Path
@@ -7,25 +7,25 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 WEBHOOK = Webhook(os.environ["PENSTOCK_CALLBACK_SECRETS"])
-told: dict[int, str] = {}
+received: dict[int, str] = {}
 
 
 async def hook(request: web.Request) -> web.Response:
     event = WEBHOOK.verify(await request.read(), dict(request.headers))
-    told[event["task"]["id"]] = event["task"]["state"]
+    received[event["task"]["id"]] = event["task"]["state"]
     return web.Response(status=204)
 
 
-async def tell(_request: web.Request) -> web.Response:
-    return web.json_response(told)
+async def list_received(_request: web.Request) -> web.Response:
+    return web.json_response(received)
 
 
-async def mark(_app: web.Application) -> None:
+async def create_ready_file(_app: web.Application) -> None:
     Path(os.environ["PENSTOCK_READY_FILE"]).touch()
 
 
 app = web.Application()
-app.on_startup.append(mark)
+app.on_startup.append(create_ready_file)
 app.router.add_post("/hooks", hook)
-app.router.add_get("/told", tell)
+app.router.add_get("/received", list_received)
 web.run_app(app, port=9000, access_log=None, print=None)

@@ -1,4 +1,4 @@
-"""A worker of three short stages, as a user's image has it."""
+"""A worker of three short stages, as in the image of a user."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def one(task: Task) -> Next:
     return Next("two", task.context)
 
 
-# Not async: on a thread.
+# A synchronous handler, which runs on a thread.
 @worker.stage("steps.two")
 def two(task: Task) -> Next:
     return Next("three", task.context)

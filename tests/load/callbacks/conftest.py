@@ -1,4 +1,4 @@
-"""What the load tests share; tells their figures at the end."""
+"""Fixtures of the load tests, and a table of their results at the end."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.callback_targets import Bench, bench
-from tests.load.callbacks.arena import LONG, Load, Targets, targets_process
-from tests.load.callbacks.figures import RUN
-from tests.telling import tell_at_the_end
+from tests.load.callbacks.paced_load import LONG, Load, Targets, targets_process
+from tests.load.callbacks.run_report import RUN
+from tests.support.callback_targets import Bench, bench
+from tests.support.run_summary import add_summary
 
 
 @pytest.fixture
 async def platform(kafka_servers: str, prefix: str, database: str) -> AsyncIterator[Bench]:
-    async with bench(kafka_servers, prefix, database) as made:
-        yield made
+    async with bench(kafka_servers, prefix, database) as bench_platform:
+        yield bench_platform
 
 
 @pytest.fixture
 async def targets(tmp_path: Path) -> AsyncIterator[Targets]:
-    async with targets_process(tmp_path) as made:
-        yield made
+    async with targets_process(tmp_path) as target_process:
+        yield target_process
 
 
 @pytest.fixture
@@ -32,18 +32,18 @@ def load(platform: Bench) -> Load:
 
 
 def _table() -> str:
-    if not RUN.figures:
+    if not RUN.results:
         return ""
     console = Console(width=150)
     with console.capture() as table:
-        RUN.tell(console)
+        RUN.print_to(console)
     return table.get()
 
 
-tell_at_the_end("callbacks under load", _table)
+add_summary("callbacks under load", _table)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """After a full form, of all tests or of some, the file."""
-    if RUN.figures and LONG and exitstatus == 0:
+    """Saves the results after a full form."""
+    if RUN.results and LONG and exitstatus == 0:
         RUN.save()

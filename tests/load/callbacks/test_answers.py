@@ -1,4 +1,4 @@
-"""Issue 5, numbers 6 and 10: bodies without end, and answers that ask for something."""
+"""Issue 5, numbers 6 and 10: endless bodies, and answers with instructions."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.callback_targets import Bench
-from tests.load.callbacks.arena import LONG, Load, Targets, arrived, rss_mb, states_of
-from tests.load.callbacks.figures import RUN
-from tests.waiting import wait_until
+from tests.load.callbacks.paced_load import LONG, Load, Targets, arrived, rss_mb, states_of
+from tests.load.callbacks.run_report import RUN
+from tests.support.callback_targets import Bench
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
-async def test_a_body_without_end_frees_its_slot(
+async def test_a_call_with_an_endless_body_frees_its_slot(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 6: a byte a second, and a gigabyte: the call is over by its deadline, and memory stays where it was."""
+    """Number 6: calls whose answers send a byte a second, or a gigabyte, end by their deadline. Memory
+    grows by at most 64 MB."""
     calls, timeout_s = (200, 10.0) if LONG else (40, 2.0)
     await targets.behave(drip={"kind": "drip"}, huge={"kind": "huge"})
     settings = {"callback_timeout_s": str(timeout_s), "callback_schedule_s": "600"}
     async with platform.process(tmp_path, **settings) as process:
-        warm = [load.make(url) for url in targets.urls("healthy", 10)]
-        await load.owe(warm)
-        await wait_until(lambda: arrived(targets, {c.id for c in warm}))
-        before = most = rss_mb(process.pid)
+        warm_up = [load.make(url) for url in targets.urls("healthy", 10)]
+        await load.enqueue_and_write(warm_up)
+        await wait_until(lambda: arrived(targets, {c.id for c in warm_up}))
+        before_mb = peak_mb = rss_mb(process.pid)
         for group in ("drip", "huge"):
-            ours = [load.make(url) for url in targets.urls(group, calls)]
-            await load.owe(ours)
+            callbacks = [load.make(url) for url in targets.urls(group, calls)]
+            await load.enqueue_and_write(callbacks)
 
             async def all_ended(group: str = group) -> bool:
-                nonlocal most
-                most = max(most, rss_mb(process.pid))
+                nonlocal peak_mb
+                peak_mb = max(peak_mb, rss_mb(process.pid))
                 return len(set(await _ended(targets, group))) == calls
 
             await wait_until(all_ended, timeout=120, every=0.05)
@@ -52,11 +53,11 @@ async def test_a_body_without_end_frees_its_slot(
         deadline_s=timeout_s,
         drip_held_s=round(held_s["drip"], 2),
         huge_held_s=round(held_s["huge"], 2),
-        memory_before_mb=round(before),
-        memory_at_most_mb=round(most),
+        memory_before_mb=round(before_mb),
+        memory_at_most_mb=round(peak_mb),
     )
     assert max(held_s.values()) <= timeout_s + 0.5
-    assert most - before <= 64
+    assert peak_mb - before_mb <= 64
 
 
 async def _ended(targets: Targets, group: str) -> list[str]:
@@ -72,12 +73,13 @@ async def _ended(targets: Targets, group: str) -> list[str]:
 async def test_retry_after_and_gone_are_honoured(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 10: asked for two minutes it comes in two minutes; asked never to come again it does not."""
+    """Number 10: after Retry-After of two minutes the callback is due in two minutes. After 410 the target
+    gets no further call."""
     await targets.behave(later={"status": 503, "headers": ["Retry-After: 120"]}, gone={"status": 410})
     (later,), (gone,) = targets.urls("later", 1), targets.urls("gone", 1)
     async with platform.process(tmp_path):
         first = [load.make(later), load.make(gone)]
-        await load.owe(first)
+        await load.enqueue_and_write(first)
 
         async def settled() -> bool:
             rows = await platform.rows()
@@ -87,13 +89,13 @@ async def test_retry_after_and_gone_are_honoured(
         due_s = float((await platform.rows())[first[0].id]["due_in_s"])
         assert await states_of(platform, "gone") == {gone: "disabled"}
         second = load.make(gone)
-        await load.owe([second])
+        await load.enqueue_and_write([second])
 
         async def held() -> bool:
             return (await platform.rows())[second.id]["state"] == "held"
 
         await wait_until(held)
         await targets.collect()
-    RUN.note("10", due_again_in_s=round(due_s, 1), calls_to_the_gone=len(targets.of("gone")))
+    RUN.note("10", due_again_in_s=round(due_s, 1), calls_to_the_gone=len(targets.calls_of("gone")))
     assert 100 < due_s <= 121
-    assert len(targets.of("gone")) == 1
+    assert len(targets.calls_of("gone")) == 1

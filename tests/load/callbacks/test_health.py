@@ -1,4 +1,4 @@
-"""Issue 5, numbers 3 and 4: who is sometimes slow, and who is slow in turns."""
+"""Issue 5, numbers 3 and 4: targets that are sometimes slow, and targets that alternate."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.callback_targets import Bench
-from tests.load.callbacks.arena import LONG, Load, Stream, Targets, arrived, states_of
-from tests.load.callbacks.figures import RUN
-from tests.waiting import wait_until
+from tests.load.callbacks.paced_load import LONG, Load, Stream, Targets, arrived, states_of
+from tests.load.callbacks.run_report import RUN
+from tests.support.callback_targets import Bench
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SECONDS, CALLS = (60, 500) if LONG else (12, 80)
 
 
-async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(
+async def test_a_busy_target_with_few_slow_calls_is_not_diverted(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 3: slow now and then, twenty times and more in all, it stays; slow in one call of sixteen, it goes."""
-    # A thousandth of the calls is slow in the full form; in the short one a fiftieth, or there would hardly be any.
-    seldom = 1000 if LONG else 50
+    """Number 3: a busy target with few slow calls is not diverted; with one slow call in sixteen it is."""
+    # One slow call in 1,000 in the full form. The short form has fewer calls, so one in 50 is slow.
+    slow_every = 1000 if LONG else 50
     slow = {"after_s": 0.005, "slow_s": 2.5}
-    await targets.behave(busy={**slow, "slow_every": seldom})
+    await targets.behave(busy={**slow, "slow_every": slow_every})
     (url,) = targets.urls("busy", 1)
     async with platform.process(tmp_path, callback_slow_s="2"):
         ids = await load.pace(SECONDS, Stream([url], CALLS))
@@ -32,7 +32,7 @@ async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(
         assert await states_of(platform, "busy") == {url: "normal"}
         assert "abnormal" not in (tmp_path / "service.log").read_text()
         await targets.behave(busy={**slow, "slow_every": 16})
-        since_s = max(at_s for at_s, _name in targets.of("busy"))
+        since_s = max(at_s for at_s, _name in targets.calls_of("busy"))
         for _ in range(10):
             await load.pace(3, Stream([url], CALLS))
             if await _abnormal(platform, url):
@@ -47,7 +47,7 @@ async def test_a_busy_target_that_is_seldom_slow_is_not_diverted(
     RUN.note(
         "3",
         calls_a_second=CALLS,
-        one_in_so_many_slow=seldom,
+        one_in_so_many_slow=slow_every,
         of_calls=len(ids),
         then_diverted_after_s=round(took_s, 1),
     )
@@ -58,10 +58,11 @@ async def _abnormal(platform: Bench, url: str) -> bool:
     return (await states_of(platform, "busy")).get(url) == "abnormal"
 
 
-async def test_slow_and_fast_in_turn_is_no_flapping(
+async def test_a_target_that_alternates_does_not_flap(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 4: slow for half of the calm time and fast for the other half, for five calm times: it is diverted, and stays so."""
+    """Number 4: a target that is slow and fast for half of the calm time each is diverted once and stays
+    diverted."""
     calm_s, slow_s = (60.0, 3.0) if LONG else (6.0, 0.5)
     await targets.behave(turns={"after_s": 0.005, "slow_s": slow_s * 1.5, "turns_s": calm_s / 2})
     (url,) = targets.urls("turns", 1)
@@ -78,5 +79,5 @@ async def test_slow_and_fast_in_turn_is_no_flapping(
         assert await states_of(platform, "turns") == {url: "abnormal"}
         await targets.collect()
     RUN.note("4", calm_s=calm_s, of_calls=len(ids), called=len(set(targets.ids())), transitions=changes)
-    # Once, to the worse.
+    # One transition, to abnormal.
     assert changes == 1

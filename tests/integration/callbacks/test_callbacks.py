@@ -1,0 +1,436 @@
+"""The callbacks service with a real Kafka, a real PostgreSQL and a scripted target."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+
+import orjson
+import pytest
+from aiohttp import web
+from standardwebhooks import Webhook
+from tests.support.callback_targets import (
+    OLD_SECRET,
+    SECRET,
+    Bench,
+    Target,
+    answering,
+    make_callback,
+)
+from tests.support.waiting import wait_until
+
+from penstock import __version__
+from penstock.contracts.validation import conform
+from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_REJECTED
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+async def test_a_callback_is_delivered_signed(platform: Bench, target: Target) -> None:
+    """C1, C7: the body arrives unchanged, and either active secret verifies its signature."""
+    callback = make_callback(f"{target.url}/hook")
+    async with platform.service(callback_secrets=(SECRET, OLD_SECRET)):
+        await platform.enqueue(callback)
+        await wait_until(platform.all_delivered)
+    (call,) = target.calls
+    assert call.body == callback.body
+    assert call.headers["Content-Type"] == "application/json"
+    assert call.headers["User-Agent"] == f"penstock/{__version__}"
+    for secret in (SECRET, OLD_SECRET):
+        Webhook(secret).verify(call.body, call.headers)
+    row = (await platform.rows())[callback.id]
+    assert (row["attempt"], row["error"]) == (1, None)
+    assert row["finished_at"] is not None
+
+
+async def test_a_failed_callback_is_retried_with_the_same_id(platform: Bench, target: Target) -> None:
+    """C6, guarantee 5: a callback that fails twice is delivered at its third attempt.
+
+    All attempts have one id, and each has its own signature.
+    """
+    target.answer = answering(500, 500, 200)
+    callback = make_callback(f"{target.url}/hook")
+    async with platform.service():
+        await platform.enqueue(callback)
+        await wait_until(platform.all_delivered)
+    assert target.ids() == [callback.id] * 3
+    for call in target.calls:
+        Webhook(SECRET).verify(call.body, call.headers)
+    assert (await platform.rows())[callback.id]["attempt"] == 3
+
+
+async def test_retry_after_is_a_floor(platform: Bench, target: Target) -> None:
+    """C6: a Retry-After of two seconds delays the retry, although the schedule says 0.3 s."""
+    target.answer = answering(503, 200, **{"Retry-After": "2"})
+    async with platform.service():
+        await platform.enqueue(make_callback(f"{target.url}/hook"))
+        await wait_until(platform.all_delivered)
+    first, second = target.calls
+    assert second.at_s - first.at_s >= 1.95
+
+
+async def test_retry_after_has_a_ceiling(platform: Bench, target: Target) -> None:
+    """C6: the operator's ceiling limits a Retry-After of ten years."""
+    target.answer = answering(503, 200, **{"Retry-After": "315360000"})
+    async with platform.service(callback_retry_after_max_s=0.5):
+        await platform.enqueue(make_callback(f"{target.url}/hook"))
+        await wait_until(platform.all_delivered)
+    assert len(target.calls) == 2
+
+
+async def dead_record(platform: Bench) -> dict[str, object]:
+    (record,) = await platform.records(CALLBACKS_DEAD.name, 1)
+    conform(record, "callback-dead")
+    assert isinstance(record, dict)
+    return record
+
+
+async def test_410_is_dead_at_once(platform: Bench, target: Target) -> None:
+    """C6: a 410 ends the callback after one call, and its dead letter gives the reason."""
+    target.answer = answering(410)
+    callback = make_callback(f"{target.url}/hook")
+    async with platform.service():
+        await platform.enqueue(callback)
+        record = await dead_record(platform)
+        await wait_until(lambda: _has_state(platform, callback.id, "dead"))
+    assert record["error"] == {
+        "kind": "HTTP",
+        "message": "the target answered 410: it is gone, and its target is disabled",
+        "status": 410,
+        "excerpt": "this is 410",
+    }
+    assert len(target.calls) == 1
+
+
+async def test_an_exhausted_schedule_ends_in_a_dead_letter(platform: Bench, target: Target) -> None:
+    """C6: the last failed attempt writes the callback to `callbacks.dead`; its row is dead."""
+    target.answer = answering(302, Location=target.url + "/elsewhere")
+    callback = make_callback(f"{target.url}/hook")
+    async with platform.service():
+        await platform.enqueue(callback)
+        record = await dead_record(platform)
+        await wait_until(lambda: _has_state(platform, callback.id, "dead"))
+    assert (record["id"], record["target"], record["task_id"]) == (callback.id, callback.target.url, 1)
+    assert record["body"] == callback.body.decode()
+    assert record["attempt"] == 3
+    assert record["error"]["message"] == "the target answered 302; attempt 3 was the last"  # type: ignore[index]  # JSON
+    # C7: no redirect was followed.
+    assert [call.path for call in target.calls] == ["/hook"] * 3
+    row = (await platform.rows())[callback.id]
+    assert orjson.loads(row["error"]) == record["error"]
+
+
+async def _has_state(platform: Bench, callback_id: str, state: str) -> bool:
+    return (await platform.rows())[callback_id]["state"] == state
+
+
+@pytest.mark.parametrize(
+    "target_url",
+    ["ftp://files.example/x", "not a url", "http://", "http://a..b/x", "http://" + "a" * 70 + ".b/"],
+)
+async def test_a_callback_without_a_valid_target_is_dead_at_once(
+    platform: Bench, target: Target, target_url: str
+) -> None:
+    """C6: an invalid target URL makes a dead letter with the reason; other callbacks go on."""
+    async with platform.service():
+        await platform.enqueue(make_callback(target_url, 1), make_callback(f"{target.url}/hook", 2))
+        record = await dead_record(platform)
+        await wait_until(lambda: _has_state(platform, make_callback("", 2).id, "delivered"))
+    assert record["error"]["kind"] == "Target"  # type: ignore[index]  # JSON
+
+
+async def test_a_refused_connection_is_retried(platform: Bench) -> None:
+    """C6: a refused connection is recorded, and the callback is scheduled again."""
+    callback = make_callback(f"http://127.0.0.1:{closed_port()}/hook")
+    async with platform.service(callback_schedule_s=("600",)):
+        await platform.enqueue(callback)
+        row = await wait_until(lambda: _failed(platform, callback.id))
+    assert orjson.loads(row["error"])["kind"] == "Connection"
+    assert (row["state"], row["attempt"]) == ("pending", 1)
+    # Jitter subtracts a fifth at most.
+    assert 470 < row["due_in_s"] <= 600
+
+
+async def _failed(platform: Bench, callback_id: str):
+    row = (await platform.rows())[callback_id]
+    return row if row["error"] else None
+
+
+async def test_an_answer_that_is_no_http_is_retried(platform: Bench) -> None:
+    """C6: an answer that is no HTTP counts as a failed attempt."""
+
+    async def send_smtp(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(send_smtp, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        callback = make_callback(f"http://127.0.0.1:{port}/hook")
+        async with platform.service(callback_schedule_s=("600",)):
+            await platform.enqueue(callback)
+            row = await wait_until(lambda: _failed(platform, callback.id))
+    assert orjson.loads(row["error"])["kind"] == "Protocol"
+
+
+async def test_a_call_to_a_hanging_target_ends_at_the_timeout(platform: Bench, target: Target) -> None:
+    """C7a: the deadline ends the call, and the attempt fails."""
+    unblocked = asyncio.Event()
+
+    async def answer(_request: web.Request) -> web.Response:
+        await unblocked.wait()
+        return web.Response()
+
+    target.answer = answer
+    callback = make_callback(f"{target.url}/hook")
+    async with platform.service(callback_timeout_s=0.5, callback_schedule_s=("600",)):
+        await platform.enqueue(callback)
+        row = await wait_until(lambda: _failed(platform, callback.id))
+        await wait_until(lambda: target.ended == 1, timeout=5, what="the connection is closed")
+    assert orjson.loads(row["error"]) == {
+        "kind": "Timeout",
+        "message": "the target did not answer within 0.5 s",
+        "status": None,
+        "excerpt": None,
+    }
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("pause_s", [0.0, 0.2])
+async def test_a_huge_or_endless_body_is_cut_off(
+    platform: Bench, target: Target, status: int, pause_s: float
+) -> None:
+    """C7a: an endless body holds no memory and no slot; the status counts, the rest is unread."""
+    sent = 0
+
+    async def send_endless_body(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        while True:
+            await response.write(b"\0x" * (1 if pause_s else 32 * 1024))
+            sent += 1
+            await asyncio.sleep(pause_s)
+
+    target.answer = send_endless_body
+    callback = make_callback(f"{target.url}/hook")
+    async with platform.service(callback_schedule_s=("600",)):
+        await platform.enqueue(callback)
+        await wait_until(lambda: target.ended == 1, timeout=10, what="the connection is closed")
+        row = await wait_until(lambda: _settled(platform, callback.id))
+    # Only the sockets' buffers hold the rest.
+    assert sent < 500
+    assert row["state"] == ("delivered" if status == 200 else "pending")
+    if status == 500:
+        excerpt = orjson.loads(row["error"])["excerpt"]
+        assert excerpt.startswith("\N{REPLACEMENT CHARACTER}x")
+        assert len(excerpt) <= 1024
+
+
+async def _settled(platform: Bench, callback_id: str):
+    row = (await platform.rows())[callback_id]
+    return row if row["error"] or row["state"] != "pending" else None
+
+
+async def test_headers_that_a_target_echoes_are_masked(platform: Bench, target: Target) -> None:
+    """C7: the service masks values of the callback's headers in the excerpt of an answer."""
+
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(status=410, text=f"you said {request.headers['Authorization']}, or abcdefgh")
+
+    target.answer = echo
+    async with platform.service():
+        await platform.enqueue(
+            make_callback(f"{target.url}/hook", headers={"Authorization": "Bearer abcdefgh"})
+        )
+        record = await dead_record(platform)
+    assert record["error"]["excerpt"] == "you said ***, or ***"  # type: ignore[index]  # JSON
+
+
+async def test_a_duplicated_record_makes_one_call(platform: Bench, target: Target) -> None:
+    """C1: a duplicate record causes no second call, before or after the delivery."""
+    callback = make_callback(f"{target.url}/hook")
+    marker = make_callback(f"{target.url}/hook", 2)
+    async with platform.service():
+        await platform.enqueue(callback, publish=False)
+        await platform.publish(*[callback] * 20)
+        await wait_until(platform.all_delivered)
+        await platform.publish(*[callback] * 20)
+        # The marker has the same record key, so it follows all duplicates in their partition.
+        await platform.enqueue(marker)
+        await wait_until(platform.all_delivered)
+    assert target.ids() == [callback.id, marker.id]
+
+
+async def test_a_record_without_a_row_makes_no_call(platform: Bench, target: Target) -> None:
+    """C7: the service calls no target for a record without a row."""
+    await platform.publish(make_callback(f"{target.url}/hook", 1))
+    async with platform.service():
+        await platform.enqueue(make_callback(f"{target.url}/hook", 2))
+        await wait_until(platform.all_delivered)
+    assert target.ids() == [make_callback("", 2).id]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"{",
+        b"\xff",
+        b"",
+        b"[]",
+        b'{"id":"x","target":"http://x/","task_id":1,"attempt":-1,"body":""}',
+        b'{"id":"x","target":"http://x/\\u0000","task_id":1,"attempt":0,"body":""}',
+        b'{"id":"x","target":"http://x/","task_id":1,"attempt":99999999999,"body":""}',
+    ],
+)
+async def test_a_malformed_record_is_rejected(platform: Bench, target: Target, value: bytes) -> None:
+    """T5, C1: the record goes to `callbacks.rejected` with a reason, and the next is delivered."""
+    callback = make_callback(f"{target.url}/hook")
+    async with platform.service():
+        await platform.send(value, callback.target.url.encode())
+        await platform.enqueue(callback)
+        await wait_until(platform.all_delivered)
+        (rejected,) = await platform.records(CALLBACKS_REJECTED.name, 1)
+    conform(rejected, "rejected")
+    assert rejected["topic"].endswith(".callbacks")
+
+
+async def test_a_malformed_callback_is_rejected_and_its_record_is_delivered(
+    platform: Bench, target: Target
+) -> None:
+    """T5, C1: the service rejects only the malformed callback of a record that has several."""
+    callbacks = [make_callback(f"{target.url}/hook", number) for number in range(1, 4)]
+    entries = [orjson.loads(callback.encode()) for callback in callbacks]
+    entries.insert(1, {**entries[0], "attempt": -1})
+    async with platform.service():
+        await platform.enqueue(*callbacks, publish=False)
+        await platform.send(orjson.dumps(entries))
+        await wait_until(platform.all_delivered)
+        (rejected,) = await platform.records(CALLBACKS_REJECTED.name, 1)
+    assert rejected["pointer"] == "/1/attempt"
+    assert Counter(target.ids()) == Counter(callback.id for callback in callbacks)
+
+
+async def test_a_missing_record_is_published_when_its_row_is_due(platform: Bench, target: Target) -> None:
+    """C1, O1: the requeuer publishes a row whose record a crash prevented."""
+    callback = make_callback(f"{target.url}/hook")
+    await platform.enqueue(callback, publish=False, due_in_s=1.0)
+    async with platform.service():
+        await wait_until(platform.all_delivered)
+    assert target.ids() == [callback.id]
+
+
+async def test_a_hanging_target_uses_only_its_own_slots(platform: Bench, target: Target) -> None:
+    """C5: forty callbacks for a hanging target do not delay callbacks of other targets.
+
+    This includes callbacks in the same partition.
+    """
+    unblocked = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/hangs":
+            await unblocked.wait()
+        return web.Response()
+
+    target.answer = answer
+    async with platform.service(callback_slots=12, callback_target_slots=8):
+        await platform.enqueue(*(make_callback(f"{target.url}/hangs", number) for number in range(1, 41)))
+        await wait_until(lambda: target.under_way["/hangs"] == 8)
+        healthy = [make_callback(f"{target.url}/h{number}", 100 + number) for number in range(30)]
+        await platform.enqueue(*healthy)
+        await wait_until(lambda: _all_delivered(platform, [c.id for c in healthy]), timeout=2.5)
+        assert target.under_way["/hangs"] == 8
+        unblocked.set()
+        await wait_until(platform.all_delivered)
+    assert target.most_under_way["/hangs"] == 8
+
+
+async def _all_delivered(platform: Bench, ids: list[str]) -> bool:
+    rows = await platform.rows()
+    return all(rows[callback_id]["state"] == "delivered" for callback_id in ids)
+
+
+async def test_callbacks_that_wait_for_a_slow_target_are_requeued_and_delivered(
+    platform: Bench, target: Target
+) -> None:
+    """C5: callbacks that would wait too long in memory wait in PostgreSQL; all are delivered."""
+    unblocked = asyncio.Event()
+
+    async def answer(_request: web.Request) -> web.Response:
+        await asyncio.wait([asyncio.ensure_future(unblocked.wait())], timeout=0.5)
+        return web.Response()
+
+    target.answer = answer
+    callbacks = [make_callback(f"{target.url}/slow", number) for number in range(1, 61)]
+    async with platform.service(
+        callback_target_slots=2, callback_patience_s=1.0, callback_postpone_s=2.0, callback_republish_s=1000.0
+    ):
+        # Only a requeued callback is due earlier than this.
+        await platform.enqueue(*callbacks, due_in_s=1000.0)
+        await wait_until(lambda: _requeued(platform, 50))
+        unblocked.set()
+        await wait_until(platform.all_delivered)
+    assert Counter(target.ids()) == Counter(callback.id for callback in callbacks)
+
+
+async def _requeued(platform: Bench, count: int) -> bool:
+    rows = await platform.rows()
+    return sum(row["attempt"] == 0 and row["due_in_s"] < 100 for row in rows.values()) >= count
+
+
+async def test_cut_database_connections_lose_no_callback(platform: Bench, target: Target) -> None:
+    """O1: callbacks survive three cuts of all database connections, each under its own id."""
+    callbacks = [make_callback(f"{target.url}/h{number % 7}", number) for number in range(1, 301)]
+
+    async def cut_connections() -> None:
+        await platform.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'penstock callbacks'"
+        )
+
+    async with platform.service(
+        callback_timeout_s=0.5, callback_horizon_s=1.0, callback_republish_s=1.0, callback_slots=20
+    ):
+        await platform.enqueue(*callbacks, due_in_s=1.0)
+        for batch in range(1, 4):
+            await wait_until(lambda batch=batch: len(target.calls) >= 50 * batch)
+            await cut_connections()
+        await wait_until(platform.all_delivered)
+    assert set(target.ids()) == {callback.id for callback in callbacks}
+
+
+async def test_an_idle_service_does_not_poll_the_database(platform: Bench) -> None:
+    """C1: with no callback due, the requeuer sleeps and does not poll PostgreSQL."""
+    await platform.enqueue(make_callback("http://127.0.0.1:9/far", 1), publish=False, due_in_s=600)
+
+    async with platform.service(callback_horizon_s=30.0):
+        await wait_until(lambda: _requeuer_sleeps(platform), what="the requeuer waits for the next callback")
+        query_starts = await _query_starts(platform)
+        # Ten of the requeuer's shortest intervals: a busy loop would have polled again.
+        with pytest.raises(TimeoutError):
+            await wait_until(lambda: _has_queried(platform, query_starts), timeout=2.0)
+
+
+async def _query_starts(platform: Bench) -> set[object]:
+    rows = await platform.connection.fetch(
+        "SELECT pid, query_start FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE 'penstock callbacks%'"
+    )
+    return {tuple(row) for row in rows}
+
+
+async def _has_queried(platform: Bench, query_starts: set[object]) -> bool:
+    return await _query_starts(platform) != query_starts
+
+
+async def _requeuer_sleeps(platform: Bench) -> bool:
+    return bool(
+        await platform.connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND application_name = 'penstock callbacks requeuer' AND state = 'idle' AND query LIKE '%min(due_at)%'"
+        )
+    )

@@ -1,0 +1,166 @@
+"""Two namespaces call one address: the health of one target does not affect the other."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import orjson
+from aiohttp import web
+from tests.support.callback_targets import Bench, Target, make_callback
+from tests.support.waiting import wait_until
+
+from penstock.contracts.event import Callback
+from penstock.core.target import TargetId
+from penstock.postgres import callbacks, targets
+
+# A call of 0.2 s is slow, and three slow calls make a target abnormal.
+FAST = {
+    "callback_slow_s": 0.2,
+    "callback_timeout_s": 1.0,
+    "callback_horizon_s": 4.0,
+    "callback_abnormal_count": 3,
+    "callback_abnormal_ceiling": 6,
+    "callback_calm_s": 0.5,
+    "callback_probe_s": 0.3,
+    "callback_probe_most_s": 0.6,
+    "callback_drain_rate": 50.0,
+    "callback_schedule_s": ("0.3",) * 50,
+}
+ACME, BETA = "acme--order", "beta--order"
+
+
+def make_callbacks(target: Target, type_name: str, count: int, first: int) -> list[Callback]:
+    return [
+        make_callback(f"{target.url}/hook", number, type_name=type_name)
+        for number in range(first, first + count)
+    ]
+
+
+async def is_from_acme(request: web.Request) -> bool:
+    return ACME.encode() in await request.read()
+
+
+async def callback_states(platform: Bench, wanted: list[Callback]) -> set[str]:
+    rows = await platform.rows()
+    return {rows[callback.id]["state"] for callback in wanted}
+
+
+async def have_state(platform: Bench, wanted: list[Callback], state: str) -> bool:
+    return await callback_states(platform, wanted) == {state}
+
+
+async def target_states(platform: Bench) -> dict[str, str]:
+    """The targets' states by namespace."""
+    rows = await platform.connection.fetch("SELECT namespace, state FROM callback_target")
+    return {row["namespace"]: row["state"] for row in rows}
+
+
+async def test_a_410_disables_the_target_of_its_namespace_only(platform: Bench, target: Target) -> None:
+    """C6, O5: another namespace's callbacks to the same address are delivered, and none is held."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=410 if await is_from_acme(request) else 200)
+
+    target.answer = answer
+    [first], before = make_callbacks(target, ACME, 1, 1), make_callbacks(target, BETA, 5, 10)
+    async with platform.service(**FAST):
+        await platform.enqueue(first, *before)
+        await wait_until(lambda: have_state(platform, [first], "dead"))
+        await wait_until(lambda: have_state(platform, before, "delivered"))
+        assert await target_states(platform) == {"acme": "disabled", "beta": "normal"}
+        held, after = make_callbacks(target, ACME, 5, 20), make_callbacks(target, BETA, 5, 30)
+        await platform.enqueue(*[one for pair in zip(held, after, strict=True) for one in pair])
+        await wait_until(lambda: have_state(platform, after, "delivered"))
+        await wait_until(lambda: have_state(platform, held, "held"))
+        # An operator disables one target and enables the other: each affects one namespace only.
+        assert await targets.disable(platform.connection, TargetId("beta", f"{target.url}/hook"), "test")
+        last = make_callbacks(target, BETA, 2, 40)
+        await platform.enqueue(*last)
+        await wait_until(lambda: have_state(platform, last, "held"))
+        target.answer = None
+        assert await targets.enable(platform.connection, TargetId("acme", f"{target.url}/hook"))
+        await wait_until(lambda: have_state(platform, held, "delivered"))
+        assert await callback_states(platform, last) == {"held"}
+    assert await target_states(platform) == {"acme": "normal", "beta": "disabled"}
+    shown = await platform.connection.fetchval(
+        "SELECT attempts FROM callback_target WHERE namespace = 'acme'"
+    )
+    assert [one["status"] for one in orjson.loads(shown)] == [410, *[200] * 5], (
+        "the attempt that disabled the target is shown, too"
+    )
+    assert set(target.ids()) == {one.id for one in (first, *before, *held, *after)}
+
+
+async def test_slow_calls_of_a_namespace_divert_its_own_callbacks_only(
+    platform: Bench, target: Target
+) -> None:
+    """C3, C5, O5: an address that hangs for one namespace has no effect on another namespace.
+
+    The first namespace's callbacks are held, probed and drained. The second
+    namespace's callbacks take the normal path.
+    """
+    unblocked = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        if await is_from_acme(request):
+            await unblocked.wait()
+        return web.Response()
+
+    target.answer = answer
+    slow, fast = make_callbacks(target, ACME, 30, 1), make_callbacks(target, BETA, 30, 100)
+    async with platform.service(**FAST):
+        await platform.enqueue(*[one for pair in zip(slow, fast, strict=True) for one in pair])
+        await wait_until(lambda: have_state(platform, fast, "delivered"))
+
+        async def is_diverted() -> bool:
+            return (await target_states(platform)).get("acme") == "abnormal"
+
+        await wait_until(is_diverted)
+        later = make_callbacks(target, BETA, 10, 200)
+        await platform.enqueue(*later)
+        await wait_until(lambda: have_state(platform, later, "delivered"))
+        assert "held" in await callback_states(platform, slow)
+        unblocked.set()
+        await wait_until(lambda: have_state(platform, slow, "delivered"))
+    rows = await platform.rows()
+    assert not any(rows[one.id]["diverted"] or rows[one.id]["attempt"] > 1 for one in (*fast, *later))
+    assert any(rows[one.id]["diverted"] for one in slow)
+    count = "SELECT count FROM callback_target WHERE namespace = 'beta'"
+    assert await platform.connection.fetchval(count) == 0
+
+
+async def test_the_rate_limit_of_a_target_counts_in_its_namespace_only(
+    platform: Bench, target: Target
+) -> None:
+    """C7, O5: a rate limit for one namespace does not slow calls of another to the same address."""
+    await targets.limit(platform.connection, TargetId("acme", f"{target.url}/hook"), 0.01)
+    slow, fast = make_callbacks(target, ACME, 3, 1), make_callbacks(target, BETA, 30, 100)
+    async with platform.service(**FAST):
+        await platform.enqueue(*slow, *fast)
+        await wait_until(lambda: have_state(platform, fast, "delivered"))
+
+        async def exactly_one_is_called() -> bool:
+            rows = await platform.rows()
+            return [rows[one.id]["attempt"] for one in slow].count(1) == 1
+
+        await wait_until(exactly_one_is_called)
+    assert len(set(target.ids())) == 31
+
+
+async def test_held_callbacks_are_found_and_drained_by_target(platform: Bench, target: Target) -> None:
+    """C4, O5: draining one target leaves another namespace's callbacks to the address held."""
+    of_beta, of_acme = make_callbacks(target, BETA, 3, 1), make_callbacks(target, ACME, 3, 10)
+    await platform.enqueue(*of_beta, *of_acme, publish=False)
+    await platform.connection.execute("UPDATE callback SET state = 'held'")
+    acme, beta = of_acme[0].target, of_beta[0].target
+    assert acme.url == beta.url
+    async with asyncpg.create_pool(
+        platform.postgres, min_size=1, max_size=1, server_settings={"search_path": "penstock"}
+    ) as pool:
+        assert set(await targets.find_troubled(pool)) == {acme, beta}
+        assert await callbacks.drain_held(pool, {acme: 2}) == {acme: 2}
+        assert await callbacks.drain_held(pool, {acme: 10}) == {acme: 1}
+        assert await targets.find_troubled(pool) == [beta]
+    assert await callback_states(platform, of_acme) == {"pending"}
+    assert await callback_states(platform, of_beta) == {"held"}

@@ -1,0 +1,482 @@
+"""Workers over HTTP, health and readiness, against a real Kafka and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import asyncpg
+import orjson
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from tests.support.gateways import Caller, Proxy, running_gateway
+from tests.support.services import write
+from tests.support.topics import create_topics
+from tests.support.waiting import wait_until
+
+from penstock.contracts.context import ContentType, Context
+from penstock.contracts.inbound import decode_heartbeat, decode_results
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence, Outcome
+from penstock.errors import CannotStart, KafkaUnavailable, SessionLost
+from penstock.gateway import broker
+from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.topic_config import partitions_of
+from penstock.kafka.topics import HEARTBEATS, PLATFORM, STAGE_RESULTS, ready, workers_group
+from penstock.objects import ObjectStore
+from penstock.settings import Kafka
+
+
+@pytest.fixture
+async def kafka(kafka_servers: str, prefix: str) -> Kafka:
+    settings = Kafka(kafka=kafka_servers, prefix=prefix)
+    await create_topics(settings, [*PLATFORM, ready("media", 2)])
+    return settings
+
+
+@asynccontextmanager
+async def ready_gateway(kafka: Kafka, database: str, objects: Path, **more: Any) -> AsyncIterator[Caller]:
+    async with running_gateway(
+        kafka=kafka.kafka, prefix=kafka.prefix, postgres=database, objects=f"file://{objects}", **more
+    ) as caller:
+        await caller.post("/types", {"name": "media", "partitions": 2})
+        await wait_until(caller.is_ready)
+        yield caller
+
+
+def ready_task(number: int, context: Context | None = None) -> ReadyTask:
+    return ReadyTask(Fence(number, 0, "probe", 0), "media", context or Context.encode({"n": number}), 60_000)
+
+
+async def release(kafka: Kafka, *tasks: ReadyTask) -> None:
+    """Writes tasks to the ready topic, as task-sync does."""
+    async with running(make_producer(kafka)) as producer:
+        for task in tasks:
+            await producer.send_and_wait(
+                f"{kafka.prefix}ready.media", task.encode(), partition=task.fence.id % 2
+            )
+
+
+async def records(kafka: Kafka, topic: str, count: int) -> list[Any]:
+    found: list[Any] = []
+    async with running(make_consumer(kafka, None, kafka.prefix + topic)) as consumer, asyncio.timeout(20):
+        while len(found) < count:
+            found.append(await consumer.getone())
+    return found
+
+
+async def committed(kafka: Kafka) -> int:
+    async with admin_client(kafka) as admin:
+        offsets = await admin.list_consumer_group_offsets(workers_group(kafka.prefix, "media"))
+    return sum(meta.offset for meta in offsets.values() if meta.offset > 0)
+
+
+async def members(kafka: Kafka) -> int:
+    try:
+        async with admin_client(kafka) as admin:
+            [response] = await admin.describe_consumer_groups([workers_group(kafka.prefix, "media")])
+    except KafkaUnavailable:
+        # A new broker has no coordinator until the first member joins a group.
+        return 0
+    [group] = response.groups
+    return len(group[5])
+
+
+HOLD = {"worker": "w-1", "type": "media", "max": 10, "wait_s": 30}
+
+
+async def test_a_long_poll_is_answered_when_a_task_comes(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6, W3: a long poll waits for a task. Before the answer, the claim is on Kafka and the offset
+    is committed."""
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        assert not waiting.done()
+        await release(kafka, ready_task(1))
+        answer = await asyncio.wait_for(waiting, 5)
+        assert answer.status == 200
+        assert answer.body["tasks"] == [ready_task(1).to_wire() | {"context": {"n": 1}}]
+        assert await committed(kafka) == 1
+        [claim] = await records(kafka, HEARTBEATS.name, 1)
+        assert claim.key == b"w-1"
+        heartbeat = decode_heartbeat(claim.value)
+        assert (heartbeat.kind, heartbeat.lease_ms, heartbeat.tasks) == ("claim", 60_000, [(1, 0, 0)])
+
+
+async def test_an_idle_poll_is_answered_without_a_query(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: an idle worker gets an empty list after `wait_s`, without a query to the database."""
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        short = {**HOLD, "wait_s": 0.05}
+        await gateway.post("/hold_task", short)
+        await wait_until(lambda: members(kafka))
+        watcher = await asyncpg.connect(database)
+        try:
+            before = await _queries(watcher)
+            for _ in range(20):
+                answer = await gateway.post("/hold_task", short)
+                assert (answer.status, answer.body) == (200, {"tasks": []})
+            assert await _queries(watcher) == before
+        finally:
+            await watcher.close()
+
+
+async def _queries(connection: Any) -> Any:
+    # The start of the last statement of each of the gateway's connections.
+    return await connection.fetch(
+        "SELECT pid, query_start FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'penstock gateway%' ORDER BY pid"
+    )
+
+
+async def test_each_task_is_delivered_to_one_worker(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: concurrent workers get each task once, and at most `max` tasks an answer."""
+    await release(kafka, *(ready_task(n) for n in range(1, 101)))
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        seen: list[int] = []
+
+        async def work(name: str) -> None:
+            while True:
+                body = {"worker": name, "type": "media", "max": 7, "wait_s": 0.5}
+                held = (await gateway.post("/hold_task", body)).body["tasks"]
+                assert len(held) <= 7
+                seen.extend(task["id"] for task in held)
+                if len(seen) == 100:
+                    return
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(work(f"w-{n}") for n in range(5)))
+        assert sorted(seen) == list(range(1, 101))
+        assert await committed(kafka) == 100
+
+
+async def test_a_disconnected_worker_loses_no_task(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: the next worker gets the task when a waiting worker has disconnected."""
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        disconnected = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        disconnected.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await disconnected
+        await release(kafka, ready_task(1))
+        answer = await gateway.post("/hold_task", {**HOLD, "worker": "w-2"})
+        assert [task["id"] for task in answer.body["tasks"]] == [1]
+        [claim] = await records(kafka, HEARTBEATS.name, 1)
+        assert claim.key == b"w-2"
+
+
+async def test_an_idle_gateway_leaves_the_group(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: a gateway without requests for `gateway_linger_s` leaves the group, which frees its
+    partitions. The next request makes it join again."""
+    async with ready_gateway(kafka, database, tmp_path, gateway_linger_s=0.5) as gateway:
+        await gateway.post("/hold_task", {**HOLD, "wait_s": 0})
+        await wait_until(lambda: members(kafka))
+
+        async def left() -> bool:
+            return await members(kafka) == 0
+
+        await wait_until(left)
+        await release(kafka, ready_task(1))
+        answer = await gateway.post("/hold_task", HOLD)
+        assert [task["id"] for task in answer.body["tasks"]] == [1]
+
+
+async def test_fetched_records_go_to_the_next_owner_of_the_partition(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """W3: records that the gateway has only fetched are not committed, so another member of the
+    group gets them."""
+    await release(kafka, *(ready_task(n) for n in range(1, 21)))
+    async with ready_gateway(kafka, database, tmp_path, gateway_linger_s=1.0) as gateway:
+        held = (await gateway.post("/hold_task", {**HOLD, "max": 1})).body["tasks"]
+        group = workers_group(kafka.prefix, "media")
+        seen: set[int] = {held[0]["id"]}
+        async with (
+            running(make_consumer(kafka, group, f"{kafka.prefix}ready.media")) as consumer,
+            asyncio.timeout(30),
+        ):
+            while len(seen) < 20:
+                record = await consumer.getone()
+                task = ReadyTask.decode(record.value).fence.id
+                assert task != held[0]["id"]
+                seen.add(task)
+
+
+async def test_a_poll_skips_unreadable_records(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: the gateway skips and commits an unreadable record. The poll waits until a task comes or
+    its time is over."""
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        await write(kafka.kafka, f"{kafka.prefix}ready.media", b"nonsense", partition=0)
+        await wait_until(lambda: committed(kafka))
+        assert not waiting.done()
+        await release(kafka, ready_task(2))
+        answer = await asyncio.wait_for(waiting, 10)
+        assert [task["id"] for task in answer.body["tasks"]] == [2]
+        await write(kafka.kafka, f"{kafka.prefix}ready.media", b"nonsense", partition=0)
+        answer = await asyncio.wait_for(gateway.post("/hold_task", {**HOLD, "wait_s": 1}), 10)
+        assert answer.body == {"tasks": []}
+
+
+async def test_the_answer_has_the_age_of_its_claim(
+    kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W6: the answer has the age of its claim, because the platform counts the lease from the
+    claim."""
+    commit, may_commit = AIOKafkaConsumer.commit, asyncio.Event()
+
+    async def slow_commit(self: AIOKafkaConsumer, offsets: Any) -> None:
+        await may_commit.wait()
+        await commit(self, offsets)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "commit", slow_commit)
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        await release(kafka, ready_task(1))
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        [claim] = await records(kafka, HEARTBEATS.name, 1)
+        await wait_until(lambda: time.time() * 1000 - claim.timestamp > 500)
+        may_commit.set()
+        answer = await waiting
+        assert 500 <= answer.body["claimed_ms_ago"] <= time.time() * 1000 - claim.timestamp + 500
+
+
+async def test_large_contexts_are_sent_inline(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T4: HTTP workers get a large context inline, because they cannot reach the object store. A
+    missing object fails its task with the reason."""
+    store = ObjectStore(f"file://{tmp_path}")
+    large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000))
+    lost = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000))
+    assert lost.ref is not None
+    (tmp_path / lost.ref.key).unlink()
+    await release(kafka, ready_task(2, lost), ready_task(4, large))
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        held = (await gateway.post("/hold_task", {**HOLD, "max": 2})).body["tasks"]
+        assert [(task["id"], task["context"]) for task in held] == [(4, "y" * 50_000)]
+        [record] = await records(kafka, STAGE_RESULTS.name, 1)
+        _, [result], _ = decode_results(record.value)
+        assert (result.fence.id, result.outcome, result.permanent) == (2, Outcome.FAIL, True)
+        assert result.error is not None
+        assert result.error.kind == "CorruptObject"
+
+
+async def test_results_are_accepted_entry_by_entry(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T6: valid results are on Kafka, followed by the end of their leases. Invalid entries are
+    rejected one by one, and progress sends heartbeats."""
+
+    def entry(number: int, **more: Any) -> dict[str, Any]:
+        return {"id": number, "step": 0, "stage": "probe", "attempt": 0, **more}
+
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        # The gateway accepts progress only for existing attempts.
+        await gateway.post("/tasks", [{"type": "media", "stage": "probe"}] * 8)
+        await gateway.post("/tasks/7/cancel")
+        connection = await asyncpg.connect(database)
+        await connection.execute(
+            "UPDATE penstock.task SET state = 'running', worker = CASE id WHEN 8 THEN 'w-2' ELSE 'w-1' END WHERE id IN (4, 8)"
+        )
+        await connection.close()
+        answer = await gateway.post(
+            "/set_task",
+            {
+                "worker": "w-1",
+                "results": [
+                    entry(1, outcome="next", next_stage="cut", context={"a": 1}),
+                    entry(2, outcome="next"),
+                    entry(3, outcome="done", content_type="text", context="x" * 5000),
+                    entry(4, outcome="progress", lease_ms=1234),
+                    entry(5, outcome="progress", colour="red"),
+                    entry(6, outcome="done", content_type="bytes", context="%"),
+                    "nonsense",
+                    entry(7, outcome="progress"),
+                    entry(8, outcome="progress"),
+                    entry(99, outcome="progress"),
+                ],
+            },
+        )
+        assert answer.status == 200
+        assert answer.body["accepted"] == 3
+        reasons = {7: "cancelled", 8: "taken over", 9: "over"}
+        assert answer.body["gone"] == [{"index": index, "why": why} for index, why in reasons.items()]
+        found = {r["index"]: r["errors"][0]["pointer"] for r in answer.body["rejected"]}
+        assert found == {1: "/results/1", 4: "/results/4", 5: "/results/5/context", 6: "/results/6"}
+        [record] = await records(kafka, STAGE_RESULTS.name, 1)
+        worker, results, faults = decode_results(record.value)
+        assert (worker, faults) == ("w-1", [])
+        assert [(r.fence.id, r.outcome) for r in results] == [(1, "next"), (3, "done")]
+        assert results[1].context is not None
+        assert results[1].context.ref is not None
+        heartbeats = [decode_heartbeat(r.value) for r in await records(kafka, HEARTBEATS.name, 2)]
+        assert [(s.kind, s.lease_ms, s.tasks) for s in heartbeats] == [
+            ("beat", 1234, [(4, 0, 0)]),
+            ("release", 0, [(1, 0, 0), (3, 0, 0)]),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "pointer"),
+    [
+        ("/hold_task", {"type": "media"}, 422, ""),
+        ("/hold_task", {"worker": "w", "type": "nope"}, 422, "/type"),
+        ("/hold_task", {"worker": "w", "type": "media", "max": 501}, 422, "/max"),
+        ("/hold_task", {"worker": "w", "type": "media", "wait_s": 31}, 422, "/wait_s"),
+        ("/hold_task", {"worker": "a\0", "type": "media"}, 422, "/worker"),
+        ("/set_task", {"worker": "w"}, 422, ""),
+        ("/set_task", {"worker": "", "results": []}, 422, "/worker"),
+        ("/set_task", {"worker": "w", "results": {}}, 422, "/results"),
+        ("/set_task", {"worker": "w", "results": [1] * 1001}, 413, "/results"),
+        ("/set_task", [], 422, ""),
+    ],
+)
+async def test_bad_requests_of_workers_get_status_and_pointer(
+    kafka: Kafka, database: str, tmp_path: Path, path: str, body: Any, status: int, pointer: str
+) -> None:
+    """T6: a bad request gets the status and the pointer of its error."""
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        answer = await gateway.post(path, body)
+        assert (answer.status, answer.pointers) == (status, [pointer])
+
+
+async def test_results_too_long_for_one_record_are_split(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """Results with long tracebacks are split over records, because the broker limits the size of
+    one."""
+    error = {"kind": "E", "message": "m", "traceback": "t" * 90_000}
+    entries = [
+        {"id": n, "step": 0, "stage": "s", "attempt": 0, "outcome": "fail", "error": error}
+        for n in range(1, 21)
+    ]
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        data = orjson.dumps({"worker": "w", "results": entries[:10]})
+        answer = await gateway.post("/set_task", data=data, headers={"Content-Type": "application/json"})
+        assert answer.body == {"accepted": 10, "rejected": [], "gone": []}
+        found = [decode_results(r.value)[1] for r in await records(kafka, STAGE_RESULTS.name, 2)]
+        assert [r.fence.id for batch in found for r in batch] == list(range(1, 11))
+
+
+async def test_a_stop_answers_a_long_poll(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """A stopping gateway answers a long poll at once with an empty list, so that a rolling restart
+    does not wait."""
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        waiting = asyncio.ensure_future(gateway.post("/hold_task", HOLD))
+        await wait_until(lambda: members(kafka))
+        # The end of the block stops the gateway; the answer must come before it closes connections.
+        stopped = asyncio.get_running_loop().time()
+
+    assert asyncio.get_running_loop().time() - stopped < 10
+    answer = await asyncio.wait_for(waiting, 5)
+    assert answer.body == {"tasks": []}
+
+
+RESULT = {"id": 1, "step": 0, "stage": "s", "attempt": 0, "outcome": "done"}
+REPORT = ("/set_task", {"worker": "w-1", "results": [RESULT]})
+
+
+@pytest.mark.parametrize(("path", "body"), [REPORT, ("/hold_task", {"worker": "w-1", "type": "media"})])
+async def test_a_fatal_error_of_the_producer_ends_the_gateway(
+    kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    """O2: after a fatal error of the producer the gateway answers 503, and then ends instead of
+    failing forever."""
+    producers: list[Any] = []
+
+    def make(settings: Kafka) -> Any:
+        producers.append(make_producer(settings))
+        return producers[-1]
+
+    monkeypatch.setattr(broker, "make_producer", make)
+    gateway: Any = None
+    with pytest.raises(SessionLost, match="OutOfOrderSequence"):  # noqa: PT012 (raised by the end of the block)
+        async with ready_gateway(kafka, database, tmp_path) as gateway:
+            # The broker counts sequence numbers of the worker's partitions from the first records.
+            assert (await gateway.post(*REPORT)).status == 200
+            for topic in (HEARTBEATS, STAGE_RESULTS):
+                for number in range(partitions_of(kafka, topic)):
+                    # The next record has a sequence number that the broker does not expect.
+                    partition = TopicPartition(kafka.prefix + topic.name, number)
+                    producers[0]._txn_manager.increment_sequence_number(partition, 1_000)
+            await release(kafka, ready_task(1))
+            answer = await gateway.post(path, body)
+            assert answer.status == 503
+            assert "this gateway restarts" in answer.body["detail"]
+
+            async def ended() -> bool:
+                try:
+                    await gateway.get("/healthz")
+                except aiohttp.ClientError:
+                    return True
+                return False
+
+            await wait_until(ended)
+    # Otherwise a warning about an unclosed resource appears in a later test.
+    gc.collect()
+
+
+async def test_readiness_names_the_missing_server(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """O4: the gateway is alive without PostgreSQL. It is ready only with both servers, names the
+    missing one, and answers requests with 503."""
+    proxy = Proxy()
+    proxied = await proxy.start(database)
+    async with running_gateway(
+        kafka=kafka.kafka, prefix=kafka.prefix, postgres=proxied, objects=f"file://{tmp_path}"
+    ) as gateway:
+        await wait_until(gateway.is_ready)
+        await proxy.cut()
+        answer = await gateway.get("/readyz")
+        assert answer.status == 503
+        assert answer.body["checks"]["kafka"] == "ok"
+        assert answer.body["checks"]["postgres"].startswith("PostgreSQL: ")
+        assert (await gateway.get("/livez")).status == 200
+        assert (await gateway.get("/healthz")).status == 200
+        refused = await gateway.get("/tasks")
+        assert refused.status == 503
+        assert refused.body["type"] == "urn:penstock:problem:unavailable"
+        assert refused.headers["Retry-After"] == "1"
+
+
+async def test_submission_works_without_kafka(database: str, tmp_path: Path) -> None:
+    """O1: submission needs PostgreSQL alone. A request that needs Kafka gets 503, and readiness
+    names Kafka."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        unused_address = f"127.0.0.1:{unused.getsockname()[1]}"
+    async with running_gateway(
+        kafka=unused_address, prefix="p.", postgres=database, objects=f"file://{tmp_path}"
+    ) as gateway:
+        await gateway.post("/types", {"name": "media"})
+        submitted = await gateway.post("/tasks", {"type": "media"})
+        assert submitted.status == 201
+        cancelled = await gateway.post(f"/tasks/{submitted.body['id']}/cancel")
+        assert cancelled.status == 200
+        assert (await gateway.post("/hold_task", HOLD)).status == 503
+        answer = await gateway.get("/readyz")
+        assert answer.status == 503
+        assert answer.body["checks"]["postgres"] == "ok"
+        assert unused_address in answer.body["checks"]["kafka"]
+
+
+async def test_a_database_without_tables_is_rejected(empty_database: str, tmp_path: Path) -> None:
+    """The gateway does not start on a database without tables, and the error names `penstock
+    migrate`."""
+    with pytest.raises(CannotStart, match="penstock migrate"):
+        async with running_gateway(postgres=empty_database, objects=f"file://{tmp_path}"):
+            pass
+
+
+async def test_pages_load_nothing_from_other_servers(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """The front page and the reference load nothing from other servers."""
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        for path in ("/", "/docs"):
+            page = await gateway.get(path)
+            assert page.status == 200
+            assert page.headers["Content-Type"].startswith("text/html")
+            assert "<script" not in page.body
+            assert "src=" not in page.body
+            assert 'href="http' not in page.body
+        assert "/hold_task" in page.body
+        assert (await gateway.get("/openapi.json")).body["openapi"].startswith("3.1")

@@ -1,0 +1,295 @@
+"""Reasons why a task waits, on the real Kafka and PostgreSQL: each reason by its cause, over HTTP
+and by command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.integration.cli.test_cli import documents, penstock
+from tests.support.gateways import running_gateway
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
+
+from penstock.client import Client
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.core.task import Priority
+from penstock.core.why import Reason
+from penstock.errors import NotFound
+from penstock.gateway import why as gateway_why
+from penstock.kafka.connection import make_consumer, running
+from penstock.kafka.topics import workers_group
+from penstock.postgres import concurrency_keys, tasks, types, why
+from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
+from penstock.postgres.connection import open_pool
+from penstock.postgres.queries import query
+from penstock.postgres.session import open_session
+from penstock.postgres.types import TaskType
+from penstock.task_sync.app import create_app
+from penstock.task_sync.limits import ReleaseLimiter
+from penstock.task_sync.settings import TaskSyncSettings
+
+__all__ = ["penstock"]  # fixture
+
+PLAIN = TaskType(name="t", partitions=1)
+
+
+@pytest.fixture(autouse=True)
+def _without_lag_cache(monkeypatch):
+    monkeypatch.setattr(gateway_why, "LAG_CACHE_S", 0.0)
+    monkeypatch.setattr(gateway_why, "LAG_RETRY_S", 0.0)
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix, database):
+    await make_topics(kafka_servers, prefix)
+    # The ready topic holds one record at a time.
+    return TaskSyncSettings(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects="memory:///",
+        window=1,
+        window_floor=1,
+        release_batch=1,
+    )
+
+
+@pytest.fixture
+async def pool(settings):
+    async with open_pool(settings.postgres, "test") as pool:
+        await types.register(pool, PLAIN)
+        yield pool
+
+
+@pytest.fixture
+async def client(settings):
+    async with (
+        running_gateway(
+            kafka=settings.kafka, prefix=settings.prefix, postgres=settings.postgres, objects="memory:///"
+        ) as gateway,
+        Client(gateway.url) as client,
+    ):
+        yield client
+
+
+async def submit(pool, count=1, **fields):
+    wanted = [Submission(type="t", context=Context.encode(None), **fields) for _ in range(count)]
+    return [found.id for found in await tasks.submit(pool, wanted)]
+
+
+async def wait_for_reason(client, task_id, reason, **figures):
+    """Waits until the answer has this reason and these figures, and returns all its figures."""
+
+    async def matches():
+        answer = await client.why(task_id)
+        return answer if answer["reason"] == reason and figures.items() <= answer["figures"].items() else None
+
+    return (await wait_until(matches, what=f"task {task_id} is {reason} {figures}"))["figures"]
+
+
+@asynccontextmanager
+async def joined_worker(settings):
+    """A worker that has its partition; yields a coroutine function that takes and commits
+    records."""
+    group = workers_group(settings.prefix, "t")
+    async with running(make_consumer(settings, group, f"{settings.prefix}ready.t")) as consumer:
+
+        async def join():
+            await consumer.getmany(timeout_ms=50)
+            return consumer.assignment()
+
+        await wait_until(join)
+        for partition in consumer.assignment():
+            await consumer.seek_to_beginning(partition)
+
+        async def take():
+            await wait_until(lambda: consumer.getmany(timeout_ms=50))
+            await consumer.commit()
+
+        yield take
+
+
+async def test_each_state_of_a_task_has_its_reason(settings, pool, client):
+    """S8: a task's reasons are no owner, no worker, on Kafka, taken, running and ended. A task
+    behind it is next, or has N tasks ahead."""
+    first, second, third = await submit(pool, 3)
+    assert "owner" not in await wait_for_reason(client, first, Reason.NO_OWNER)
+    async with running_service(create_app(settings)):
+        # The first task waits on Kafka, and the others wait for the same missing worker.
+        for task_id in (first, second, third):
+            await wait_for_reason(client, task_id, Reason.NO_WORKER, workers=0, lag=1)
+        async with joined_worker(settings) as take:
+            assert (await wait_for_reason(client, first, Reason.ON_KAFKA))["lag"] == 1
+            assert (await wait_for_reason(client, second, Reason.NEXT))["ahead"] == 0
+            found = await wait_for_reason(client, third, Reason.AHEAD)
+            assert (found["ahead"], found["workers"], "owner" in found) == (1, 1, True)
+            await types.change(pool, "t", lambda current: dataclasses.replace(current, paused=True))
+            await take()
+            assert (await wait_for_reason(client, first, Reason.TAKEN))["lag"] == 0
+            await wait_for_reason(client, second, Reason.TYPE_PAUSED)
+    await pool.execute("UPDATE task SET state = 'running', worker = 'w-1' WHERE id = $1", first)
+    assert (await wait_for_reason(client, first, Reason.RUNNING))["worker"] == "w-1"
+    await client.cancel([first])
+    await wait_for_reason(client, first, Reason.ENDED)
+    with pytest.raises(NotFound):
+        await client.why(10**6)
+
+
+async def test_delayed_and_paused_tasks_have_their_reasons(pool, client):
+    """S8: a task that is not due names its due time, after a delay and before a retry. A paused
+    task keeps its due time."""
+    at = datetime.now(UTC) + timedelta(hours=1)
+    [delayed] = await submit(pool, run_at=at)
+    found = await wait_for_reason(client, delayed, Reason.NOT_DUE)
+    assert datetime.fromisoformat(found["due_at"]) == at
+    assert 3_500 < found["due_in_s"] <= 3_600
+    await pool.execute("UPDATE task SET attempt = 2 WHERE id = $1", delayed)
+    assert "tried again (attempt 2)" in (await client.why(delayed))["sentence"]
+    await pool.execute("UPDATE task SET state = 'paused' WHERE id = $1", delayed)
+    assert (await wait_for_reason(client, delayed, Reason.TASK_PAUSED))["due_at"] == found["due_at"]
+    await pool.execute("UPDATE task SET state = 'waiting' WHERE id = $1", delayed)
+    await wait_for_reason(client, delayed, Reason.WAITING)
+
+
+async def test_limits_and_concurrency_keys_are_reasons(settings, pool, client):
+    """S8, S5: a paused or full concurrency key and the limits of the type are reasons, each until
+    its cause ends."""
+    settings = dataclasses.replace(settings, window=100, window_floor=100)
+    await types.register(pool, dataclasses.replace(PLAIN, max_per_key=1, max_in_flight=3))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_service(create_app(settings)))
+        await concurrency_keys.change(pool, "t", "held", ConcurrencyKeyChange(paused=True))
+        _, taken = await submit(pool, 2, key="acme")
+        [paused] = await submit(pool, key="held")
+        await wait_for_reason(client, taken, Reason.NO_WORKER)
+        await stack.enter_async_context(joined_worker(settings))
+        found = await wait_for_reason(client, taken, Reason.KEY_TAKEN)
+        assert (found["key"], found["key_in_flight"], found["key_limit"]) == ("acme", 1, 1)
+        assert (await wait_for_reason(client, paused, Reason.KEY_PAUSED))["key"] == "held"
+        *_, full = await submit(pool, 3)
+        found = await wait_for_reason(client, full, Reason.LIMIT_IN_FLIGHT)
+        assert (found["in_flight"], found["max_in_flight"], "key" in found) == (3, 3, False)
+        await wait_for_reason(client, taken, Reason.KEY_TAKEN)
+        await types.register(pool, dataclasses.replace(PLAIN, starts_per_s=0.01))
+        [rated] = await submit(pool)
+        # The records on Kafka exceed one second of starts.
+        assert (await wait_for_reason(client, rated, Reason.AHEAD))["lag"] >= 1
+
+
+async def test_a_rate_limit_is_a_reason(settings, pool, client):
+    """S8, S5: the limit of starts a second is the reason while the workers have taken every
+    record."""
+    await types.register(pool, dataclasses.replace(PLAIN, starts_per_s=0.01))
+    async with running_service(create_app(settings)):
+        first, second = await submit(pool, 2)
+        await wait_for_reason(client, first, Reason.NO_WORKER)
+        async with joined_worker(settings):
+            assert (await wait_for_reason(client, first, Reason.LIMIT_STARTS))["starts_per_s"] == 0.01
+            assert (await wait_for_reason(client, second, Reason.LIMIT_STARTS))["ahead"] == 1
+
+
+async def test_an_answer_without_kafka_leaves_out_the_lag(database, pool):
+    """S8: without Kafka the answer has the facts of PostgreSQL, and leaves out the lag."""
+    async with (
+        running_gateway(kafka="127.0.0.1:1", postgres=database, objects="memory:///") as gateway,
+        Client(gateway.url) as client,
+    ):
+        ready, queued = await submit(pool, 2)
+        await pool.execute("UPDATE task SET state = 'queued' WHERE id = $1", queued)
+        await wait_for_reason(client, ready, Reason.NO_OWNER)
+        assert "lag" not in await wait_for_reason(client, queued, Reason.ON_KAFKA)
+
+
+ORDERS = {
+    "plain": {},
+    "ageing": {"ageing_s": 10_000.0},
+    "finish first": {"finish_first": True},
+    "both": {"ageing_s": 10_000.0, "finish_first": True},
+    "limited keys": {"max_per_key": 3},
+    "turns": {"fair": True},
+    "turns of limited keys": {"fair": True, "max_per_key": 4},
+}
+NAMES = ("", "a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_the_count_ahead_equals_the_tasks_released_before(order, database, pool):
+    """S8, S3: in every order of release, the count ahead of a task is the number of tasks released
+    before it. Under fair queueing it may be a round more. Tasks that their key holds back are not
+    counted."""
+    rng = random.Random(order)
+    await types.register(pool, dataclasses.replace(PLAIN, **ORDERS[order]))
+    if order in ("limited keys", "turns of limited keys"):
+        await concurrency_keys.change(pool, "t", "a", ConcurrencyKeyChange(paused=True))
+    if "turns" in order:
+        await concurrency_keys.change(pool, "t", "b", ConcurrencyKeyChange(weight=3))
+    ids = []
+    for _ in range(60):
+        ids += await submit(pool, priority=rng.choice(list(Priority)), key=rng.choice(NAMES) or None)
+    await pool.execute(
+        "UPDATE task SET created_at = now() - make_interval(secs => (max.id - task.id) * 1000 + 500), step = task.id % 3, tracked = true "
+        "FROM (SELECT max(id) AS id FROM task) AS max"
+    )
+    counts_ahead = {}
+    for task_id in ids:
+        found = (await why.facts(pool, task_id)).facts.ahead
+        assert (found.more, found.about) == (False, "turns" in order)
+        counts_ahead[task_id] = found.tasks
+    async with open_session(database, "owner") as session:
+        limiter = ReleaseLimiter(session, lambda _name: None)
+        await limiter.load()
+        task_type = (await types.all_types(pool))["t"]
+        released = []
+        while True:
+            found = await limiter.release(task_type, 1, list)
+            if found.batch is not None:
+                released += [task.fence.id for task in found.batch.tasks]
+            elif not found.more:
+                break
+        limiter.close()
+    assert len(released) > 10
+    assert (len(released) == 60) == ("limited" not in order)
+    round_length = 2 + len(NAMES)
+    for place, task_id in enumerate(released):
+        if "turns" in order:
+            assert place <= counts_ahead[task_id] <= place + round_length, (place, counts_ahead[task_id])
+        else:
+            assert counts_ahead[task_id] == place
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_the_count_ahead_is_bounded(order, pool, monkeypatch):
+    """S8: the count ahead stops at a limit, and `more` says that further tasks are ahead."""
+    monkeypatch.setattr(why, "COUNTED", 5)
+    await types.register(pool, dataclasses.replace(PLAIN, **{**ORDERS[order], "max_per_key": None}))
+    ids = await submit(pool, 8, key="a")
+    found = [(await why.facts(pool, task_id)).facts.ahead for task_id in ids]
+    assert [one.tasks for one in found] == [0, 1, 2, 3, 4, 5, 5, 5]
+    assert [one.more for one in found] == [False] * 6 + [True] * 2
+
+
+async def test_the_count_ahead_reads_only_an_index(pool):
+    """S8: the count ahead reads only the index of ready tasks."""
+    [task_id] = await submit(pool)
+    rows = await pool.fetch(f"EXPLAIN {query('why.ahead')}", "t", 2, task_id, 10)
+    plan = "\n".join(row[0] for row in rows)
+    assert "Index Only Scan using task_ready on task" in plan
+    assert plan.count("Scan") == 1
+
+
+async def test_the_command_line_prints_the_reason(penstock):
+    """S8, O8: `penstock tasks why` prints the reason as a sentence with its figures, or as JSON. An
+    unknown task gives status 4."""
+    [one] = documents(await penstock("submit", "media", "--json"))
+    result = await penstock("tasks", "why", str(one["id"]))
+    assert result.exit_code == 0
+    assert f"task {one['id']} (media, ready): no task-sync owns its type" in result.stdout
+    assert "ahead" in result.stdout
+    [document] = documents(await penstock("tasks", "why", str(one["id"]), "--json"))
+    assert (document["reason"], document["figures"]["ahead"]) == ("no_owner", 0)
+    assert (await penstock("tasks", "why", "999999")).exit_code == 4

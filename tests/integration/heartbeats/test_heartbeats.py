@@ -1,0 +1,314 @@
+"""The heartbeat processor with a real Kafka and PostgreSQL grants, keeps and ends leases."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from aiokafka import TopicPartition
+from tests.support.services import make_topics, read, running_service, write
+from tests.support.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.submission import Submission
+from penstock.heartbeats.app import create_app
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.heartbeats.unwatched import UnwatchedAttempts
+from penstock.kafka.connection import admin_client, make_consumer, running
+from penstock.kafka.topics import service_group
+from penstock.postgres import release, tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix, database):
+    await make_topics(kafka_servers, prefix)
+    return HeartbeatsSettings(kafka=kafka_servers, prefix=prefix, postgres=database, tick_s=0.2, settle_s=0.3)
+
+
+@pytest.fixture
+async def pool(settings):
+    async with open_pool(settings.postgres, "test") as pool:
+        await types.register(
+            pool, types.TaskType(name="t", partitions=1, max_attempts=2, retry_base_ms=60_000)
+        )
+        yield pool
+
+
+async def release_tasks(pool, settings, count=1):
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(count)])
+    async with open_session(settings.postgres, "test") as session:
+        batch = await release.release(session, types.TaskType(name="t"), count, [])
+        return [ready.fence.attempt_id for ready in batch.tasks]
+
+
+async def send(settings, kind, attempt_ids, worker="w", lease_ms=60_000, max_attempts=None, follows=None):
+    """Writes a heartbeat; with `follows` to the partition of that worker, behind its heartbeats."""
+    value = Heartbeat(kind, worker, lease_ms, attempt_ids, max_attempts).encode()
+    record_key = follows or worker
+    await write(settings.kafka, f"{settings.prefix}heartbeats", value, key=record_key.encode())
+
+
+async def state_of(pool, attempt_id):
+    return await pool.fetchval("SELECT state FROM task WHERE id = $1", attempt_id[0])
+
+
+async def sum_committed_offsets(settings):
+    async with admin_client(settings) as admin:
+        offsets = await admin.list_consumer_group_offsets(service_group(settings.prefix, "heartbeats"))
+    return sum(meta.offset for meta in offsets.values() if meta.offset > 0)
+
+
+async def test_a_lasting_claim_becomes_running_before_it_is_committed(settings, pool):
+    """H8: a lease is in PostgreSQL before its claim is committed, so a crash loses no lease."""
+    [attempt_id] = await release_tasks(pool, settings)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [attempt_id])
+        row = await wait_until(lambda: pool.fetchrow("SELECT * FROM task WHERE state = 'running'"))
+        assert (row["worker"], row["lease_partition"]) == ("w", row["lease_partition"])
+        await wait_until(lambda: sum_committed_offsets(settings), what="the claim is committed")
+
+
+async def test_a_short_claim_does_not_update_the_row(settings, pool):
+    """A stage shorter than the settling time causes no update in PostgreSQL."""
+    quick, lasting = await release_tasks(pool, settings, 2)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [quick])
+        await send(settings, Kind.RELEASE, [quick])
+        await send(settings, Kind.CLAIM, [lasting])
+        await wait_until(
+            lambda: pool.fetchval("SELECT true FROM task WHERE id = $1 AND state = 'running'", lasting[0])
+        )
+    assert await state_of(pool, quick) == "queued"
+
+
+async def test_a_lease_expires_without_heartbeats_and_lasts_with_them(settings, pool):
+    """H8, H10: the task of a silent worker is scheduled as attempt 1; the other keeps running."""
+    silent, alive = await release_tasks(pool, settings, 2)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [silent], worker="a", lease_ms=2_000)
+        await send(settings, Kind.CLAIM, [alive], worker="b", lease_ms=2_000)
+
+        async def expired():
+            await send(settings, Kind.BEAT, [alive], worker="b", lease_ms=2_000)
+            return await state_of(pool, silent) == "scheduled"
+
+        await wait_until(expired, every=0.3)
+        assert await state_of(pool, alive) == "running"
+    found = await tasks.get(pool, silent[0])
+    assert (found["attempt"], found["losses"], found["failures"]) == (1, 1, 0)
+    assert [(a["outcome"], a["worker"]) for a in found["attempts"]] == [("expired", "a")]
+    assert "no heartbeat from worker a" in found["attempts"][0]["error"]
+
+
+async def test_a_mass_expiry_is_verified_first(settings, pool, caplog):
+    """H8, H10: before more than a tenth of the leases expire at once, the processor verifies them.
+
+    The processor asks Kafka whether it has read all heartbeats, and then expires the leases.
+    """
+    *silent, other = await release_tasks(pool, settings, 6)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, silent, worker="a", lease_ms=2_000)
+        await send(settings, Kind.CLAIM, [other], worker="b", lease_ms=60_000)
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 5 FROM task WHERE state = 'scheduled'"))
+        assert await state_of(pool, other) == "running"
+    events = [
+        vars(record)["event"]
+        for record in caplog.records
+        if record.name == "penstock.heartbeats.lease_tracker"
+    ]
+    check = events.index("mass_expiry_checked")
+    assert events[check + 1] == "mass_expiry_verified"
+    assert "lease_expired" not in events[:check]
+
+
+async def test_losing_the_last_attempt_fails_the_task(settings, pool):
+    """H10: a task whose last attempt loses its worker fails, with an event."""
+    [attempt_id] = await release_tasks(pool, settings)
+    await pool.execute("UPDATE task SET losses = 1, attempt = 1 WHERE id = $1", attempt_id[0])
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [(attempt_id[0], 0, 1)], lease_ms=1_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'failed'"))
+        [event] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}events"))
+    assert (event["event"], event["error"]["kind"]) == ("task.failed", "LeaseExpired")
+
+
+@pytest.mark.parametrize(
+    ("limit", "failures", "kind", "meanwhile", "becomes"),
+    [
+        pytest.param(1, 0, Kind.CLAIM, "", "failed", id="only-once"),
+        pytest.param(1, 0, Kind.BEAT, "", "failed", id="after-a-lost-claim"),
+        pytest.param(1, 0, Kind.CLAIM, "restart", "failed", id="after-a-restart"),
+        pytest.param(1, 0, Kind.CLAIM, "unsaved", "failed", id="in-memory-only"),
+        pytest.param(10, 3, Kind.CLAIM, "", "scheduled", id="above-the-limit-of-the-type"),
+        pytest.param(None, 3, Kind.CLAIM, "", "failed", id="limit-of-the-type"),
+    ],
+)
+async def test_the_limit_of_the_stage_counts_when_its_worker_is_lost(
+    settings, pool, limit, failures, kind, meanwhile, becomes
+):
+    """W1, H10: a claim contains the limit of the stage, because a lost worker cannot report it."""
+    await pool.execute("UPDATE task_type SET max_attempts = 3")
+    [(task_id, *_)] = await release_tasks(pool, settings)
+    await pool.execute("UPDATE task SET failures = $2, attempt = $2 WHERE id = $1", task_id, failures)
+    attempt_id = (task_id, 0, failures)
+
+    async def has_ended():
+        return await state_of(pool, attempt_id) in ("failed", "scheduled")
+
+    async with running_service(create_app(settings)):
+        await send(settings, kind, [attempt_id], lease_ms=1_500, max_attempts=limit)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+        if meanwhile == "unsaved":
+            await pool.execute("UPDATE task SET state = 'queued', max_attempts = NULL")
+        if meanwhile != "restart":
+            await wait_until(has_ended)
+    if meanwhile == "restart":
+        async with running_service(create_app(settings)):
+            await wait_until(has_ended)
+    row = await pool.fetchrow("SELECT state, failures, losses, max_attempts FROM task")
+    assert tuple(row) == (becomes, failures, 1, None)
+
+
+async def test_a_task_that_loses_too_many_workers_is_quarantined(settings, pool):
+    """W8: losses are counted apart from failures, and the attempt is revoked."""
+    [attempt_id] = await release_tasks(pool, settings)
+    await pool.execute("UPDATE task_type SET max_attempts = 100, max_losses = 2")
+    await pool.execute("UPDATE task SET losses = 1, failures = 7, attempt = 8 WHERE id = $1", attempt_id[0])
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [(attempt_id[0], 0, 8)], lease_ms=1_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'quarantined'"))
+        [event] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}events"))
+        [revoked] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}revoked"))
+    assert (event["event"], event["error"]["kind"]) == ("task.quarantined", "LeaseExpired")
+    assert revoked == {"why": "expired", "tasks": [[attempt_id[0], 0, 8]]}
+
+
+async def test_a_running_task_without_a_lease_gets_another_lease(settings, pool):
+    """H10: the worker ends the lease but sends no result; a second lease expires."""
+    [attempt_id] = await release_tasks(pool, settings)
+    fast_settings = dataclasses.replace(settings, recount_s=0.3)
+    async with running_service(create_app(fast_settings)):
+        await send(settings, Kind.CLAIM, [attempt_id], lease_ms=2_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+        await send(settings, Kind.RELEASE, [attempt_id])
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'scheduled'"))
+
+
+@pytest.mark.declared_topics
+async def test_attempts_with_an_unread_result_are_not_lost(settings, pool):
+    """H8: while the stage processor is down, attempts that may have a result are not lost.
+
+    After it has committed its records, the attempts without a lease are found.
+    """
+    [attempt_id] = await release_tasks(pool, settings)
+    await pool.execute(
+        "UPDATE task SET state = 'running', worker = 'w', lease_partition = 3 WHERE id = $1", attempt_id[0]
+    )
+    topic = f"{settings.prefix}stage-results"
+    await write(settings.kafka, topic, {"worker": "w", "results": []}, partition=2)
+    unwatched = UnwatchedAttempts(settings, pool)
+
+    async def find_unwatched():
+        return [lease.attempt_id for lease in await unwatched.find({3}, lambda _attempt_id: False, 0.0)]
+
+    assert [await find_unwatched(), await find_unwatched(), await find_unwatched()] == [[], [], []]
+    # The stage processor commits the record after its restart.
+    async with running(make_consumer(settings, service_group(settings.prefix, "stages"))) as consumer:
+        consumer.assign([TopicPartition(topic, 2)])
+        await consumer.commit({TopicPartition(topic, 2): 1})
+    assert await find_unwatched() == [attempt_id]
+
+
+@pytest.mark.parametrize("type_lease_ms", [300, 3_000_000])
+async def test_a_restart_restores_leases_with_their_own_timeout(settings, pool, type_lease_ms):
+    """H8: a restarted processor restores leases from PostgreSQL, each with its whole timeout.
+
+    The timeout is that of the claim, because the worker sends heartbeats by it. The type's timeout
+    may have changed.
+    """
+    [attempt_id] = await release_tasks(pool, settings)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [attempt_id], lease_ms=2_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+        await wait_until(lambda: sum_committed_offsets(settings))
+    await pool.execute("UPDATE task_type SET lease_ms = $1", type_lease_ms)
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    async with running_service(create_app(settings)):
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'scheduled'"))
+    assert loop.time() - started_s >= 2.0, "the lease expired before its whole timeout had passed again"
+    assert "for 2 s" in (await tasks.get(pool, attempt_id[0]))["attempts"][0]["error"]
+
+
+async def test_the_worker_of_the_last_claim_holds_the_lease(settings, pool):
+    """W4: of two claims the second holds the lease; the first worker's silence does not end it."""
+    [attempt_id] = await release_tasks(pool, settings)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [attempt_id], worker="first", lease_ms=1_500)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE worker = 'first'"))
+        await send(settings, Kind.CLAIM, [attempt_id], worker="second", lease_ms=60_000)
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE worker = 'second'"))
+        # A later lease with the same timeout: when it expires, the first lease would have expired.
+        [other] = await release_tasks(pool, settings)
+        await send(settings, Kind.CLAIM, [other], worker="first", lease_ms=1_500)
+        await wait_until(
+            lambda: pool.fetchval("SELECT true FROM task WHERE id = $1 AND state = 'scheduled'", other[0])
+        )
+        assert await state_of(pool, attempt_id) == "running"
+
+
+@pytest.mark.parametrize("known_from", ["memory", "memory and PostgreSQL", "PostgreSQL"])
+async def test_a_late_beat_does_not_change_a_lease_of_another_worker(settings, pool, known_from):
+    """W4: the holder keeps its lease and its timeout, and its attempt is not revoked."""
+    held, free, finished = await release_tasks(pool, settings, 3)
+    # The settling time keeps the claim in memory until all heartbeats of the test are read.
+    slow_settings = dataclasses.replace(
+        settings, settle_s=3.0 if known_from == "memory" else settings.settle_s
+    )
+    if known_from == "PostgreSQL":
+        # Another processor, or this one before a restart, has read the claim.
+        await pool.execute(
+            "UPDATE task SET state = 'running', worker = 'holder', lease_partition = 99, lease_ms = 60000 WHERE id = $1",
+            held[0],
+        )
+    await pool.execute("UPDATE task SET state = 'cancelled', finished_at = now() WHERE id = $1", finished[0])
+    async with running_service(create_app(slow_settings)):
+        if known_from != "PostgreSQL":
+            await send(settings, Kind.CLAIM, [held], worker="holder")
+        if known_from == "memory and PostgreSQL":
+            await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE worker = 'holder'"))
+        # One record has all attempts, so the end of the second shows that the first was read.
+        await send(
+            settings, Kind.BEAT, [held, free, finished], worker="late", lease_ms=1_000, follows="holder"
+        )
+        # The late worker's lease on the free task expires; one on the held task would expire, too.
+        await wait_until(lambda: is_scheduled(pool, free))
+        assert await pool.fetchval("SELECT worker FROM task WHERE id = $1", held[0]) == "holder"
+        assert await state_of(pool, held) == "running"
+        revoked = await wait_until(lambda: find_revoked(settings, [finished, free]))
+    assert list(held) not in revoked
+
+
+async def is_scheduled(pool, attempt_id):
+    return await state_of(pool, attempt_id) == "scheduled"
+
+
+async def find_revoked(settings, attempt_ids):
+    """The revoked attempts, once they include all of `attempt_ids`."""
+    records = await read(settings.kafka, f"{settings.prefix}revoked")
+    found = [attempt_id for record in records for attempt_id in record["tasks"]]
+    return all(list(attempt_id) in found for attempt_id in attempt_ids) and found
+
+
+async def test_a_malformed_heartbeat_is_rejected_and_delays_no_other(settings, pool):
+    """Malformed records are rejected and block no other record."""
+    [attempt_id] = await release_tasks(pool, settings)
+    topic = f"{settings.prefix}heartbeats"
+    async with running_service(create_app(settings)):
+        await write(settings.kafka, topic, b'{"kind":"wave"}', key=b"w")
+        await send(settings, Kind.CLAIM, [attempt_id])
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
+    [rejected] = await read(settings.kafka, f"{topic}.rejected")
+    assert rejected["reason"]

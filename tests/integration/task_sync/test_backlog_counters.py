@@ -1,0 +1,488 @@
+"""Backlog counters equal the number of tasks after every operation. The check finds and repairs
+wrong counters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from collections import Counter
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import asyncpg
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.cli.test_cli import documents, penstock, set_state
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
+
+from penstock.checks.app import Rule, check
+from penstock.client import Client
+from penstock.contracts.context import Context
+from penstock.contracts.files import schemas_folder
+from penstock.contracts.submission import Submission
+from penstock.core.completion import Conclusion, FailureCounts, Fence, Outcome
+from penstock.core.task import Priority, State
+from penstock.local.ports import choose_port
+from penstock.postgres import advance, backlog, tasks, types
+from penstock.postgres.connection import connect, open_pool
+from penstock.postgres.migrations import migrate
+from penstock.postgres.queries import query
+from penstock.settings import Platform
+from penstock.task_sync import backlog_counters
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
+
+__all__ = ["penstock"]  # fixture
+
+TYPES = ("t", "u")
+OPEN = {
+    "scheduled": "scheduled",
+    "ready": "ready",
+    "queued": "in_flight",
+    "running": "in_flight",
+    "waiting": "waiting",
+    "paused": "paused",
+}
+
+
+@pytest.fixture
+async def pool(database):
+    async with open_pool(database, "test", size=8) as pool:
+        for name in TYPES:
+            await types.register(pool, types.TaskType(name=name, partitions=1))
+        yield pool
+
+
+async def counters(pool):
+    """Returns the counters by type, priority, stage and state."""
+    return Counter(
+        {
+            (line.type, line.priority, line.stage, state): getattr(line, state)
+            for line in await backlog.entries(pool)
+            for state in backlog.STATES
+            if getattr(line, state)
+        }
+    )
+
+
+async def counted_tasks(pool):
+    """Counts the tasks by type, priority, stage and state."""
+    rows = await pool.fetch("SELECT type, priority, stage, state FROM task")
+    return Counter(
+        (row["type"], row["priority"], row["stage"], OPEN[row["state"]])
+        for row in rows
+        if row["state"] in OPEN
+    )
+
+
+async def miscounted(pool):
+    """Returns the wrong counters that the check's statement finds in one snapshot."""
+    return await pool.fetch(query("checks.miscounted"), 10)
+
+
+class RandomOperations:
+    """Applies random operations of the platform to tasks."""
+
+    def __init__(self, pool, seed):
+        self.pool = pool
+        self.random = random.Random(seed)
+
+    async def sample(self, *states):
+        rows = await self.pool.fetch(
+            "SELECT id, step, stage, attempt, state FROM task WHERE state = ANY ($1) ORDER BY id",
+            list(states),
+        )
+        return [row for row in rows if self.random.random() < 0.4]
+
+    async def ids(self, *states):
+        return [row["id"] for row in await self.sample(*states)]
+
+    async def submit(self):
+        now = datetime.now(UTC)
+        submissions = [
+            Submission(
+                type=self.random.choice(TYPES),
+                context=Context.encode(None),
+                stage=self.random.choice((None, "second")),
+                priority=self.random.choice(list(Priority)),
+                idempotency_key=self.random.choice((None, "one", "two")),
+                run_at=self.random.choice((None, now + timedelta(hours=1))),
+            )
+            for _ in range(self.random.randint(1, 9))
+        ]
+        await tasks.submit(self.pool, submissions)
+
+    async def release(self):
+        arguments = (self.random.choice(TYPES), 5, [], False)
+        await self.pool.fetch(query("release.release"), *arguments)
+
+    async def promote(self):
+        await self.pool.execute("UPDATE task SET due_at = now() WHERE state = 'scheduled' AND id % 2 = 0")
+        await self.pool.fetch(query("release.promote"), 3)
+
+    async def claim(self):
+        rows = await self.sample("queued", "running")
+        count = len(rows)
+        await self.pool.fetch(
+            query("leases.claimed"),
+            *([row[name] for row in rows] for name in ("id", "step", "attempt")),
+            ["w"] * count,
+            [0] * count,
+            [1000] * count,
+            [None] * count,
+            [False] * count,
+        )
+
+    async def end(self):
+        endings = []
+        for row in await self.sample("queued", "running"):
+            outcome, state, stage, step, attempt, delay_s = self.random.choice(
+                (
+                    (Outcome.DONE, State.SUCCEEDED, row["stage"], row["step"], row["attempt"], 0.0),
+                    (Outcome.NEXT, State.READY, "next", row["step"] + 1, 0, 0.0),
+                    (Outcome.NEXT, State.SCHEDULED, "next", row["step"] + 1, 0, 60.0),
+                    (Outcome.FAIL, State.FAILED, row["stage"], row["step"], row["attempt"], 0.0),
+                    (Outcome.FAIL, State.SCHEDULED, row["stage"], row["step"], row["attempt"] + 1, 60.0),
+                )
+            )
+            fence = Fence(row["id"], row["step"], row["stage"], row["attempt"])
+            conclusion = Conclusion(state, stage, step, attempt, delay_s, FailureCounts())
+            endings.append(advance.Ending(fence=fence, outcome=outcome, conclusion=conclusion, worker="w"))
+        if endings:
+            await advance.advance(self.pool, endings)
+
+    async def cancel(self):
+        await advance.cancel(self.pool, (await self.ids(*OPEN))[:3])
+
+    async def pause(self):
+        await self.pool.fetch(query("operations.pause"), await self.ids(*OPEN))
+
+    async def resume(self):
+        await self.pool.fetch(query("operations.resume"), await self.ids(*OPEN))
+
+    async def reprioritise(self):
+        await self.pool.fetch(
+            query("operations.reprioritise"), (await self.ids(*OPEN))[:4], self.random.randrange(5)
+        )
+
+    async def recover(self):
+        await self.pool.fetch(query("operations.recover"), await self.ids("failed"))
+
+    async def manual_change(self):
+        """Changes a row as an operator might."""
+        [row] = (await self.sample(*OPEN))[:1] or [None]
+        if row is not None:
+            statement = self.random.choice(
+                (
+                    "UPDATE task SET state = 'waiting' WHERE id = $1",
+                    "UPDATE task SET stage = 'third' WHERE id = $1",
+                    # A concurrent submission with the same idempotency key needs its first task.
+                    "DELETE FROM task WHERE id = $1 AND idempotency_key IS NULL",
+                )
+            )
+            await self.pool.execute(statement, row["id"])
+
+    async def rollback(self):
+        """Changes tasks in a transaction that is rolled back."""
+        async with self.pool.acquire() as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("UPDATE task SET priority = 4 - priority, stage = 'undone'")
+            await transaction.rollback()
+
+    async def fold(self):
+        await backlog.fold(self.pool, self.random.choice((TYPES, TYPES[:1])))
+
+    async def sweep(self):
+        await backlog.delete_empty(self.pool, TYPES)
+
+    async def step(self):
+        steps = (
+            *(self.submit, self.release, self.end) * 3,
+            *(
+                self.promote,
+                self.claim,
+                self.cancel,
+                self.pause,
+                self.resume,
+                self.reprioritise,
+                self.recover,
+            ),
+            *(self.manual_change, self.rollback, self.fold, self.sweep),
+        )
+        await self.random.choice(steps)()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_counters_equal_the_tasks_after_every_operation(pool, seed):
+    """S8: the counters equal a count of all tasks after each of many random operations: submission,
+    release, claim, end, retry, cancellation, pause, re-prioritisation, recovery, deletion, rollback
+    and fold."""
+    operations = RandomOperations(pool, seed)
+    largest = 0
+    for _ in range(150):
+        await operations.step()
+        found = await counters(pool)
+        assert found == await counted_tasks(pool)
+        assert not await miscounted(pool)
+        largest = max(largest, len(found))
+    assert largest > 10
+    await pool.execute("DELETE FROM task")
+    await backlog.fold(pool, TYPES)
+    assert not await counters(pool)
+    await backlog.delete_empty(pool, TYPES)
+    assert await pool.fetchval("SELECT count(*) FROM backlog") == 0
+    assert await pool.fetchval("SELECT count(*) FROM backlog_change") == 0
+
+
+async def test_counters_are_exact_in_every_snapshot(pool):
+    """S8: every snapshot counts each task exactly once, even during folds. Writers never wait for a
+    counter, so that counters cause no deadlock."""
+    async with asyncio.TaskGroup() as group:
+
+        async def run(seed):
+            operations = RandomOperations(pool, seed)
+            for _ in range(60):
+                # Operations that lock tasks in another order may deadlock: see `operations.lock`.
+                try:
+                    await operations.step()
+                except asyncpg.DeadlockDetectedError as error:
+                    assert "backlog" not in str(error.detail) + str(error.context)  # noqa: PT017 (most steps raise nothing)
+
+        runs = [group.create_task(run(seed)) for seed in range(10, 14)]
+
+        async def check_snapshots():
+            while not all(task.done() for task in runs):
+                assert not await miscounted(pool)
+
+        group.create_task(check_snapshots())
+    assert await counters(pool) == await counted_tasks(pool)
+
+
+async def test_the_oldest_age_counts_from_becoming_ready(pool):
+    """S8: the oldest age of a line is the time since its oldest task became ready. One index probe
+    finds it."""
+    for stage, priority, age_s in (("a", 0, 50), ("a", 0, 200), ("a", 1, 70), ("b", 0, 300)):
+        [one] = await tasks.submit(
+            pool,
+            [Submission(type="t", context=Context.encode(None), stage=stage, priority=Priority(priority))],
+        )
+        await pool.execute(
+            "UPDATE task SET updated_at = now() - make_interval(secs => $2) WHERE id = $1", one.id, age_s
+        )
+    await pool.execute("UPDATE task SET state = 'queued' WHERE stage = 'b'")
+    found = {(line.stage, int(line.priority)): line.oldest_s for line in await backlog.entries(pool)}
+    assert found.pop(("b", 0)) is None
+    assert {place: round(age_s, -1) for place, age_s in found.items()} == {("a", 0): 200, ("a", 1): 70}
+    rows = await pool.fetch(f"EXPLAIN {query('backlog.entries')}", None, None, None, None, 10, None)
+    plan = "\n".join(row[0] for row in rows)
+    assert "using task_ready_since on task" in plan
+    assert plan.count(" on task") == 1
+
+
+async def test_the_migration_counts_existing_tasks(empty_database):
+    """O6: the migration counts existing tasks, and writers wait for it."""
+    folder = schemas_folder() / "postgres" / "migrations"
+    files = sorted(folder.glob("*.sql"))
+    # Apply all other migrations: current statements need the later ones.
+    other_migrations = [file for file in files if not file.stem.endswith("_backlog")]
+    connection = await connect(empty_database, "test")
+    await connection.execute(query("migrations.prepare"))
+    for file in other_migrations:
+        await connection.execute(file.read_text())
+        await connection.execute(query("migrations.mark"), file.stem)
+    await connection.close()
+    async with open_pool(empty_database, "test") as pool:
+        for name in TYPES:
+            await types.register(pool, types.TaskType(name=name, partitions=1))
+        operations = RandomOperations(pool, 1)
+        for step in (
+            *(operations.submit, operations.release, operations.end) * 6,
+            operations.cancel,
+            operations.pause,
+        ):
+            await step()
+        await migrate(empty_database)
+        assert await counters(pool) == await counted_tasks(pool) != Counter()
+
+
+async def test_wrong_counters_are_found_and_repaired(kafka_servers, prefix, database, pool):
+    """S8, O2b: `penstock check` names each wrong counter, and `--repair` corrects it while tasks
+    change."""
+    await make_topics(kafka_servers, prefix)
+    settings = Platform(kafka=kafka_servers, prefix=prefix, postgres=database)
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(5)])
+    assert (await check(settings)).clean
+    await backlog.fold(pool, TYPES)
+    await pool.execute("UPDATE backlog SET tasks = tasks + 3")
+    await pool.execute("INSERT INTO backlog VALUES ('t', 'gone', 2, 'paused', 1)")
+    report = await check(settings)
+    assert report.counts == {Rule.MISCOUNTED: 2}
+    assert {(offender.what, offender.id, offender.lacks) for offender in report.offenders} == {
+        ("counter", "t/gone", "at MEDIUM, paused: the counter says 1, and there are 0 tasks"),
+        ("counter", "t/start", "at MEDIUM, ready: the counter says 8, and there are 5 tasks"),
+    }
+    async with asyncio.TaskGroup() as group:
+        operations = RandomOperations(pool, 3)
+
+        async def run():
+            for _ in range(20):
+                await operations.submit()
+                await operations.fold()
+
+        group.create_task(run())
+        # Three concurrent repairs: only one corrects the counters.
+        repaired = [group.create_task(backlog.recount(pool)) for _ in range(3)]
+    assert sorted(task.result() for task in repaired) == [0, 0, 2]
+    assert await counters(pool) == await counted_tasks(pool)
+    await pool.execute("UPDATE backlog SET tasks = 0")
+    repaired = await check(settings, repair=True)
+    assert (repaired.well, repaired.repaired.keys()) == (True, {Rule.MISCOUNTED})
+    assert not await miscounted(pool)
+
+
+async def scraped(port):
+    url = f"http://127.0.0.1:{port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        text = await answer.text()
+    return {
+        tuple(
+            sample.labels[name] for name in ("type", "stage", "priority", "state") if name in sample.labels
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("penstock_backlog")
+    }
+
+
+async def test_task_sync_folds_changes_and_exports_metrics(
+    kafka_servers, prefix, database, pool, monkeypatch
+):
+    """S8: the owner folds changes, and its metrics show depth and oldest age by type, stage and
+    priority. Tasks that end without a notification count, too."""
+    monkeypatch.setattr(backlog_counters, "FOLD_S", 0.1)
+    folded_changes = []
+
+    async def fold(*arguments, really=backlog.fold):
+        found = await really(*arguments)
+        folded_changes.append(found[0])
+        return found
+
+    monkeypatch.setattr(backlog, "fold", fold)
+    await make_topics(kafka_servers, prefix)
+    port = choose_port()
+    settings = TaskSyncSettings(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects="memory:///",
+        metrics_port=port,
+        window=10,
+        window_floor=10,
+        release_batch=10,
+    )
+    submissions = [
+        Submission(type="t", context=Context.encode(None), priority=Priority.LOW) for _ in range(30)
+    ]
+    await tasks.submit(pool, submissions)
+    async with running_service(create_app(settings)):
+        line = ("t", "start", "LOW")
+
+        async def has_metrics(**states):
+            found = await scraped(port)
+            return all(found.get((*line, state)) == tasks for state, tasks in states.items()) and found
+
+        found = await wait_until(
+            lambda: has_metrics(ready=20, in_flight=10, paused=0, scheduled=0, waiting=0)
+        )
+        assert found[line] > 0
+        await wait_until(lambda: folded_changes[-3:] == [0, 0, 0])
+        await pool.execute(
+            "UPDATE task SET updated_at = now() - interval '1 h' WHERE id = (SELECT max(id) FROM task)"
+        )
+        # These tasks end without a notification.
+        await pool.execute("UPDATE task SET state = 'succeeded' WHERE state = 'queued'")
+        found = await wait_until(lambda: has_metrics(ready=20, in_flight=0))
+        assert found[line] > 3_500
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 0 FROM backlog_change"))
+    assert not await miscounted(pool)
+
+
+async def test_counters_survive_a_killed_owner(kafka_servers, prefix, database, pool, tmp_path):
+    """S8, S7: the counters stay correct while task-sync is killed (-9) repeatedly, and the next
+    owner folds the remaining changes."""
+    await make_topics(kafka_servers, prefix)
+    environment = {
+        **os.environ,
+        "PENSTOCK_KAFKA": kafka_servers,
+        "PENSTOCK_PREFIX": prefix,
+        "PENSTOCK_POSTGRES": database,
+        "PENSTOCK_OBJECTS": f"file://{tmp_path}",
+        "PENSTOCK_OWN_RETRY_S": "0.2",
+    }
+    operations = RandomOperations(pool, 7)
+
+    async def folded(minimum):
+        await operations.submit()
+        await operations.end()
+        assert not await miscounted(pool)
+        return await pool.fetchval("SELECT coalesce(sum(tasks), 0) > $1 FROM backlog", minimum)
+
+    async with AsyncExitStack() as stack:
+        for minimum in (0, 200, 400):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock", "run", "task-sync"),
+                env=environment,
+                stdout=asyncio.subprocess.DEVNULL,
+            )
+
+            async def end(process=process):
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+
+            stack.push_async_callback(end)
+            await wait_until(lambda minimum=minimum: folded(minimum), timeout=60)
+            process.kill()
+            await process.wait()
+    assert await counters(pool) == await counted_tasks(pool)
+
+
+async def test_the_backlog_is_shown_over_http_and_by_command(penstock, database):
+    """S8, O8: `GET /backlog` returns pages of all types or one, and `penstock types backlog` prints
+    them. Both include changes that are not yet folded."""
+    assert (await penstock("types", "add", "report")).exit_code == 0
+    for _ in range(3):
+        await penstock("submit", "media", "--priority", "LOW")
+    await penstock("submit", "media", "--stage", "a/b ü")
+    [report] = documents(await penstock("submit", "report", "--json"))
+    await set_state(database, "running", report["id"])
+    async with Client(os.environ["PENSTOCK_GATEWAY"]) as client:
+        lines = [line async for line in client.backlog()]
+        assert [line["type"] for line in lines] == ["media", "media", "report"]
+        places = {(line["stage"], line["priority"]) for line in lines}
+        assert places == {("probe", "LOW"), ("a/b ü", "MEDIUM"), ("start", "MEDIUM")}
+        by_place = {line["stage"]: line for line in lines}
+        assert (by_place["probe"]["ready"], by_place["probe"]["oldest_s"] > 0) == (3, True)
+        assert (by_place["start"]["in_flight"], by_place["start"]["oldest_s"]) == (1, None)
+        assert [line["stage"] async for line in client.backlog("report")] == ["start"]
+        assert [line["stage"] async for line in client.backlog("media", limit=1)] == ["a/b ü"]
+        assert [line async for line in client.backlog("nothing")] == []
+        paged, cursor = [], {}
+        while cursor is not None:
+            page = await client._request("GET", "/backlog", query=[("limit", "1"), *cursor.items()])
+            paged += page["backlog"]
+            cursor = {"cursor": page["next"]} if page["next"] else None
+        assert [line | {"oldest_s": 0} for line in paged] == [line | {"oldest_s": 0} for line in lines]
+        async with client._session.get(f"{client.url}/backlog?cursor=media/LOUD/x") as answer:
+            assert answer.status == 422
+    result = await penstock("types", "backlog")
+    assert result.stdout.splitlines()[0].split()[:4] == ["type", "priority", "stage", "ready"]
+    assert any(line.split()[:4] == ["media", "LOW", "probe", "3"] for line in result.stdout.splitlines())
+    [one] = documents(await penstock("types", "backlog", "report", "--json"))
+    assert one["in_flight"] == 1
+    assert "no task is waiting" in (await penstock("types", "backlog", "nothing")).stdout

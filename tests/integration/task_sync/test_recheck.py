@@ -1,0 +1,130 @@
+"""Task-sync on the real Kafka and PostgreSQL: it releases exactly the tasks whose records are lost
+again."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+from tests.support.pipeline import RECHECK_S, System
+from tests.support.services import make_topics
+from tests.support.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.kafka.connection import admin_client
+from penstock.kafka.topics import workers_group
+from penstock.postgres import tasks, types
+from penstock.postgres.connection import open_pool
+
+
+@pytest.fixture
+async def system(kafka_servers, prefix, database):
+    await make_topics(kafka_servers, prefix)
+    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
+        await types.register(pool, types.TaskType(name="t", partitions=2))
+        yield System(kafka_servers, prefix, database, stack, pool)
+
+
+async def test_records_deleted_from_a_ready_topic_are_released_again(system):
+    """T5: tasks whose records were deleted before a worker read them still run, each once."""
+    await system.start("task-sync", "heartbeats", "stages")
+    await system.submit(30)
+    await system.become(queued=30)
+    await system.lose_records()
+    await system.work()
+    await system.become(succeeded=30)
+    assert set(system.executed.values()) == {1}
+
+
+async def test_a_task_without_a_record_is_released_again(system):
+    """T5: a task that is queued after a worker has read every record has no record, and is released
+    again."""
+    await system.start("task-sync", "heartbeats", "stages")
+    await system.work()
+    await system.submit(20)
+    await system.become(succeeded=20)
+    async with system.pool.acquire() as connection, connection.transaction():
+        submitted = await tasks.submit(connection, [Submission(type="t", context=Context.encode(0))])
+        await connection.execute("UPDATE task SET state = 'queued' WHERE id = $1", submitted[0].id)
+    # A recheck starts only after a release.
+    await system.submit(1)
+    await system.become(succeeded=22)
+    assert set(system.executed.values()) == {1}
+
+
+async def test_a_recreated_ready_topic_gets_its_records_again(system):
+    """T5: a ready topic that is deleted and created again under running services gets its records
+    again."""
+    await system.start("task-sync", "heartbeats", "stages")
+    await system.submit(20)
+    await system.become(queued=20)
+    topic = f"{system.where['prefix']}ready.t"
+    async with admin_client(system.settings()) as admin:
+        await admin.delete_topics([topic])
+
+    async def created():
+        async with admin_client(system.settings()) as admin:
+            return topic in await admin.list_topics()
+
+    await wait_until(created, what="task-sync creates the topic again")
+    await system.work()
+    await system.become(succeeded=20)
+    assert set(system.executed.values()) == {1}
+
+
+async def test_a_new_kafka_gets_the_records_of_an_old_database(system, prefix):
+    """T5: a new Kafka without records and offsets gets the records of the queued tasks again."""
+    await system.start("task-sync")
+    await system.submit(20)
+    await system.become(queued=20)
+    await system.stack.aclose()
+    # Another prefix without topics stands for a new cluster.
+    system.where["prefix"] = f"{prefix}new."
+    await make_topics(system.where["kafka"], system.where["prefix"])
+    await system.start("task-sync", "heartbeats", "stages")
+    await system.work()
+    await system.become(succeeded=20)
+    assert set(system.executed.values()) == {1}
+    await system.stack.aclose()
+
+
+async def test_tasks_of_a_slow_worker_are_not_released_again(system):
+    """W4: over many rechecks, tasks of a slow worker with a full backlog run once, buffered and
+    unread ones included."""
+    await system.start("task-sync", "heartbeats", "stages")
+    await system.work(handler_s=RECHECK_S, pool=10, backlog=5)
+    await system.submit(60)
+    await system.become(succeeded=60)
+    assert set(system.executed.values()) == {1}
+    assert len(await system.records()) == 60, "a record was written twice"
+
+
+async def test_buffered_tasks_survive_deleted_records(system):
+    """W4: tasks in a consumer's buffer run once, even after Kafka deletes their records."""
+    await system.start("task-sync", "heartbeats", "stages")
+    await system.work(handler_s=RECHECK_S * 2, pool=10, backlog=0)
+    await system.submit(40)
+    await wait_until(lambda: len(system.executed) == 10)
+    await system.lose_records()
+    await system.become(succeeded=40)
+    assert set(system.executed.values()) == {1}
+
+
+async def test_tasks_without_workers_are_not_rechecked(system):
+    """S6: without workers, task-sync starts no recheck and sends no query."""
+    await system.start("task-sync")
+    await system.submit(10)
+    await system.become(queued=10)
+    activity = (
+        "SELECT clock_timestamp() - max(query_start) > interval '3 seconds' FROM pg_stat_activity"
+        " WHERE application_name LIKE 'penstock task-sync%' AND datname = current_database()"
+    )
+
+    async def quiet():
+        async with system.pool.acquire() as connection:
+            await connection.execute("SET stats_fetch_consistency = 'none'")
+            return await connection.fetchval(activity)
+
+    await wait_until(quiet, what="task-sync sends no query during three rechecks")
+    assert len(await system.records()) == 10
+    async with admin_client(system.settings()) as admin:
+        assert not await admin.list_consumer_group_offsets(workers_group(system.where["prefix"], "t"))

@@ -1,0 +1,179 @@
+"""Release on the real Kafka and PostgreSQL: window, delays, idleness and replicas."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+
+import orjson
+import pytest
+from tests.support.pipeline import System
+from tests.support.scraping import scrape
+from tests.support.services import make_topics, read_records, running_service
+from tests.support.waiting import wait_until
+
+from penstock import metrics
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.local.ports import choose_port
+from penstock.postgres import tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
+
+LONG = bool(os.environ.get("PENSTOCK_LOAD_LONG"))
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix, database):
+    await make_topics(kafka_servers, prefix)
+    return TaskSyncSettings(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects="memory:///",
+        metrics_port=choose_port(),
+    )
+
+
+@pytest.fixture
+async def pool(settings):
+    async with open_pool(settings.postgres, "test") as pool:
+        await types.register(pool, types.TaskType(name="t", partitions=2))
+        yield pool
+
+
+@pytest.fixture
+async def system(settings, pool):
+    async with AsyncExitStack() as stack:
+        yield System(settings.kafka, settings.prefix, settings.postgres, stack, pool)
+
+
+async def submit(pool, count, **fields):
+    submission = Submission(type="t", context=Context.encode(None), **fields)
+    return [found.id for found in await tasks.submit(pool, [submission] * count)]
+
+
+async def test_the_window_follows_the_throughput_of_workers(settings, pool, system, caplog):
+    """S2: without workers the window has its floor; with workers it holds about a second of their
+    work. Metrics show its size, reason, lag and drain, and a changed reason is logged."""
+    caplog.set_level(logging.DEBUG, logger="penstock.task_sync")
+    # Enough tasks to keep the window full: only a full window adapts its size.
+    for _ in range(20):
+        await submit(pool, 1_000)
+    async with running_service(create_app(settings)):
+        released = "penstock_released_total", "t"
+
+        # The type has no limits, and the heartbeats service exports the metric of lost leases.
+        names = {metric.name for metric in metrics.ALL if metric.labels[:1] == ("type",)} - {
+            metrics.LIMIT.name,
+            metrics.LEASES_LOST.name,
+        }
+
+        async def full():
+            found = await scrape(settings.metrics_port)
+            complete = names <= {key[0] for key in found}
+            return found if found.get(released) == 100 and complete else None
+
+        found = await wait_until(full)
+        assert found["penstock_window_size", "floor", "t"] == settings.window_floor == 100
+        assert found["penstock_window_lag", "t"] == 100
+        assert await pool.fetchval("SELECT count(*) FROM task WHERE state = 'queued'") == 100
+        await system.start("heartbeats", "stages")
+        # At most 400 tasks per second.
+        await system.work(handler_s=0.1, pool=40, backlog=2_000)
+
+        async def drained():
+            found = await scrape(settings.metrics_port)
+            size = found.get(("penstock_window_size", "drain", "t"))
+            return size and abs(size - found["penstock_window_drain", "t"]) < 1 and 100 < size <= 480
+
+        await wait_until(drained, timeout=90, what="the window holds a second of the workers' throughput")
+    assert {"window_changed"} <= {getattr(entry, "event", None) for entry in caplog.records}
+    assert "drain" in {getattr(entry, "reason", None) for entry in caplog.records}
+
+
+async def test_a_sweep_finds_tasks_without_a_notification(settings, pool):
+    """S6: a slow sweep finds ready and scheduled tasks and new types without a notification. With
+    notifications no sweep is needed."""
+    slow = TaskSyncSettings(**{**vars(settings), "sweep_s": 3600.0})
+    async with running_service(create_app(slow)):
+        await submit(pool, 2)
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 2 FROM task WHERE state = 'queued'"))
+    quick = TaskSyncSettings(**{**vars(settings), "sweep_s": 0.5})
+    async with running_service(create_app(quick)):
+        for state in ("ready", "scheduled"):
+            await pool.execute("UPDATE task SET state = $1, due_at = now(), attempt = attempt + 1", state)
+            await wait_until(lambda: pool.fetchval("SELECT count(*) = 2 FROM task WHERE state = 'queued'"))
+        await pool.execute("INSERT INTO task_type (name) VALUES ('unnotified')")
+        await tasks.submit(pool, [Submission(type="unnotified", context=Context.encode(None))])
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 3 FROM task WHERE state = 'queued'"))
+
+
+async def test_delayed_tasks_are_released_when_they_are_due(settings, pool):
+    """S4: at p99 a delayed task has its record within 100 ms after it is due on an idle machine,
+    and never before."""
+    count, within_s = (10_000, 60.0) if LONG else (1_000, 10.0)
+    random_ = random.Random(4)
+    # No worker runs, so the window holds all tasks.
+    settings = TaskSyncSettings(**{**vars(settings), "window": 2 * count, "window_floor": 2 * count})
+    async with running_service(create_app(settings)):
+        begin = datetime.now(UTC) + timedelta(seconds=within_s / 5)
+        due = sorted(begin + timedelta(seconds=random_.uniform(0, within_s)) for _ in range(count))
+        for first in range(0, count, 1_000):
+            submissions = [
+                Submission(type="t", context=Context.encode(None), run_at=at)
+                for at in due[first : first + 1_000]
+            ]
+            await tasks.submit(pool, submissions)
+        assert datetime.now(UTC) < begin, "this machine is too slow to submit them in time"
+        await wait_until(
+            lambda: pool.fetchval(f"SELECT count(*) = {count} FROM task WHERE state = 'queued'"),
+            every=0.5,
+            timeout=within_s * 2 + 60,
+        )
+    due_by_id = {
+        row["id"]: at
+        for row, at in zip(await pool.fetch("SELECT id FROM task ORDER BY id"), due, strict=True)
+    }
+    records = await read_records(settings.kafka, f"{settings.prefix}ready.t")
+    late_s = sorted(
+        record.timestamp / 1000 - due_by_id[orjson.loads(record.value)["id"]].timestamp()
+        for record in records
+    )
+    p50_s, p99_s = late_s[count // 2], late_s[int(count * 0.99)]
+    sys.stderr.write(
+        f"\n{count:,} within {within_s:g} s: late {p50_s * 1000:.0f} ms at the median, {p99_s * 1000:.0f} at p99\n"
+    )
+    assert len(records) == count
+    # A record's timestamp has whole milliseconds.
+    assert late_s[0] > -0.001
+    assert p99_s < (0.1 if LONG else 1.0)
+
+
+async def test_many_due_tasks_do_not_delay_another_type(settings, pool):
+    """S4: 20,000 tasks that are due at once become ready in batches. A task of another type is
+    released before the last batch."""
+    await types.register(pool, types.TaskType(name="other", partitions=1))
+    at = datetime.now(UTC) + timedelta(days=1)
+    for _ in range(20):
+        await submit(pool, 1_000, run_at=at)
+    async with running_service(create_app(TaskSyncSettings(**{**vars(settings), "release_batch": 100}))):
+        await pool.execute("UPDATE task SET due_at = now()")
+        await pool.execute("SELECT pg_notify('penstock_due', 't')")
+        await wait_until(
+            lambda: pool.fetchval("SELECT count(*) > 0 FROM task WHERE state <> 'scheduled'"), every=0.001
+        )
+        [other] = await tasks.submit(pool, [Submission(type="other", context=Context.encode(None))])
+        states_query = "SELECT (SELECT state FROM task WHERE id = $1) = 'queued', (SELECT count(*) FROM task WHERE state = 'scheduled')"
+
+        async def released():
+            row = await pool.fetchrow(states_query, other.id)
+            return row if row[0] else None
+
+        row = await wait_until(released, every=0.001)
+        assert row[1] > 0, "the other type waited for all due tasks"

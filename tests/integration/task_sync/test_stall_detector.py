@@ -1,0 +1,180 @@
+"""A stalled task-sync ends itself, and the next process continues, on the real Kafka and
+PostgreSQL."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+from tests.support.services import make_topics, read, running_service, write
+from tests.support.waiting import wait_until
+
+from penstock import process
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.errors import CannotStart, SettingsError, Stalled
+from penstock.postgres import tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.task_sync import ingest
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
+
+# Longer than joining a group takes on a busy machine.
+STALL_S = 5.0
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix, database):
+    await make_topics(kafka_servers, prefix)
+    return TaskSyncSettings(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects="memory:///",
+        window=2,
+        release_batch=2,
+        stall_timeout_s=STALL_S,
+    )
+
+
+@pytest.fixture
+async def pool(settings):
+    async with open_pool(settings.postgres, "test") as pool:
+        await types.register(pool, types.TaskType(name="t", partitions=1))
+        yield pool
+
+
+@asynccontextmanager
+async def locked(dsn, table):
+    """Blocks writers of the table until the end of the block."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE penstock.{table} IN EXCLUSIVE MODE")
+            yield
+    finally:
+        await connection.close()
+
+
+def start(settings):
+    return asyncio.create_task(create_app(settings)(asyncio.Event(), lambda: None))
+
+
+async def contexts(pool):
+    """Returns the contexts of all tasks in order of id."""
+    return [bytes(row["context"]) for row in await pool.fetch("SELECT context FROM task ORDER BY id")]
+
+
+async def states(pool):
+    rows = await pool.fetch("SELECT state, count(*) AS tasks FROM task GROUP BY state")
+    return {row["state"]: row["tasks"] for row in rows}
+
+
+async def submitted(settings, *numbers):
+    records = ({"type": "t", "context": number} for number in numbers)
+    await write(settings.kafka, f"{settings.prefix}submitted", *records, partition=0)
+
+
+async def test_a_hanging_ingest_statement_ends_the_process_without_loss(settings, pool):
+    """O2a, T5: the process ends when an ingest statement hangs for the limit. The next process
+    turns every record into one task."""
+    service = start(settings)
+    await submitted(settings, 1)
+    await wait_until(lambda: contexts(pool))
+    async with locked(settings.postgres, "ingested"):
+        await submitted(settings, 2, 3)
+        with pytest.raises(Stalled, match=r"inserting submitted/0 from 1: no progress for 5 s") as ended:
+            await asyncio.wait_for(service, 30)
+    assert process.exit_status(ended.value) == process.EXIT_FAILED
+
+    async def all_ingested():
+        return len(await contexts(pool)) >= 4
+
+    async with running_service(create_app(settings)):
+        await submitted(settings, 4)
+        await wait_until(all_ingested)
+    assert await contexts(pool) == [b"1", b"2", b"3", b"4"]
+
+
+async def test_an_ingest_without_stored_offsets_ends_the_process(settings, pool):
+    """O2a: the process ends when PostgreSQL does not return the stored offsets of an assigned
+    partition."""
+    async with locked(settings.postgres, "ingested"):
+        with pytest.raises(Stalled, match="seeking to the stored offsets: no progress"):
+            await asyncio.wait_for(start(settings), 30)
+
+
+async def test_a_failed_read_of_offsets_ends_the_process(settings, pool):
+    """O2, T5: PostgreSQL's error for an assignment ends the process; aiokafka alone would ignore
+    the error."""
+    await pool.execute("ALTER TABLE ingested RENAME TO renamed")
+    with pytest.raises(CannotStart, match="ingested"):
+        await asyncio.wait_for(start(settings), 30)
+
+
+async def test_a_hanging_release_ends_the_process_without_loss(settings, pool):
+    """O2a, S7: the process ends when a release hangs. Its end neither loses a task nor releases one
+    twice."""
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(None))])
+    async with locked(settings.postgres, "release"):
+        with pytest.raises(Stalled, match="releasing t: no progress for 5 s"):
+            await asyncio.wait_for(start(settings), 30)
+    assert await states(pool) == {"ready": 1}
+
+    async def queued():
+        return await states(pool) == {"queued": 1}
+
+    async with running_service(create_app(settings)):
+        await wait_until(queued)
+    assert len(await read(settings.kafka, f"{settings.prefix}ready.t")) == 1
+
+
+async def test_unread_records_end_the_process(settings, pool, monkeypatch):
+    """O2a: lag without progress ends the process, even with no record in flight, because the broker
+    reports the lag."""
+    consumers = []
+    make_consumer = ingest.make_consumer
+
+    def make(*arguments, **options):
+        consumers.append(make_consumer(*arguments, **options))
+        return consumers[-1]
+
+    monkeypatch.setattr(ingest, "make_consumer", make)
+    service = start(settings)
+    await wait_until(lambda: consumers and consumers[0].assignment())
+    # Pausing looks like a fetcher that has lost its partitions.
+    consumers[0].pause(*consumers[0].assignment())
+    await submitted(settings, 1)
+    with pytest.raises(Stalled, match="reading submitted/0 from 0: no progress"):
+        await asyncio.wait_for(service, 30)
+    assert await contexts(pool) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        pytest.param(1, {"queued": 1}, id="nothing left"),
+        pytest.param(5, {"queued": 2, "ready": 3}, id="a full window"),
+    ],
+)
+async def test_an_idle_task_sync_does_not_stall(settings, pool, count, expected):
+    """O2a: task-sync does not stall when it has no records, no task to release, or a full
+    window."""
+    async with running_service(create_app(settings)) as service:
+        await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(count)])
+
+        async def reached():
+            return await states(pool) == expected
+
+        await wait_until(reached)
+        await asyncio.wait({service}, timeout=2 * STALL_S)
+        assert not service.done()
+
+
+def test_a_limit_that_a_rebalance_could_reach_is_refused():
+    """O2a: a stall timeout that a rebalance could reach raises a SettingsError, as for the
+    processors."""
+    with pytest.raises(
+        SettingsError, match=r"stall_timeout_s=15.0 must be at least twice session_timeout_s=10.0"
+    ):
+        TaskSyncSettings.load({}, stall_timeout_s=15.0)

@@ -1,0 +1,311 @@
+"""One trace from submission to callback, on the real Kafka and PostgreSQL, received by an OTLP
+collector."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from opentelemetry import trace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.support.callback_targets import LOOPBACK, SECRET, Target
+from tests.support.gateways import Caller, running_gateway
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
+
+from penstock import tracing
+from penstock.callbacks import app as callbacks
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.heartbeats import app as heartbeats
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.settings import Kafka
+from penstock.stages import app as stages
+from penstock.stages.settings import StagesSettings
+from penstock.task_sync import app as task_sync
+from penstock.task_sync.settings import TaskSyncSettings
+from penstock.worker import Done, Next, Worker, WorkerSettings
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SENDER = f"00-{TRACE}-00f067aa0ba902b7-01"
+UNSAMPLED = f"00-{'5' * 32}-00f067aa0ba902b7-00"
+
+
+class Collector:
+    """Receives OTLP over HTTP, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.services: set[str] = set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = ExportTraceServiceRequest()
+                request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
+                for resource in request.resource_spans:
+                    for attribute in resource.resource.attributes:
+                        if attribute.key == "service.name":
+                            outer.services.add(attribute.value.string_value)
+                    for scope in resource.scope_spans:
+                        outer.spans += scope.spans
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Discards the log line."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def spans_of(self, trace_id: str) -> list[Any]:
+        return [span for span in self.spans if span.trace_id.hex() == trace_id]
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    """A collector that receives the traces of this process. OpenTelemetry has one provider in a
+    process, hence the scope."""
+    made = Collector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        tracing.configure("test")
+    yield made
+    tracing.shutdown()
+    made.close()
+
+
+class Deployment:
+    """All services, and a worker with two stages, each with a span of its own."""
+
+    def __init__(self, kafka: Kafka, gateway: Caller, target: Target) -> None:
+        self.kafka = kafka
+        self.gateway = gateway
+        self.target = target
+
+    async def callback_headers(self, task_id: int) -> dict[str, str]:
+        """The headers of the task's callback, once it has arrived."""
+
+        def headers() -> dict[str, str] | None:
+            found = [call for call in self.target.calls if call.id.startswith(f"msg_{task_id}-")]
+            return {name.lower(): value for name, value in found[0].headers.items()} if found else None
+
+        return await wait_until(headers)
+
+
+@pytest.fixture
+async def deployment(
+    kafka_servers: str, prefix: str, database: str, tmp_path: Any, target: Target
+) -> AsyncIterator[Deployment]:
+    kafka = await make_topics(kafka_servers, prefix)
+    kafka_settings: dict[str, Any] = {"kafka": kafka.kafka, "prefix": kafka.prefix}
+    objects = f"file://{tmp_path}"
+    worker = Worker(WorkerSettings(**kafka_settings, objects=objects))
+
+    @worker.stage("t.start")
+    async def start(_task: Any) -> Any:
+        with trace.get_tracer("user").start_as_current_span("user span"):
+            return Next("finish")
+
+    @worker.stage("t.finish")
+    def finish(_task: Any) -> Any:
+        # A plain function runs on a thread of its own.
+        trace.get_tracer("user").start_span("user thread span").end()
+        return Done()
+
+    apps = [
+        task_sync.create_app(TaskSyncSettings(**kafka_settings, postgres=database, objects=objects)),
+        heartbeats.create_app(HeartbeatsSettings(**kafka_settings, postgres=database)),
+        stages.create_app(StagesSettings(**kafka_settings, postgres=database)),
+        callbacks.create_app(
+            CallbacksSettings.load(
+                {}, **kafka_settings, postgres=database, callback_secrets=(SECRET,), callback_allow=LOOPBACK
+            )
+        ),
+    ]
+    async with AsyncExitStack() as stack:
+        for app in apps:
+            await stack.enter_async_context(running_service(app))
+        gateway = await stack.enter_async_context(
+            running_gateway(**kafka_settings, postgres=database, objects=objects)
+        )
+        await gateway.post("/types", {"name": "t", "callbacks": [target.url]})
+        await stack.enter_async_context(running_service(worker.serve))
+        yield Deployment(kafka, gateway, target)
+
+
+def arrived(collector: Collector, trace_id: str, names: list[str]) -> Callable[[], bool]:
+    return lambda: sorted(span.name for span in collector.spans_of(trace_id)) == sorted(names)
+
+
+ONE_TASK = ["submit", "callback", *["release", "attempt", "complete"] * 2, "user span", "user thread span"]
+
+
+async def test_one_trace_contains_submission_and_callback(
+    collector: Collector, deployment: Deployment
+) -> None:
+    """Issue 7: the sender's trace contains the gateway, task-sync, both attempts, their commits and
+    the callback. The handler's spans are below their attempts, and the target receives the span of
+    its call. A trace that is not sampled has no spans."""
+    gateway = deployment.gateway
+    submitted = await gateway.post("/tasks", {"type": "t"}, headers={"traceparent": SENDER})
+    unsampled = await gateway.post("/tasks", {"type": "t"}, headers={"traceparent": UNSAMPLED})
+    headers = await deployment.callback_headers(submitted.body["id"])
+    await wait_until(arrived(collector, TRACE, ONE_TASK))
+    spans = {span.span_id.hex(): span for span in collector.spans_of(TRACE)}
+    by_name: dict[str, list[Any]] = {}
+    for span in spans.values():
+        by_name.setdefault(span.name, []).append(span)
+
+    def parent(name: str) -> set[str]:
+        return {
+            spans[span.parent_span_id.hex()].name if span.parent_span_id.hex() in spans else "the sender's"
+            for span in by_name[name]
+        }
+
+    assert parent("submit") == {"the sender's"}
+    assert by_name["submit"][0].parent_span_id.hex() == SENDER.split("-")[2]
+    assert parent("release") == parent("complete") == parent("callback") == {"submit"}
+    assert parent("attempt") == {"release"}
+    assert parent("user span") == parent("user thread span") == {"attempt"}
+    assert headers["traceparent"] == f"00-{TRACE}-{by_name['callback'][0].span_id.hex()}-01"
+    attributes = {a.key: a.value for a in by_name["callback"][0].attributes}
+    assert attributes["penstock.task.id"].int_value == submitted.body["id"]
+    assert attributes["penstock.status"].int_value == 200
+    assert "penstock-test" in collector.services
+
+    assert "traceparent" not in await deployment.callback_headers(unsampled.body["id"])
+    assert collector.spans_of("5" * 32) == []
+
+
+async def test_a_submitted_record_continues_its_trace(collector: Collector, deployment: Deployment) -> None:
+    """Issue 7: a header of the record has the trace context. An unreadable context begins a new
+    trace."""
+    trace_id = "7" * 32
+    records = [f"00-{trace_id}-{'1' * 16}-01".encode(), b"\xff not a context"]
+    producer = AIOKafkaProducer(bootstrap_servers=deployment.kafka.kafka)
+    await producer.start()
+    try:
+        for value in records:
+            await producer.send_and_wait(
+                f"{deployment.kafka.prefix}submitted", b'{"type":"t"}', headers=[("traceparent", value)]
+            )
+    finally:
+        await producer.stop()
+    await wait_until(arrived(collector, trace_id, ONE_TASK))
+    [submit] = [span for span in collector.spans_of(trace_id) if span.name == "submit"]
+    assert submit.parent_span_id.hex() == "1" * 16
+
+    def callback_traces() -> set[str] | None:
+        calls = deployment.target.calls
+        found = {call.headers["traceparent"].split("-")[1] for call in calls if "traceparent" in call.headers}
+        return found if len(found) == 2 else None
+
+    assert trace_id in await wait_until(callback_traces)
+
+
+def run_python(code: str, **environment: str) -> str:
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout + process.stderr
+
+
+async def test_the_sampler_of_the_environment_is_used() -> None:
+    """Issue 7: tracing obeys OTEL_TRACES_SAMPLER. A quarter of 400 submissions is traced, and the
+    others have no spans."""
+    received = Collector()
+    try:
+        output = await asyncio.to_thread(
+            run_python,
+            "from penstock import tracing\n"
+            "tracing.configure('gateway')\n"
+            "spans = [tracing.begin('submit', None, root=True) for _ in range(400)]\n"
+            "later = [tracing.begin('release', span.traceparent) for span in spans if span]\n"
+            "for span in spans + later:\n"
+            "    if span: span.end()\n"
+            "tracing.shutdown()\n"
+            "print(sum(span is not None for span in spans), sum(span is not None for span in later))\n",
+            OTEL_EXPORTER_OTLP_ENDPOINT=received.url,
+            OTEL_TRACES_SAMPLER="parentbased_traceidratio",
+            OTEL_TRACES_SAMPLER_ARG="0.25",
+        )
+        sampled, later = map(int, output.split())
+        # The bounds are nine standard deviations from the mean.
+        assert 22 < sampled < 178
+        assert later == sampled
+        assert len(received.spans) == 2 * sampled
+        assert received.services == {"penstock-gateway"}
+    finally:
+        received.close()
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
+)
+def test_opentelemetry_is_imported_only_for_an_endpoint(environment: dict[str, str]) -> None:
+    """Issue 7: without an endpoint the process does not import OpenTelemetry, and tracing functions
+    return None."""
+    run_python(
+        "import sys\n"
+        "from penstock import tracing\n"
+        "tracing.configure('gateway')\n"
+        "assert not tracing.is_on() and tracing.current_trace_id() is None\n"
+        f"assert tracing.begin('submit', {SENDER!r}, root=True) is None\n"
+        "with tracing.span('submit', None, root=True) as span: assert span is None\n"
+        "tracing.shutdown()\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n",
+        **environment,
+    )
+
+
+def test_a_service_starts_without_opentelemetry() -> None:
+    """A service starts without OpenTelemetry although an endpoint is set for the whole cluster, and
+    logs how to install it."""
+    output = run_python(
+        "import sys, logging\n"
+        "sys.modules['opentelemetry'] = None\n"
+        "from penstock import tracing\n"
+        "logging.basicConfig()\n"
+        "tracing.configure('gateway')\n"
+        "assert not tracing.is_on()\n",
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
+    )
+    assert "Traces are off because a module is missing: pip install 'penstock[otel]'" in output
+
+
+def test_log_entries_have_their_trace_id() -> None:
+    """Issue 7: a JSON log entry inside a span has the trace id of the span."""
+    output = run_python(
+        "import logging\n"
+        "from penstock import logs, tracing\n"
+        "logs.configure('worker', tracing.current_trace_id)\n"
+        "tracing.configure('worker')\n"
+        f"with tracing.span('attempt', {SENDER!r}): logging.getLogger('x').warning('inside')\n"
+        "logging.getLogger('x').warning('outside')\n"
+        "import os; os._exit(0)\n",
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
+        PENSTOCK_LOG_FORMAT="json",
+    )
+    inside, outside = output.splitlines()
+    assert f'"trace_id":"{TRACE}"' in inside
+    assert "trace_id" not in outside

@@ -1,0 +1,93 @@
+"""The services of a task's way, in this process, and a worker when a test needs one."""
+
+import asyncio
+from collections import Counter
+
+from aiokafka import TopicPartition
+from aiokafka.admin import RecordsToDelete
+
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.heartbeats import app as heartbeats
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.connection import admin_client
+from penstock.postgres import tasks
+from penstock.stages import app as stages
+from penstock.stages.settings import StagesSettings
+from penstock.task_sync import app as task_sync
+from penstock.task_sync.settings import TaskSyncSettings
+from penstock.worker import Done, Worker, WorkerSettings
+from tests.support.services import read, running_service
+from tests.support.waiting import wait_until
+
+# Seconds between two rechecks of task-sync for lost records.
+RECHECK_S = 1.0
+
+
+class System:
+    """A deployment of one type, `t`, with two partitions."""
+
+    def __init__(self, kafka, prefix, database, stack, pool):
+        self.where = {"kafka": kafka, "prefix": prefix}
+        self.database = database
+        self.stack = stack
+        self.pool = pool
+        self.executed = Counter()
+
+    async def start(self, *names):
+        apps = {
+            "task-sync": lambda: task_sync.create_app(
+                TaskSyncSettings(
+                    **self.where, postgres=self.database, objects="memory:///", recheck_s=RECHECK_S
+                )
+            ),
+            "heartbeats": lambda: heartbeats.create_app(
+                HeartbeatsSettings(**self.where, postgres=self.database, settle_s=0.3, tick_s=0.2)
+            ),
+            "stages": lambda: stages.create_app(StagesSettings(**self.where, postgres=self.database)),
+        }
+        for name in names:
+            await self.stack.enter_async_context(running_service(apps[name]()))
+
+    async def work(self, handler_s=0.0, **given):
+        worker = Worker(WorkerSettings(**self.where, objects="memory:///", **given))
+
+        @worker.stage("t.start")
+        async def start(task):
+            self.executed[task.id] += 1
+            await asyncio.sleep(handler_s)
+            return Done()
+
+        await self.stack.enter_async_context(running_service(worker.serve))
+
+    async def submit(self, count):
+        return [
+            found.id
+            for found in await tasks.submit(
+                self.pool, [Submission(type="t", context=Context.encode(n)) for n in range(count)]
+            )
+        ]
+
+    async def states(self):
+        rows = await self.pool.fetch("SELECT state, count(*) AS tasks FROM task GROUP BY state")
+        return {row["state"]: row["tasks"] for row in rows}
+
+    async def become(self, **states):
+        async def so():
+            return await self.states() == states
+
+        await wait_until(so, timeout=60, what=f"tasks are {states}")
+
+    async def records(self):
+        return await read(self.where["kafka"], f"{self.where['prefix']}ready.t")
+
+    async def lose_records(self):
+        """Deletes all records of the ready topic, as retention does."""
+        topic = f"{self.where['prefix']}ready.t"
+        async with admin_client(self.settings()) as admin:
+            await admin.delete_records(
+                {TopicPartition(topic, number): RecordsToDelete(before_offset=-1) for number in range(2)}
+            )
+
+    def settings(self):
+        return WorkerSettings(**self.where)

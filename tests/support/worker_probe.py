@@ -1,0 +1,74 @@
+"""A worker for tests in a process of its own: python -m tests.support.worker_probe"""
+
+import asyncio
+import ctypes
+import os
+import sys
+import time
+
+from penstock.worker import Done, Task, Worker
+
+worker = Worker(drain_timeout_s=float(os.environ.get("DRAIN_S", "30")))
+
+
+@worker.stage("t.quick")
+async def quick(task: Task) -> Done:
+    print(f"ran {task.token}", flush=True)
+    return Done()
+
+
+@worker.stage("t.once", max_attempts=1)
+async def once(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    await asyncio.Event().wait()
+    return Done()
+
+
+@worker.stage("t.long")
+async def long(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    await asyncio.Event().wait()
+    return Done()
+
+
+@worker.stage("t.slow")
+async def slow(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    await asyncio.sleep(float(os.environ["SLOW_S"]))
+    return Done()
+
+
+@worker.stage("t.second")
+def second(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    time.sleep(1)
+    return Done()
+
+
+def hold_interpreter() -> None:
+    """No other thread runs for four seconds: calls by `PyDLL` keep the interpreter's lock, as a careless extension does."""
+    ctypes.PyDLL(None).sleep(4)
+
+
+@worker.stage("t.holds")
+async def holds(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    for _ in range(3):
+        hold_interpreter()
+        await asyncio.sleep(0.5)
+    print(f"ended {task.token}", flush=True)
+    return Done()
+
+
+@worker.stage("t.holds-on-a-thread")
+def holds_on_a_thread(task: Task) -> Done:
+    print(f"began {task.token}", flush=True)
+    for _ in range(3):
+        hold_interpreter()
+        time.sleep(0.5)
+    print(f"ended {task.token}", flush=True)
+    return Done()
+
+
+if __name__ == "__main__":
+    sys.exit(worker.run())

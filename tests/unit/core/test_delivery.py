@@ -1,0 +1,204 @@
+"""Outcomes of calls, Retry-After, signatures, and invalid settings."""
+
+import base64
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.signing import Signer, secret_problem
+from penstock.core.delivery import Dead, Delivered, DeliveryPolicy, Reason, RetryIn, parse_retry_after
+from penstock.errors import SettingsError
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
+OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
+
+POLICIES = st.builds(
+    DeliveryPolicy,
+    schedule_s=st.lists(st.floats(0, 1e6), max_size=8).map(tuple),
+    jitter=st.floats(0, 1),
+    retry_after_max_s=st.floats(0, 1e6),
+)
+FAILING = st.none() | st.integers(100, 599).filter(lambda status: not 200 <= status < 300 and status != 410)
+CHANCE = st.floats(0, 1, exclude_max=True)
+
+
+@given(policy=POLICIES, status=st.integers(200, 299), attempt=st.integers(1, 20), random_share=CHANCE)
+def test_any_2xx_delivers(policy, status, attempt, random_share):
+    """C6: every 2xx means delivered, at any attempt."""
+    assert policy.decide(status, attempt, None, random_share) == Delivered()
+
+
+@given(
+    policy=POLICIES,
+    attempt=st.integers(1, 20),
+    retry_after=st.none() | st.floats(0, 1e9),
+    random_share=CHANCE,
+)
+def test_410_is_dead_at_once(policy, attempt, retry_after, random_share):
+    """C6: a target that answers 410 is not called again, also with a Retry-After."""
+    assert policy.decide(410, attempt, retry_after, random_share) == Dead(Reason.GONE)
+
+
+@given(policy=POLICIES, status=FAILING, retry_after=st.none() | st.floats(0, 1e9), random_share=CHANCE)
+def test_a_schedule_gives_one_attempt_more_than_it_has_delays(policy, status, retry_after, random_share):
+    """C6: other answers and timeouts are retried until the schedule is exhausted."""
+    for attempt in range(1, policy.attempts):
+        assert isinstance(policy.decide(status, attempt, retry_after, random_share), RetryIn)
+    for attempt in (policy.attempts, policy.attempts + 1):
+        assert policy.decide(status, attempt, retry_after, random_share) == Dead(Reason.EXHAUSTED)
+
+
+@given(
+    policy=POLICIES.filter(lambda policy: policy.schedule_s),
+    status=FAILING,
+    retry_after=st.none() | st.floats(0, 1e9),
+    random_share=CHANCE,
+    data=st.data(),
+)
+def test_a_delay_is_scheduled_jittered_and_floored(policy, status, retry_after, random_share, data):
+    """C6: jitter shortens by at most its share; Retry-After lengthens up to its limit."""
+    attempt = data.draw(st.integers(1, len(policy.schedule_s)))
+    outcome = policy.decide(status, attempt, retry_after, random_share)
+    scheduled = policy.schedule_s[attempt - 1]
+    floor = min(retry_after or 0, policy.retry_after_max_s)
+    assert outcome.seconds >= floor
+    assert outcome.seconds >= scheduled * (1 - policy.jitter) * (1 - 1e-9)
+    assert outcome.seconds <= max(scheduled, floor)
+
+
+@given(
+    policy=POLICIES, status=st.none() | st.integers(100, 599), attempt=st.integers(1, 20), random_share=CHANCE
+)
+def test_what_cannot_be_called_is_dead(policy, status, attempt, random_share):
+    """C6: a target with an invalid URL is dead at once."""
+    outcome = policy.decide(status, attempt, None, random_share, callable_target=False)
+    assert outcome == Dead(Reason.UNCALLABLE)
+
+
+@given(seconds=st.integers(0, 10**9))
+def test_retry_after_in_seconds_and_as_a_date(seconds):
+    """C6: both forms of RFC 9110 give the same delay."""
+    assert parse_retry_after(f" {seconds} ", NOW) == seconds
+    moment = NOW + timedelta(seconds=seconds)
+    assert parse_retry_after(moment.strftime("%a, %d %b %Y %H:%M:%S GMT"), NOW) == seconds
+
+
+def test_a_date_in_the_past_asks_for_nothing():
+    """C6: a date in the past gives no negative delay."""
+    assert parse_retry_after("Sat, 21 Nov 2026 11:00:00 GMT", NOW) == 0
+
+
+@given(
+    text=st.none()
+    | st.text()
+    | st.sampled_from(["", "-1", "1.5", "soon", "9" * 400, "²", "Sat, 99 Nov 2026"])
+)
+def test_any_retry_after_is_read_or_ignored(text):
+    """C6: any header gives a finite number of seconds or None."""
+    seconds = parse_retry_after(text, NOW)
+    assert seconds is None or 0 <= seconds < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [
+        (DeliveryPolicy(schedule_s=(1, -1)), "schedule_s"),
+        (DeliveryPolicy(schedule_s=(float("nan"),)), "schedule_s"),
+        (DeliveryPolicy(schedule_s=(float("inf"),)), "schedule_s"),
+        (DeliveryPolicy(jitter=1.5), "jitter"),
+        (DeliveryPolicy(retry_after_max_s=-1), "retry_after_max_s"),
+    ],
+)
+def test_a_policy_names_what_makes_no_sense(policy, named):
+    """C6: invalid settings are refused at start-up, by name."""
+    (problem,) = policy.problems()
+    assert problem.startswith(named)
+
+
+def test_the_default_policy_is_sound():
+    """C6: eight attempts over about 27 hours, without configuration."""
+    policy = DeliveryPolicy()
+    assert policy.problems() == []
+    assert policy.attempts == 8
+    assert 26 * 3600 < sum(policy.schedule_s) < 29 * 3600
+
+
+def test_unsigned_callbacks_are_not_sent():
+    """C7: without a secret the service does not start, and its message has a command that makes a valid one."""
+    with pytest.raises(SettingsError) as refused:
+        CallbacksSettings.load({})
+    message = str(refused.value)
+    assert "PENSTOCK_CALLBACK_SECRETS" in message
+    command = message[message.index('"import') + 1 : message.rindex('"')]
+    printed = []
+    exec(command, {"print": printed.append})  # the command of the message
+    assert CallbacksSettings.load({"PENSTOCK_CALLBACK_SECRETS": printed[0]}).callback_secrets == (printed[0],)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["hunter2hunter2hunter2hunter2", "whsec_%%%hunter2", "whsec_" + base64.b64encode(b"hunter2").decode()],
+)
+def test_a_bad_secret_is_refused_and_not_shown(secret):
+    """C7: the message names the number of the secret and the reason, but not the secret."""
+    with pytest.raises(SettingsError, match="number 2") as refused:
+        CallbacksSettings.load({"PENSTOCK_CALLBACK_SECRETS": f"{SECRET},{secret}"})
+    assert "hunter2" not in str(refused.value)
+    assert base64.b64encode(b"hunter2").decode() not in str(refused.value)
+
+
+def test_settings_never_show_their_secrets():
+    """C7: the repr of settings contains no secret."""
+    settings = CallbacksSettings.load({}, callback_secrets=(SECRET,))
+    assert SECRET not in repr(settings)
+    assert SECRET.removeprefix("whsec_") not in str(settings)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "named"),
+    [
+        ({"callback_horizon_s": 15.0}, ("callback_horizon_s", "callback_timeout_s")),
+        ({"callback_patience_s": 40.0}, ("stall_timeout_s", "callback_patience_s")),
+        ({"callback_target_slots": 501}, ("callback_target_slots", "callback_slots")),
+        ({"callback_slots": 30_000}, ("callback_slots", "callback_in_hand")),
+        ({"callback_schedule_s": ("5", "soon")}, ("callback_schedule_s",)),
+        ({"callback_schedule_s": ("-5",)}, ("callback_schedule_s",)),
+        ({"callback_timeout_s": 0.0}, ("callback_timeout_s",)),
+        ({"callback_patience_s": 0.0}, ("callback_patience_s",)),
+        ({"callback_allow": ("10.0.0.0/8", "localhost")}, ("callback_allow",)),
+        ({"callback_allow": ("10.0.0.1/8",)}, ("callback_allow",)),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(given_settings, named):
+    """C6: a contradiction is refused at start-up with the names of both settings."""
+    with pytest.raises(SettingsError) as refused:
+        CallbacksSettings.load({}, callback_secrets=(SECRET,), **given_settings)
+    for name in named:
+        assert f"{name}=" in str(refused.value)
+
+
+@given(body=st.text(), message_id=st.text("abc-_019", min_size=1))
+def test_each_active_secret_verifies(body, message_id):
+    """C7: during a rotation a target verifies with the old or the new secret, and with no other."""
+    signer = Signer([OTHER, SECRET])
+    headers = signer.headers(message_id, body.encode(), datetime.now(UTC))
+    for secret in (OTHER, SECRET):
+        Webhook(secret).verify(body.encode(), headers, json_parse=False)
+    assert len(headers["webhook-signature"].split(" ")) == 2
+
+
+def test_a_sound_secret_has_no_problem():
+    """C7: all secrets that the convention allows are valid."""
+    assert secret_problem(SECRET) is None
+
+
+def test_the_default_schedule():
+    """C5: eight attempts, after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and 10 h."""
+    policy = DeliveryPolicy()
+    assert policy.schedule_s == (5, 300, 1800, 7200, 18_000, 36_000, 36_000)
+    assert policy.attempts == 8

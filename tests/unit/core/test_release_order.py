@@ -1,0 +1,66 @@
+"""Ageing and finish_first, from the heads of the levels, compared with a model of all tasks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.release_order import Head, first, level_of
+
+TASKS = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10), st.booleans()), max_size=60)
+
+
+def aged(tasks):
+    """Heads in the order of their ids, each with a shorter wait than the one before."""
+    waited_s, found = sum(gap for _, gap, _ in tasks), []
+    for number, (level, gap, begun) in enumerate(tasks):
+        waited_s -= gap
+        found.append(Head(number, level, max(0.0, waited_s), begun))
+    return found
+
+
+def read(heads, limit, *, finish_first):
+    """Reads heads like the statement: the first tasks of each level, and of its tasks that have begun."""
+    found = []
+    for level in range(5):
+        here = [head for head in heads if head.level == level]
+        found += [Head(h.id, h.level, h.waited_s) for h in here[:limit]]
+        if finish_first:
+            found += [h for h in here if h.begun][:limit]
+    return found
+
+
+@given(TASKS, st.integers(1, 10), st.one_of(st.none(), st.floats(0.5, 50)), st.booleans())
+def test_the_heads_of_the_levels_are_enough(tasks, limit, ageing_s, finish_first):
+    """S3: the first tasks of all are among the first tasks of each level."""
+    heads = aged(tasks)
+    naive = sorted(heads, key=lambda h: (not h.begun if finish_first else False, level_of(h, ageing_s), h.id))
+    chosen = first(read(heads, limit, finish_first=finish_first), limit, ageing_s)
+    assert list(chosen) == [head.id for head in naive[:limit]]
+    assert list(chosen.values()) == sorted(chosen.values()), (
+        "sorted by level as they come, they keep their order"
+    )
+    begun = {head.id for head in heads if head.begun and finish_first}
+    assert chosen == {h.id: 0 if h.id in begun else level_of(h, ageing_s) for h in naive[:limit]}
+
+
+@given(TASKS, st.floats(0.5, 50))
+def test_an_aged_task_is_not_overtaken_by_younger_ones(tasks, ageing_s):
+    """S3: after `level` times `ageing_s`, only older tasks precede a task."""
+    heads = [Head(head.id, head.level, head.waited_s) for head in aged(tasks)]
+    order = list(first(heads, len(heads), ageing_s))
+    for head in heads:
+        if head.waited_s >= head.level * ageing_s + 1e-6:
+            assert all(other <= head.id for other in order[: order.index(head.id)])
+
+
+def test_without_ageing_priorities_stay():
+    """S3: ageing is off by default, and LOWEST waits without a limit."""
+    assert first([Head(1, 4, 1e9), Head(2, 0, 0.0)], 2, None) == {2: 0, 1: 4}
+    assert list(first([Head(1, 4, -5.0), Head(2, 3, 0.0)], 2, 1.0)) == [2, 1]
+
+
+def test_a_tiny_ageing_time_does_not_overflow():
+    """S3: with the smallest ageing time, any task that has waited is HIGHEST."""
+    assert level_of(Head(1, 4, 1.0), 5e-324) == 0
+    assert level_of(Head(1, 4, 0.0), 5e-324) == 4

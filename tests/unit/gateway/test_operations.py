@@ -1,0 +1,45 @@
+"""The loop that runs bulk operations, without a database."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.contracts.event import OutboxEntry
+from penstock.core.operations import TaskFilter
+from penstock.gateway.operations import OperationRoutes
+from penstock.postgres import operations
+from penstock.postgres.operations import BatchResult
+
+
+class Broker:
+    def enqueue(self, entry: OutboxEntry) -> None:
+        """Publishes nothing."""
+
+
+async def test_an_operation_that_another_coroutine_has_ended_is_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """O2c: a request and the loop run the same operation; once it has ended, nothing is due."""
+    ended = asyncio.Event()
+    waits = iter([0.0, None])
+
+    async def run_batch(*_arguments: Any, **_more: Any) -> BatchResult:
+        wait_s = next(waits)
+        if wait_s is None:
+            ended.set()
+        else:
+            await ended.wait()
+        return BatchResult(0, OutboxEntry(), wait_s)
+
+    monkeypatch.setattr(operations, "run_batch", run_batch)
+    routes = OperationRoutes(
+        cast(Any, SimpleNamespace(event_source="test")), cast(Any, None), cast(Any, Broker())
+    )
+    routes._filters["one"], routes._due["one"] = TaskFilter(), 0.0
+    await asyncio.gather(routes._run_batch("one"), routes._run_batch("one"))
+    await routes._run_batch("one")
+    assert routes._due == {}

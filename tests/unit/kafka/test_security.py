@@ -1,0 +1,180 @@
+"""Settings of TLS and SASL, and tokens, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.discovery import Addresses
+from penstock.errors import SettingsError
+from penstock.kafka import tokens
+from penstock.kafka.tokens import ClientCredentials, TokenRefusedError, TokenUnavailableError
+from penstock.settings import Kafka
+
+SCRAM = {"kafka_protocol": "SASL_SSL", "kafka_mechanism": "SCRAM-SHA-512", "kafka_user": "u"}
+TOKENS = {
+    "kafka_protocol": "SASL_SSL",
+    "kafka_mechanism": "OAUTHBEARER",
+    "kafka_client_id": "c",
+    "kafka_token_url": "https://issuer.example/token",
+    "kafka_client_secret_file": __file__,
+}
+NOTHING = "/there/is/no/such/file"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kafka_protocol": "TLS"}, "kafka_protocol='TLS' must be one of PLAINTEXT, SSL"),
+        ({"kafka_protocol": "SASL_SSL"}, "kafka_protocol=SASL_SSL needs kafka_mechanism, one of PLAIN"),
+        ({"kafka_protocol": "SASL_SSL", "kafka_mechanism": "GSSAPI"}, "not 'GSSAPI'"),
+        (SCRAM, "kafka_mechanism=SCRAM-SHA-512 needs either kafka_password_file or kafka_password"),
+        ({**SCRAM, "kafka_password": "p", "kafka_password_file": __file__}, "needs either"),
+        (
+            {**SCRAM, "kafka_password": "p", "kafka_user": None},
+            "kafka_mechanism=SCRAM-SHA-512 needs kafka_user",
+        ),
+        (
+            {**SCRAM, "kafka_password": "p", "kafka_client_id": "c"},
+            "kafka_client_id is set, but kafka_mechanism",
+        ),
+        (
+            {**SCRAM, "kafka_password_file": NOTHING},
+            f"kafka_password_file={NOTHING}: this file does not exist",
+        ),
+        ({"kafka_user": "u"}, "kafka_user is set, but kafka_protocol=PLAINTEXT never uses it"),
+        ({"kafka_ca_file": __file__}, "kafka_ca_file is set, but kafka_protocol=PLAINTEXT never uses it"),
+        (
+            {"kafka_protocol": "SSL", "kafka_ca_file": NOTHING},
+            f"kafka_ca_file={NOTHING}: this file does not exist",
+        ),
+        (
+            {"kafka_protocol": "SSL", "kafka_cert_file": __file__},
+            "kafka_cert_file and kafka_key_file must be set",
+        ),
+        (
+            {"kafka_protocol": "SSL", "kafka_mechanism": "PLAIN"},
+            "kafka_mechanism is set, but kafka_protocol=SSL",
+        ),
+        ({**TOKENS, "kafka_token_url": "http://issuer.example/token"}, "must begin with https://"),
+        ({**TOKENS, "kafka_client_secret_file": None}, "OAUTHBEARER needs kafka_client_secret_file"),
+        ({**TOKENS, "kafka_user": "u"}, "kafka_user is set, but kafka_mechanism=OAUTHBEARER never uses it"),
+    ],
+)
+def test_contradicting_settings_are_refused_by_name(given: dict[str, Any], told: str) -> None:
+    """D5: each contradiction is refused at the start; the error names the settings, and no
+    secret."""
+    with pytest.raises(SettingsError) as refused:
+        Kafka.load({}, **given)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [{}, {"kafka_protocol": "SSL"}, {**SCRAM, "kafka_password": "p"}, TOKENS])
+def test_valid_settings_are_accepted(given: dict[str, str]) -> None:
+    """D5: without a CA file the system's authorities count; a token URL on localhost may be
+    HTTP."""
+    Kafka.load({}, **given)
+    Kafka.load({}, **{**TOKENS, "kafka_token_url": "http://127.0.0.1:1/token"})
+
+
+def test_a_password_is_in_no_repr() -> None:
+    """D5: settings may be logged."""
+    settings = Kafka.load({"PENSTOCK_KAFKA_PASSWORD": "hush-hush"}, **SCRAM)
+    assert settings.kafka_password == "hush-hush"
+    assert "hush-hush" not in repr(settings)
+
+
+def test_a_local_deployment_is_reached_without_the_credentials_of_another_cluster() -> None:
+    """D5: credentials of another cluster in the environment do not reach the embedded broker."""
+    local = Addresses(
+        pid=1,
+        gateway="http://127.0.0.1:1",
+        kafka="127.0.0.1:9",
+        postgres="",
+        prefix="p.",
+        objects="",
+        embedded_kafka=True,
+    )
+    elsewhere = {
+        f"PENSTOCK_{name.upper()}": value for name, value in {**SCRAM, "kafka_password": "p"}.items()
+    }
+    assert Kafka.load({**elsewhere, **local.environment()}).kafka_protocol == "PLAINTEXT"
+
+
+@pytest.fixture
+async def issuer() -> Any:
+    """An issuer whose next answer a test sets, with its requests."""
+    told: dict[str, Any] = {"status": 200, "body": {"access_token": "t1", "expires_in": 100}, "asked": 0}
+
+    async def answer(_request: web.Request) -> web.Response:
+        told["asked"] += 1
+        if told["status"] == 302:
+            return web.Response(status=302, headers={"Location": told["url"]})
+        return web.json_response(told["body"], status=told["status"])
+
+    app = web.Application()
+    app.router.add_post("/token", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    told["url"] = f"http://127.0.0.1:{runner.addresses[0][1]}/token"
+    yield told
+    await runner.cleanup()
+
+
+@pytest.fixture
+def credentials(issuer: dict[str, Any], tmp_path: Path) -> tuple[ClientCredentials, list[float]]:
+    """A client of the issuer, and the client's clock."""
+    clock = [0.0]
+    (tmp_path / "secret").write_text("s3cret\n")
+    changed = {"kafka_token_url": issuer["url"], "kafka_client_secret_file": str(tmp_path / "secret")}
+    settings = Kafka.load({}, **{**TOKENS, **changed})
+    return ClientCredentials(settings, clock=lambda: clock[0]), clock
+
+
+async def test_a_token_is_cached_for_most_of_its_life(
+    issuer: dict[str, Any], credentials: tuple[ClientCredentials, list[float]]
+) -> None:
+    """D5: connections share a token; the next one is fetched before the old one expires."""
+    provider, clock = credentials
+    assert await provider.token() == "t1"
+    clock[0] = 100 * tokens.RENEW_AT - 1
+    issuer["body"] = {"access_token": "t2", "expires_in": 100}
+    assert (await provider.token(), issuer["asked"]) == ("t1", 1)
+    clock[0] += 1
+    assert (await provider.token(), issuer["asked"]) == ("t2", 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (401, {"error": "invalid_client"}, TokenRefusedError),
+        (400, {"error": "invalid_scope", "error_description": "no such scope"}, TokenRefusedError),
+        (500, {}, TokenUnavailableError),
+        (302, {}, TokenUnavailableError),
+        (200, {}, TokenUnavailableError),
+        (200, [], TokenUnavailableError),
+    ],
+)
+async def test_a_failing_issuer_is_reported_and_asked_rarely(
+    issuer: dict[str, Any],
+    credentials: tuple[ClientCredentials, list[float]],
+    status: int,
+    body: Any,
+    kind: type[Exception],
+) -> None:
+    """D5: the error has the reason and no secret; failed connections ask at most once a second."""
+    provider, clock = credentials
+    issuer.update(status=status, body=body)
+    for _ in range(3):
+        with pytest.raises(kind) as told:
+            await provider.token()
+        assert "PENSTOCK_KAFKA_CLIENT_ID" in str(told.value) or kind is TokenUnavailableError
+        assert "s3cret" not in str(told.value)
+    assert issuer["asked"] == 1
+    clock[0] = tokens.RETRY_S
+    issuer.update(status=200, body={"access_token": "t", "expires_in": 100})
+    assert await provider.token() == "t"

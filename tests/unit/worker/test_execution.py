@@ -1,0 +1,407 @@
+"""Execution of one attempt: any behaviour of a handler leads to one result."""
+
+import asyncio
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context, ObjectRef
+from penstock.contracts.inbound import decode_results
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult, encode_results
+from penstock.core.completion import Fence, Outcome
+from penstock.errors import CorruptObject, SettingsError
+from penstock.objects import ObjectStore
+from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings, execution
+from penstock.worker.execution import Execution, Stage
+from penstock.worker.heartbeat_sender import HeartbeatSender
+from penstock.worker.in_flight import InFlight
+from penstock.worker.pull import KafkaPuller
+from penstock.worker.result_sender import ResultSender
+
+READY = ReadyTask(Fence(7, 2, "s", 1), "t", Context.encode({"a": 1}), lease_ms=60_000, tries=1)
+
+
+def nobody_is_abandoned(result):
+    raise AssertionError(result)
+
+
+async def run(
+    handler, *, ready=READY, timeout_s=5.0, objects=None, max_attempts=None, abandon=nobody_is_abandoned
+):
+    stages = {("t", "s"): Stage(handler, timeout_s, max_attempts)}
+    return await Execution(stages, objects or ObjectStore("memory:///"), 4).run(ready, abandon)
+
+
+async def test_a_handler_receives_its_task():
+    """W1: a handler receives the decoded context, the ids, and a token that is unique to the attempt."""
+    seen = []
+
+    async def handler(task):
+        seen.append(task)
+        return Done()
+
+    await run(handler)
+    [task] = seen
+    assert (task.id, task.type, task.stage, task.step, task.attempt, task.tries) == (7, "t", "s", 2, 1, 1)
+    assert (task.context, task.token) == ({"a": 1}, "7-2-1")
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(
+    ("returned", "outcome", "fields"),
+    [
+        (Next("n", {"b": 2}), Outcome.NEXT, {"next_stage": "n", "context": Context.encode({"b": 2})}),
+        (Next("n"), Outcome.NEXT, {"next_stage": "n", "context": None}),
+        (Next("n", None, delay_s=1.5), Outcome.NEXT, {"context": Context.encode(None), "delay_ms": 1500}),
+        (Done(b"\x00"), Outcome.DONE, {"context": Context(ContentType.BYTES, b"\x00")}),
+        (Fail("no", permanent=True), Outcome.FAIL, {"permanent": True}),
+        (RetryAfter(0.25), Outcome.RETRY, {"delay_ms": 250, "error": None}),
+    ],
+)
+async def test_outcomes_become_results(returned, outcome, fields, sync):
+    """T3: each outcome of async and sync handlers becomes a result: next, done, fail or retry."""
+
+    def plain(_task):
+        return returned
+
+    async def coroutine(_task):
+        return returned
+
+    found = await run(plain if sync else coroutine)
+    assert (found.fence, found.outcome) == (READY.fence, outcome)
+    for name, value in fields.items():
+        assert getattr(found, name) == value, name
+    assert 0 < found.started_ms <= found.finished_ms
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "returned NoneType"),
+        ("done", "returned str ('done')"),
+        (Next(""), "Next needs the name of a stage"),
+        (Next("x" * 201), "Next needs the name of a stage"),
+        (Next("a\0b"), "no NUL"),
+        (Next("\udcff"), "no lone surrogate"),
+        (Next("n", {1, 2}), "not JSON"),
+        (Next("n", "\udcff"), "not JSON"),
+        (Done({"mean": float("nan")}), "nan is not JSON"),
+        (Done([None, [{"a": float("-inf")}]]), "-inf is not JSON"),
+        (Done(2**70), "not JSON"),
+        (Done(object()), "not JSON"),
+        (RetryAfter(-1), "a delay must be"),
+        (RetryAfter(float("nan")), "a delay must be"),
+    ],
+)
+async def test_an_invalid_outcome_is_a_failure_with_the_expected_types(returned, words):
+    """W1: an invalid return value fails the attempt, and the error names the expected types."""
+
+    async def handler(_task):
+        return returned
+
+    found = await run(handler, max_attempts=4)
+    assert found.outcome is Outcome.FAIL
+    assert words in found.error.message
+    assert found.max_attempts == 4
+    assert not found.permanent
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_raising_handler_leaves_its_traceback(sync):
+    """W1: the error has kind, message and traceback, which the API shows."""
+
+    def broken(_task):
+        raise LookupError("no such thing")
+
+    async def coroutine(task):
+        broken(task)
+
+    found = await run(broken if sync else coroutine)
+    assert (found.outcome, found.error.kind, found.error.message) == (
+        Outcome.FAIL,
+        "LookupError",
+        "no such thing",
+    )
+    assert "in broken" in found.error.traceback
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class OfItsOwn(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (SystemExit(3), "SystemExit", "3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt", "KeyboardInterrupt"),
+        (OfItsOwn("boo"), "OfItsOwn", "boo"),
+        (UnprintableError(), "UnprintableError", "cannot be printed: RuntimeError"),
+        (OSError("no such file: \udcff.mp4"), "OSError", "no such file: \\udcff.mp4"),
+        (ValueError("a\0b"), "ValueError", "a\\x00b"),
+    ],
+)
+async def test_any_exception_fails_only_its_attempt(error, kind, words, sync):
+    """W1: exceptions that end the interpreter, or cannot be printed or encoded, fail the attempt with a
+    readable error."""
+
+    def broken(_task):
+        raise error
+
+    async def coroutine(task):
+        broken(task)
+
+    found = await run(broken if sync else coroutine)
+    assert (found.outcome, found.error.kind) == (Outcome.FAIL, kind)
+    assert words in found.error.message
+    assert "in broken" in found.error.traceback
+    encode_results("w", [found]).decode()
+
+
+async def test_stop_iteration_is_a_failure_and_no_timeout():
+    """W1: `StopIteration` cannot leave a coroutine; the attempt must not wait for its timeout."""
+    found = await run(lambda _task: Done(next(iter([]))))
+    assert found.error.kind == "StopIteration"
+
+
+async def test_a_handler_that_swallows_its_cancellation_is_abandoned(monkeypatch):
+    """W1: the attempt fails without waiting for the handler, whose later result is dropped."""
+    monkeypatch.setattr(execution, "ABANDON_S", 0.01)
+    abandoned = asyncio.get_running_loop().create_future()
+    settled = asyncio.Event()
+
+    async def stubborn(_task):
+        while not settled.is_set():
+            with suppress(asyncio.CancelledError):
+                await settled.wait()
+        return Done("at last")
+
+    running = asyncio.ensure_future(run(stubborn, timeout_s=0.01, abandon=abandoned.set_result))
+    found = await abandoned
+    assert (found.outcome, found.error.kind) == (Outcome.FAIL, "Timeout")
+    assert "abandoned" in found.error.message
+    settled.set()
+    assert await running is None
+
+
+async def test_a_handler_that_cancels_itself_is_a_failure():
+    """Only a stop of the worker counts as a cancellation."""
+
+    async def handler(_task):
+        raise asyncio.CancelledError
+
+    assert (await run(handler)).error.kind == "CancelledError"
+
+
+async def test_the_timeout_cancels_a_hanging_handler():
+    """W1: an async handler is cancelled at its timeout and receives the cancellation."""
+    cancelled = asyncio.Event()
+
+    async def handler(_task):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    found = await run(handler, timeout_s=0.05)
+    assert (found.outcome, found.error.kind) == (Outcome.FAIL, "Timeout")
+    assert "longer than 0.05 s" in found.error.message
+    assert cancelled.is_set()
+
+
+async def test_a_handler_may_return_a_result_at_its_timeout():
+    """The result of a handler that catches its cancellation counts, and its cancellation affects no later
+    step."""
+
+    async def handler(_task):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return Done({"partial": "x" * 5000})  # large enough to be stored as an object, which awaits
+
+    found = await run(handler, timeout_s=0.05)
+    assert (found.outcome, found.context.ref.size) == (Outcome.DONE, 5014)
+
+
+async def test_a_hanging_thread_is_abandoned_and_its_permit_freed():
+    """W1: a thread cannot be stopped, but it must not block other attempts."""
+    release = threading.Event()
+
+    def hang(_task):
+        release.wait(30)
+        return Done()
+
+    def quick(_task):
+        return Done("quick")
+
+    stages = {("t", "s"): Stage(hang, 0.05, None), ("t", "q"): Stage(quick, 5, None)}
+    runs = Execution(stages, ObjectStore("memory:///"), 1)
+    found = await runs.run(READY, nobody_is_abandoned)
+    assert (found.outcome, found.error.kind) == (Outcome.FAIL, "Timeout")
+    other = ReadyTask(Fence(8, 0, "q", 0), "t", Context.encode(None), 1000)
+    assert (await runs.run(other, nobody_is_abandoned)).outcome is Outcome.DONE
+    release.set()
+
+
+async def test_a_stage_without_handler_fails_with_the_known_stages():
+    """An unknown stage fails the attempt, and the error lists the stages of the worker."""
+    unknown = ReadyTask(Fence(1, 0, "other", 0), "t", Context.encode(None), 1000)
+    found = await run(lambda _task: Done(), ready=unknown)
+    assert (found.error.kind, found.permanent) == ("NoHandler", False)
+    assert "'other' of t; it has: s" in found.error.message
+
+
+async def test_a_large_context_is_transparent_to_the_handler():
+    """T4: contexts above 4,096 bytes are stored as objects without a difference for the handler."""
+    objects = ObjectStore("memory:///")
+    value = {"text": "ü" * INLINE_LIMIT_BYTES}
+    ready = ReadyTask(READY.fence, "t", await objects.check_in(Context.encode(value)), 1000)
+    assert ready.context.ref is not None
+
+    async def handler(task):
+        return Next("n", task.context)
+
+    found = await run(handler, ready=ready, objects=objects)
+    assert found.context.ref == ready.context.ref
+    assert (await objects.check_out(found.context)).decode() == value
+
+
+async def test_changed_objects_are_refused(tmp_path):
+    """T4: the digest of an object is verified, and the error distinguishes missing from changed objects."""
+    objects = ObjectStore(f"file://{tmp_path}/objects")
+    checked = await objects.check_in(Context.encode("x" * 5000))
+    (tmp_path / "objects" / checked.ref.key).write_bytes(b"changed")
+    with pytest.raises(CorruptObject, match="digest differs from its reference"):
+        await objects.check_out(checked)
+    with pytest.raises(CorruptObject, match="is not in the store"):
+        await objects.check_out(Context(ContentType.JSON, ref=ObjectRef("contexts/no/no", "0" * 64, 1)))
+
+
+async def test_small_contexts_stay_inline():
+    """T4: contexts of up to 4,096 bytes stay in the record."""
+    objects = ObjectStore("memory:///")
+    small, large = Context(ContentType.BYTES, b"x" * 4096), Context(ContentType.BYTES, b"x" * 4097)
+    assert await objects.check_in(small) is small
+    assert (await objects.check_in(large)).ref.size == 4097
+
+
+@pytest.mark.parametrize("url", ["nowhere", "gopher://x/y"])
+def test_an_unknown_kind_of_store_is_refused(url):
+    """An unknown kind of object store is refused at start-up."""
+    with pytest.raises(SettingsError, match="is not an object store"):
+        ObjectStore(url)
+
+
+def test_invalid_registrations_are_refused():
+    """The error names the stage and its problem."""
+    worker = Worker(WorkerSettings(objects="memory:///"))
+    worker.stage("a.b.c")(lambda _task: Done())  # the stage is b.c
+    for name, words in (("plain", "type and stage"), (".x", "type and stage"), ("a.b.c", "already")):
+        with pytest.raises(SettingsError, match=words):
+            worker.stage(name)
+    with pytest.raises(SettingsError, match="max_attempts=0"):
+        worker.stage("a.d", max_attempts=0)
+    with pytest.raises(SettingsError, match="timeout_s=0"):
+        worker.stage("a.d", timeout_s=0)
+
+
+async def test_a_worker_without_stages_is_refused():
+    """A worker without stages would wait without end."""
+    with pytest.raises(SettingsError, match="has no stage"):
+        await Worker(WorkerSettings(objects="memory:///")).serve(asyncio.Event())
+
+
+async def test_tasks_claimed_during_a_stop_reach_the_pool():
+    """W1: after a stop between claim and commit the pool returns the tasks, which would otherwise wait for
+    the expiry of their leases."""
+    committing = asyncio.Event()
+
+    class Consumer:
+        async def getmany(self, **_limits):
+            return {"partition": [SimpleNamespace(value=READY.encode())]}
+
+        async def commit(self):
+            committing.set()
+            await asyncio.Event().wait()
+
+    class FakeTransport:
+        async def send_heartbeat(self, _heartbeat):
+            pass
+
+    started = []
+    in_flight, transport = InFlight(1), FakeTransport()
+    heartbeats = HeartbeatSender(transport, "w", asyncio.get_running_loop().time, lambda _keys: None)
+    settings = WorkerSettings(objects="memory:///")
+    puller = KafkaPuller(settings, "t", transport, in_flight, heartbeats, "w", started.extend, {})
+    pulling = asyncio.ensure_future(puller._pull(Consumer()))
+    await committing.wait()
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+    assert [ready.fence for ready in started] == [READY.fence]
+
+
+async def test_a_result_that_cannot_be_written_fails_alone():
+    """A result with an invalid context fails; the other results of its record are sent."""
+    sent = []
+
+    class FakeTransport:
+        async def send_results(self, results):
+            sent.append(encode_results("w", results))
+
+        async def send_heartbeat(self, _heartbeat):
+            pass
+
+    async def handler(_task):
+        return Done(Context(ContentType.TEXT, b"\xff"))
+
+    async def fine(_task):
+        return Done(1)
+
+    reports = ResultSender(FakeTransport(), "w", lambda _keys: None, lambda keys: keys)
+    sending = asyncio.ensure_future(reports.run())
+    reports.add(await run(handler))
+    reports.add(await run(fine))
+    await reports.wait_sent()
+    sending.cancel()
+    _worker, [bad, good], faults = decode_results(sent[0])
+    assert (bad.outcome, bad.error.kind, good.outcome, faults) == (
+        Outcome.FAIL,
+        "Unwritable",
+        Outcome.DONE,
+        [],
+    )
+
+
+async def test_a_result_of_a_lost_attempt_is_not_sent():
+    """W6: before each record, results of lost attempts are dropped, and their leases are not ended."""
+    sent, released = [], []
+    held = {(2, 0, 0)}
+
+    class FakeTransport:
+        async def send_results(self, results):
+            sent.append([result.fence.id for result in results])
+            held.add((3, 0, 0))
+
+        async def send_heartbeat(self, heartbeat):
+            released.extend(heartbeat.tasks)
+
+    settled = []
+    reports = ResultSender(FakeTransport(), "w", settled.extend, lambda _keys: held)
+    sending = asyncio.ensure_future(reports.run())
+    for batch in ([1, 2], [1], [3]):
+        for number in batch:
+            fence = Fence(number, 0, "s", 0)
+            reports.add(StageResult(fence=fence, outcome=Outcome.DONE, context=Context.encode(None)))
+        await reports.wait_sent()
+    sending.cancel()
+    assert sent == [[2], [3]]
+    assert settled == released == [(2, 0, 0), (3, 0, 0)]

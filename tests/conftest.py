@@ -22,6 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from penstock.kafka.connection import admin_client
 from penstock.settings import Kafka
+from tests.support.open_connections import OpenConnections
 from tests.support.run_summary import RunSummary, add_summary
 from tests.support.scheduling import Scheduling
 from tests.support.secure_kafka import SecureKafka, start_secure_kafka
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     another run, which belongs to the user `postgres`, then cannot read its data when it restarts.
     """
     config.pluginmanager.register(RunSummary())
+    config.pluginmanager.register(OpenConnections())
     if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-tests-")
         config.stash[_TEMP_ROOT] = Path(os.environ["PYTEST_DEBUG_TEMPROOT"])

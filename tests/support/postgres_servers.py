@@ -159,7 +159,9 @@ class TlsFront:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._context.load_cert_chain(authority.file("server.pem"), authority.file("server.key"))
         self._server_port = server_port
-        self._open: set[asyncio.StreamWriter] = set()
+        # Below TLS: a TLS transport that was closed twice ignores `abort`.
+        self._open: set[asyncio.WriteTransport] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self.refused = 0
         self.secured = 0
         self.port = 0
@@ -171,11 +173,16 @@ class TlsFront:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for writer in self._open:
-            writer.transport.abort()
+        for transport in self._open:
+            transport.abort()
+        # Otherwise the event loop could end before its connections.
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        self._open.add(writer.transport)
         try:
             # SSLRequest. asyncpg sends cancel requests without it; they are refused too.
             if await reader.readexactly(8) != b"\x00\x00\x00\x08\x04\xd2\x16\x2f":
@@ -186,7 +193,7 @@ class TlsFront:
             await writer.start_tls(self._context)
             self.secured += 1
             there, back = await asyncio.open_connection("127.0.0.1", self._server_port)
-            self._open.add(back)
+            self._open.add(back.transport)
             await asyncio.gather(_pump(reader, back), _pump(there, writer))
         except (OSError, asyncio.IncompleteReadError):
             pass

@@ -114,6 +114,8 @@ class TargetCache:
     def __init__(self, settings: CallbacksSettings) -> None:
         self._settings = settings
         self._targets: OrderedDict[TargetId, Target] = OrderedDict()
+        # Dropped targets whose attempts are shown again after the next load.
+        self._changed: dict[TargetId, Target] = {}
         # How many targets share a URL.
         self._addresses: Counter[str] = Counter()
         self._partitions: frozenset[int] = frozenset()
@@ -147,11 +149,14 @@ class TargetCache:
 
     def put(self, target_id: TargetId, target: Target) -> None:
         """Adds or replaces a target; attempts that were not saved yet are kept."""
-        before = self._targets.get(target_id)
-        if before is not None and before.attempts:
-            last_s = target.attempts[-1].at_s if target.attempts else 0.0
-            target.attempts.extend(attempt for attempt in before.attempts if attempt.at_s > last_s)
-        self._addresses[target_id.url] += before is None
+        self._addresses[target_id.url] += target_id not in self._targets
+        before = self._targets.get(target_id) or self._changed.get(target_id)
+        self._changed.pop(target_id, None)
+        last_s = target.attempts[-1].at_s if target.attempts else 0.0
+        unsaved = [attempt for attempt in before.attempts if attempt.at_s > last_s] if before else []
+        if unsaved:
+            target.attempts.extend(unsaved)
+            self.unsaved_attempts.add(target_id)
         self._targets[target_id] = target
         self._targets.move_to_end(target_id)
 
@@ -162,6 +167,12 @@ class TargetCache:
         self._addresses[target_id.url] -= 1
         if not self._addresses[target_id.url]:
             del self._addresses[target_id.url]
+
+    def drop_changed(self, target_id: TargetId) -> None:
+        """Removes a target that an operator or another process has changed; `put` keeps its attempts."""
+        if (target := self._targets.get(target_id)) is not None:
+            self._changed[target_id] = target
+            self.drop(target_id)
 
     def evict(self, capacity: int, scan: int, in_flight: Callable[[TargetId], bool]) -> None:
         """Removes the least recently used targets beyond `capacity`.
@@ -194,6 +205,8 @@ class TargetCache:
         gone = [target_id for target_id, target in self._targets.items() if target.partition in partitions]
         for target_id in gone:
             self.drop(target_id)
+        for target_id in [name for name, target in self._changed.items() if target.partition in partitions]:
+            del self._changed[target_id]
         self.held = {target_id: None for target_id in self.held if target_id in self._targets}
 
     def is_hanging(self, target_id: TargetId) -> bool:
@@ -242,7 +255,7 @@ class TargetCache:
 
     def record_attempt(self, target_id: TargetId, attempt: Attempt) -> None:
         """Adds an attempt to those that operators see."""
-        if (target := self._targets.get(target_id)) is not None:
+        if (target := self._targets.get(target_id) or self._changed.get(target_id)) is not None:
             target.attempts.append(attempt)
             self.unsaved_attempts.add(target_id)
 

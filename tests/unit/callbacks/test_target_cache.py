@@ -241,6 +241,8 @@ async def test_a_change_that_wins_over_a_save_applies_to_callbacks_in_flight(
     rows.disabled.add(target_id)
     running = asyncio.create_task(targets.maintain())
     await wait_until(lambda: targets.cache.get(target_id) is None, timeout=30)
+    targets.cache.record_attempt(target_id, Attempt(2.0, "msg", 2, 5, 410, "the target answered 410"))
+    rows.lost.clear()
     targets.store.invalidate("default http://a/")
     await wait_until(lambda: targets.changed == [target_id], timeout=30)
     running.cancel()
@@ -248,6 +250,9 @@ async def test_a_change_that_wins_over_a_save_applies_to_callbacks_in_flight(
     target = targets.cache.get(target_id)
     assert target is not None
     assert target.disabled
+    # Operators see the attempts that were not saved before the change.
+    assert [attempt.status for attempt in target.attempts] == [200, 410]
+    assert rows.saved[-1] == [target_id]
 
 
 async def test_a_cached_target_is_read_again_with_the_partition_of_its_records(rows: Rows) -> None:

@@ -1,5 +1,47 @@
 CREATE SCHEMA penstock;
 
+CREATE FUNCTION penstock.advance_ids() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'penstock', 'pg_temp'
+    AS $$
+DECLARE
+    ids CONSTANT regclass := TG_ARGV[0];
+    lock CONSTANT bigint := hashtextextended('penstock.ids', 0);
+    minute CONSTANT bigint := 60000000;
+    server CONSTANT bigint := extract(epoch FROM pg_postmaster_start_time()) * 1000000;
+    clock_us bigint := extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00') * 1000000;
+    ahead bigint := pg_sequence_last_value('penstock.id_ahead');
+BEGIN
+    -- JavaScript reads ids below 2^53, which is the year 2311. A clock beyond 2^52 is wrong.
+    IF clock_us NOT BETWEEN 0 AND 4503599627370496 THEN
+        clock_us := 0;
+    END IF;
+    -- A millisecond is accepted, since no other server takes over within it. A sequence is not moved
+    -- more often.
+    IF pg_sequence_last_value('penstock.id_server') = server AND pg_sequence_last_value(ids) > clock_us + ahead - 1000 THEN
+        RETURN NULL;
+    END IF;
+    BEGIN
+        -- A session's lock: one of the transaction would make submissions wait for each other.
+        PERFORM pg_advisory_lock(lock);
+        ahead := greatest(pg_sequence_last_value('penstock.id_ahead'), 0);
+        IF pg_sequence_last_value('penstock.id_server') IS DISTINCT FROM server THEN
+            ahead := ahead + minute;
+            PERFORM setval('penstock.id_ahead', ahead);
+            PERFORM setval(each, greatest(pg_sequence_last_value(each) + minute, clock_us + ahead))
+            FROM unnest(ARRAY['penstock.task_id_seq', 'penstock.outbox_id_seq', 'penstock.release_id_seq']::regclass[]) AS each;
+            PERFORM setval('penstock.id_server', server);
+        ELSE
+            PERFORM setval(ids, greatest(pg_sequence_last_value(ids), clock_us + ahead));
+        END IF;
+        PERFORM pg_advisory_unlock(lock);
+    EXCEPTION WHEN query_canceled OR OTHERS THEN
+        PERFORM pg_advisory_unlock(lock);
+        RAISE;
+    END;
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION penstock.backlog_state(state text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
@@ -383,6 +425,20 @@ COMMENT ON COLUMN penstock.history_part.sealed_at IS 'since when no task is move
 
 COMMENT ON COLUMN penstock.history_part.archived_at IS 'when its object had been read back and found whole';
 
+CREATE SEQUENCE penstock.id_ahead
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+CREATE SEQUENCE penstock.id_server
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
 CREATE TABLE penstock.ingested (
     topic text NOT NULL,
     partition integer NOT NULL,
@@ -664,7 +720,13 @@ CREATE INDEX task_running ON penstock.task USING btree (lease_partition) WHERE (
 
 CREATE INDEX task_scheduled ON penstock.task USING btree (due_at) WHERE (state = 'scheduled'::text);
 
+CREATE TRIGGER outbox_ids BEFORE INSERT ON penstock.outbox FOR EACH STATEMENT EXECUTE FUNCTION penstock.advance_ids('penstock.outbox_id_seq');
+
+CREATE TRIGGER release_ids BEFORE INSERT ON penstock.release FOR EACH STATEMENT EXECUTE FUNCTION penstock.advance_ids('penstock.release_id_seq');
+
 CREATE TRIGGER task_deleted AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS old_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_deleted();
+
+CREATE TRIGGER task_ids BEFORE INSERT ON penstock.task FOR EACH STATEMENT EXECUTE FUNCTION penstock.advance_ids('penstock.task_id_seq');
 
 CREATE TRIGGER task_inserted AFTER INSERT ON penstock.task REFERENCING NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_inserted();
 

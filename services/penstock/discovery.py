@@ -112,15 +112,17 @@ def data_dir_here() -> Path:
     return Path(os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR).absolute()
 
 
-def local_environment(data_dir: Path | None = None) -> dict[str, str]:
+def local_environment(data_dir: Path | None = None, *, required: bool = True) -> dict[str, str]:
     """Returns the settings of the deployment in a data directory; empty if there is none.
 
     Args:
         data_dir: the data directory; None is `data_dir_here()`.
+        required: refuse a stopped deployment, because the caller would use the default addresses,
+            where another deployment may listen.
 
     Raises:
         SettingsError: `data_dir` or PENSTOCK_DATA_DIR names a directory in which no deployment
-            runs.
+            runs, or the deployment in `.penstock` is stopped.
     """
     named = data_dir is not None or bool(os.environ.get(DATA_DIR_VARIABLE))
     directory = data_dir_here() if data_dir is None else data_dir.absolute()
@@ -129,5 +131,10 @@ def local_environment(data_dir: Path | None = None) -> dict[str, str]:
         raise SettingsError(
             f"no `penstock up` of this user runs in {directory}: start one with --data-dir {directory}, "
             f"or correct {DATA_DIR_VARIABLE if data_dir is None else '--data-dir'}"
+        )
+    if addresses is None and required and (directory / "lock").exists():
+        raise SettingsError(
+            f"the deployment in {directory} is stopped: start it with `penstock up`, or name another one by its gateway "
+            "(--gateway or PENSTOCK_GATEWAY) or its servers (PENSTOCK_KAFKA, PENSTOCK_POSTGRES)"
         )
     return addresses.environment() if addresses else {}

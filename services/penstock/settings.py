@@ -131,7 +131,8 @@ _TOKEN_SETTINGS = ("kafka_token_url", "kafka_client_id", "kafka_client_secret_fi
 _OPTIONAL = ("kafka_password_file", "kafka_password", "kafka_scope")
 _FILES = (*_TLS_SETTINGS, "kafka_password_file", "kafka_client_secret_file")
 
-_ADDRESSES = ("kafka", "postgres", "prefix", "objects")
+# Settings that name a deployment.
+ADDRESSES = ("kafka", "postgres", "prefix", "objects")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +190,7 @@ class Kafka(Settings):
         if environ is None:
             environ = os.environ
             configured = any(
-                overrides.get(name) or environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in _ADDRESSES
+                overrides.get(name) or environ.get(ENVIRONMENT_PREFIX + name.upper()) for name in ADDRESSES
             )
             environ = environ if configured else {**environ, **local_environment()}
         return super().load(environ, **overrides)

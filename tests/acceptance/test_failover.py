@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checks.app import check
 from penstock.client import Client
-from penstock.errors import PostgresUnavailable, SessionLost
+from penstock.errors import PenstockError, PostgresUnavailable, SessionLost
 from penstock.gateway import types
 from penstock.gateway.settings import GatewaySettings
 from penstock.local.deployment import Deployment, Options
@@ -101,6 +101,93 @@ async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix
         await wait_until(ended, timeout=90, what="every task has ended")
         found = await check(Platform(**deployment_settings, postgres=url))
         assert found.clean, found
+
+
+@pytest.mark.long
+async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_servers, prefix, pair, tmp_path):
+    """O10, S11: the standby has not received the last 150 tasks when the primary is killed and it is
+    promoted, without a step by an operator. Records of the lost tasks are on Kafka; each task of
+    the new primary succeeds with its own result, no id repeats, and the check is clean."""
+    primary, standby = pair
+    url = servers_url(standby, primary)
+    options = Options(
+        data_dir=tmp_path / "deployment",
+        kafka=kafka_servers,
+        postgres=url,
+        prefix=prefix,
+        gateway_port=0,
+        replicas=SERVICES,
+        environment={
+            "PENSTOCK_SESSION_TIMEOUT_S": "6",
+            "PENSTOCK_RECHECK_S": "2",
+            "PENSTOCK_RECOUNT_S": "5",
+        },
+    )
+    async with Deployment(options) as deployment, AsyncExitStack() as stack:
+        deployment_settings = {
+            "kafka": kafka_servers,
+            "prefix": prefix,
+            "objects": deployment.addresses.objects,
+        }
+        worker = Worker(WorkerSettings(**deployment_settings, pool=8))
+
+        @worker.stage("t.start")
+        async def start(task):
+            await asyncio.sleep(0.1)
+            return Done(task.context)
+
+        async with open_pool(url, "test") as pool:
+            await register(pool, TaskType(name="t", partitions=2, lease_ms=5000))
+        client = await stack.enter_async_context(Client(deployment.gateway_url))
+
+        async def submit(begin, count):
+            drafts = [{"type": "t", "context": begin + n} for n in range(count)]
+            return {task.id for task in await client.submit_many(drafts)}
+
+        async def count(server, where):
+            return await server.ask(f"SELECT count(*) FROM penstock.task WHERE {where}")
+
+        await stack.enter_async_context(running_service(worker.serve))
+        kept = await submit(0, TASKS)
+        await wait_until(lambda: count(primary, "state = 'succeeded'"), what="tasks flow")
+        await primary.ask("ALTER SYSTEM RESET synchronous_standby_names")
+        await primary.ask("SELECT pg_reload_conf()")
+        await standby.ask("ALTER SYSTEM SET primary_conninfo = ''")
+        await standby.ask("SELECT pg_reload_conf()")
+        await wait_until(lambda: detached(primary), what="the standby receives nothing more")
+        lost = await submit(1000, 150)
+
+        async def some_lost_tasks_ended():
+            return await count(primary, "state = 'succeeded'") > TASKS
+
+        await wait_until(some_lost_tasks_ended, timeout=90, what="lost tasks run")
+        primary.kill()
+        await standby.ask("SELECT pg_promote()")
+        new = set()
+
+        async def submitted_again():
+            try:
+                new.update(await submit(5000, 150))
+            except PenstockError:
+                return False
+            return True
+
+        await wait_until(submitted_again, timeout=90, what="the gateway submits to the promoted standby")
+        assert not new & lost
+        assert not kept & lost
+
+        async def ended():
+            return await count(standby, "finished_at IS NULL") == 0
+
+        await wait_until(ended, timeout=120, what="every task has ended")
+        assert await count(standby, "state = 'succeeded'") == len(kept) + len(new)
+        assert await count(standby, "result IS DISTINCT FROM context") == 0
+        found = await check(Platform(**deployment_settings, postgres=url))
+        assert found.clean, found
+
+
+async def detached(primary):
+    return await primary.ask("SELECT count(*) FROM pg_stat_replication") == 0
 
 
 async def test_connections_leave_a_read_only_server(pair, monkeypatch):

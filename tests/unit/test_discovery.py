@@ -71,16 +71,43 @@ def test_addresses_of_a_killed_owner_are_ignored_while_the_next_one_starts(nobod
 
 
 def test_worker_and_client_find_the_deployment_of_their_directory(nobody: str) -> None:
-    """O1: they find it without settings; after its end the defaults apply."""
+    """O1: they find it without settings."""
     owned = deployed(Path(".penstock"), nobody)
     found = Worker().settings
     assert (found.kafka, found.prefix) == (nobody, "x.")
     assert found.objects == f"file://{Path('.penstock')}/objects"
     assert SyncClient().url == f"http://{nobody}"
     owned.close()
+
+
+def test_without_a_deployment_the_defaults_apply() -> None:
+    """O1: a directory that never had a deployment."""
     assert Worker().settings.kafka == "127.0.0.1:9092"
     assert SyncClient().url == "http://127.0.0.1:8420"
     assert local_environment() == {}
+
+
+def test_a_stopped_deployment_is_not_taken_for_another(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O1: another deployment may listen at the default addresses. Worker, client and every verb refuse
+    and name the directory; whoever names servers or a gateway is not refused."""
+    deployed(Path(".penstock"), nobody).close()
+    stopped = rf"the deployment in {Path('.penstock').absolute()} is stopped: start it with `penstock up`"
+    with pytest.raises(SettingsError, match=stopped):
+        SyncClient()
+    with pytest.raises(SettingsError, match=stopped):
+        _ = Worker().settings
+    for verb in (["list"], ["tasks", "cancel", "--type", "t"], ["check"], ["migrate"], ["topics"]):
+        outcome = CliRunner().invoke(cli, verb)
+        assert outcome.exit_code == 6, outcome.output
+        assert "is stopped: start it with `penstock up`" in outcome.stderr
+
+    assert SyncClient("http://127.0.0.1:1").url == "http://127.0.0.1:1"
+    assert Platform.load(kafka=nobody).kafka == nobody
+    assert CliRunner().invoke(cli, ["topics", "--kafka", nobody]).exit_code == 5
+    assert CliRunner().invoke(cli, ["list", "--gateway", "http://127.0.0.1:1"]).exit_code == 5
+    monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
+    assert CliRunner().invoke(cli, ["list"]).exit_code == 5
+    assert SyncClient().url == "http://127.0.0.1:1"
 
 
 def test_a_worker_finds_the_deployment_it_is_told(

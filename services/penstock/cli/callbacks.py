@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import gateway_option, open_client
 from penstock.cli.output import (
     DEFAULT_LIMIT,
@@ -112,10 +113,15 @@ def _no_callbacks_text(filters: Mapping[str, Any]) -> str:
 )
 @click.option("--rate", type=Rate(), help="The most callbacks a second. Default: no limit.")
 @click.option("--dry-run", is_flag=True, help="Count the callbacks and show some, but replay none.")
+@yes_option
 @gateway_option
 @json_option
-def replay(ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool, **options: Any) -> None:
+def replay(
+    ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool, yes: bool, **options: Any
+) -> None:
     """Requeues dead callbacks, by id or by filter; the status is 4 if none matches.
+
+    With a filter the command counts the callbacks and asks first; --yes does not ask.
 
     A replayed callback keeps counting its attempts, and its retry schedule starts again. Replaying
     twice is safe, because a replayed callback is no longer dead. This is also the redrive of the
@@ -124,6 +130,11 @@ def replay(ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool
     filters = [options[name] for name in ("target", "task_id", "since", "until") if options[name] is not None]
     if not ids and not filters:
         raise click.UsageError("give ids, --target, --task, --since or --until")
+    if not (ids or dry_run or yes):
+        with open_client(gateway) as client:
+            preview = client.replay(None, **options, dry_run=True)
+        if preview.count:
+            confirm(f"{_count_text(preview)} callbacks would be replayed")
     with open_client(gateway) as client, progress(quiet=json_ or dry_run) as bar:
         task = bar.add_task("replaying", total=None)
         outcome = client.replay(
@@ -154,8 +165,7 @@ def _not_found(state: str, *, one_namespace: bool) -> NotFound:
 
 
 def _print_outcome(outcome: Replayed, *, dry_run: bool) -> None:
-    count = f"{outcome.count:,}" if outcome.complete else f"more than {outcome.count:,}"
-    click.echo(f"{count} callbacks {'would be' if dry_run else 'are'} replayed")
+    click.echo(f"{_count_text(outcome)} callbacks {'would be' if dry_run else 'are'} replayed")
     for callback in outcome.examples if dry_run else ():
         click.echo(f"  {callback['id']} to {callback['target']}")
     if outcome.held:
@@ -163,3 +173,7 @@ def _print_outcome(outcome: Replayed, *, dry_run: bool) -> None:
         click.echo(
             f"{outcome.held:,} of them {'would be' if dry_run else 'are'} held, because their targets are disabled: {urls}"
         )
+
+
+def _count_text(outcome: Replayed) -> str:
+    return f"{outcome.count:,}" if outcome.complete else f"more than {outcome.count:,}"

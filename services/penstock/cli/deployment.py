@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -12,7 +12,7 @@ import click
 
 from penstock.discovery import DATA_DIR_VARIABLE, data_dir_here, local_environment
 from penstock.errors import Fatal, Unavailable
-from penstock.settings import ENVIRONMENT_PREFIX, Settings
+from penstock.settings import ADDRESSES, ENVIRONMENT_PREFIX, Settings
 
 _DATA_DIR = "penstock.data_dir"
 
@@ -37,25 +37,34 @@ data_dir_option = click.option(
 )
 
 
-def environment() -> dict[str, str]:
+def environment(*names: str, given: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The variables that name the deployment's servers.
 
     The option --data-dir overrides the environment, and the environment overrides a deployment in
     the default directory.
 
+    Args:
+        names: settings that name a deployment; with one of them given or in the environment, a
+            stopped deployment in the default directory is ignored.
+        given: options of the command line.
+
     Raises:
-        SettingsError: no deployment runs in the directory of --data-dir.
+        SettingsError: no deployment runs in the directory of --data-dir, or the deployment in the
+            default directory is stopped.
     """
-    return {name: value for layer in reversed(_layers()) for name, value in layer[1].items()}
+    layers = _layers(names, given or {})
+    return {name: value for layer in reversed(layers) for name, value in layer[1].items()}
 
 
-def _layers() -> list[tuple[str, Mapping[str, str]]]:
+def _layers(names: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
     """Sources of variables with their descriptions; the first that has a variable decides."""
     data_dir: Path | None = click.get_current_context().meta.get(_DATA_DIR)
     variables = {name: value for name, value in os.environ.items() if value}
     if data_dir is not None:
         return [(f"the deployment in {data_dir.absolute()}", local_environment(data_dir)), ("", variables)]
-    return [("", variables), (f"the deployment in {data_dir_here()}", local_environment())]
+    named = any(given.get(name) or variables.get(ENVIRONMENT_PREFIX + name.upper()) for name in names)
+    local = local_environment(required=not named)
+    return [("", variables), (f"the deployment in {data_dir_here()}", local)]
 
 
 class DeploymentSettings(Generic[Kind]):
@@ -69,13 +78,13 @@ class DeploymentSettings(Generic[Kind]):
         settings: the settings.
 
     Raises:
-        SettingsError: a setting is wrong.
+        SettingsError: a setting is wrong, or the deployment of this directory is stopped.
     """
 
     def __init__(self, kind: type[Kind], options: Mapping[str, Any]) -> None:
         self._options = options
-        self._layers = _layers()
-        self.settings: Kind = kind.load(environment(), **options)
+        self._layers = _layers(ADDRESSES, options)
+        self.settings: Kind = kind.load(environment(*ADDRESSES, given=options), **options)
 
     @contextmanager
     def explaining_errors(self, *names: str) -> Iterator[Kind]:

@@ -34,7 +34,7 @@ def open_client(url: str | None) -> SyncClient:
     Raises:
         SettingsError: no deployment runs in the data directory, or the address is no URL.
     """
-    return SyncClient(url or environment().get("PENSTOCK_GATEWAY"), patience_s=PATIENCE_S)
+    return SyncClient(url or environment("gateway").get("PENSTOCK_GATEWAY"), patience_s=PATIENCE_S)
 
 
 def labels_of(pairs: tuple[str, ...]) -> dict[str, str]:

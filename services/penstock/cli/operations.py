@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import gateway_option, labels_of, open_client
 from penstock.cli.output import (
     DEFAULT_LIMIT,
@@ -82,6 +83,7 @@ _OPTIONS = (
         help="The most tasks a second. Default: no limit.",
     ),
     click.option("--dry-run", is_flag=True, help="Count the tasks and show some, but change none."),
+    yes_option,
     click.option("--by", help="The name of the operator, for the audit. Default: user@host."),
     gateway_option,
     json_option,
@@ -100,7 +102,8 @@ def tasks() -> None:
 
     The gateways carry an operation on even when this command ends. `penstock audit` lists the
     operations, and `penstock tasks stop` stops one. `penstock tasks why` explains why a task is
-    waiting.
+    waiting. A verb with a filter counts the tasks and asks before it changes them; --yes does not
+    ask.
     """
 
 
@@ -158,6 +161,12 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
     if not task_filter.to_wire():
         raise click.UsageError("give ids, or a filter such as --type")
     dry_run, json_ = options["dry_run"], options["json_"]
+    if not (dry_run or options["yes"] or task_filter.ids):
+        with open_client(options["gateway"]) as client:
+            preview = client.operate(verb, task_filter, priority=priority, dry_run=True)
+        if not preview.count:
+            raise _not_found(verb)
+        confirm(_preview_text(verb, preview))
     operation_ids: list[str] = []
     with open_client(options["gateway"]) as client, progress(quiet=json_ or dry_run) as bar:
         task = bar.add_task(str(verb), total=None)
@@ -186,19 +195,28 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
     if outcome.error is not None:
         raise PenstockError(f"operation {outcome.id} failed: {outcome.error}")
     if not outcome.count:
-        raise NotFound(f"no task matches that can be {_PARTICIPLES[verb]}; `penstock list` lists tasks")
+        raise _not_found(verb)
+
+
+def _not_found(verb: Verb) -> NotFound:
+    return NotFound(f"no task matches that can be {_PARTICIPLES[verb]}; `penstock list` lists tasks")
+
+
+def _preview_text(verb: Verb, outcome: Operated) -> str:
+    count = f"{outcome.count:,}" if outcome.complete else f"at least {outcome.count:,}"
+    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
+    return f"{count} tasks would be {_PARTICIPLES[verb]}{states}"
 
 
 def _print_outcome(verb: Verb, outcome: Operated) -> None:
-    count = f"{outcome.count:,}" if outcome.complete else f"at least {outcome.count:,}"
-    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
     if outcome.id is None:
-        click.echo(f"{count} tasks would be {_PARTICIPLES[verb]}{states}")
+        click.echo(_preview_text(verb, outcome))
         for task in outcome.examples:
             click.echo(f"  {task['id']} ({task['type']}, {task['stage']}, {task['state']})")
         return
+    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
     suffix = "" if outcome.state == "done" else f"; the operation is {outcome.state}"
-    click.echo(f"{count} tasks {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
+    click.echo(f"{outcome.count:,} tasks {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
 
 
 @tasks.command()

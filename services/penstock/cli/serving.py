@@ -12,12 +12,13 @@ from typing import Any
 import click
 
 from penstock import logs, process
+from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.gateway import without_empty
 from penstock.cli.output import counts_text, json_option, print_document, table
 from penstock.cli.param_types import Whole
 from penstock.cli.topics import kafka_option, prefix_option
-from penstock.discovery import DATA_DIR_VARIABLE
+from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 from penstock.errors import CannotStart, PenstockError
 from penstock.settings import Platform
 
@@ -74,7 +75,10 @@ def extra(name: str, feature: str) -> Iterator[None]:
     envvar=DATA_DIR_VARIABLE,
     help=f"The directory of all data. Default: ${DATA_DIR_VARIABLE}, or else .penstock",
 )
-@click.option("--fresh", is_flag=True, help="Delete the data of earlier runs in the data directory.")
+@click.option(
+    "--fresh", is_flag=True, help="Delete the data of earlier runs in the data directory, after asking."
+)
+@yes_option
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
@@ -88,7 +92,7 @@ def extra(name: str, feature: str) -> Iterator[None]:
     help="Start only this service. The option is repeatable.",
 )
 @click.pass_context
-def up(ctx: click.Context, /, port: int | None, only: tuple[str, ...], **options: Any) -> None:
+def up(ctx: click.Context, /, port: int | None, only: tuple[str, ...], yes: bool, **options: Any) -> None:
     """Runs a whole deployment on this machine until Ctrl-C.
 
     The command starts a Kafka broker, a PostgreSQL server and every service, each as a process of
@@ -97,6 +101,9 @@ def up(ctx: click.Context, /, port: int | None, only: tuple[str, ...], **options
     with extra("embedded", "a local deployment"):
         from penstock.local.deployment import Options  # noqa: PLC0415 (optional packages)
         from penstock.local.up import up as run_up  # noqa: PLC0415 (optional packages)
+    data_dir = (options["data_dir"] or DEFAULT_DATA_DIR).absolute()
+    if options["fresh"] and not yes and (data_dir / "lock").exists():
+        confirm(f"all tasks, records and objects in {data_dir} would be deleted")
     settings = without_empty(**options, gateway_port=port, replicas=dict.fromkeys(only, 1) if only else None)
     with extra("embedded", "a local deployment"):
         ctx.exit(asyncio.run(run_up(Options(**settings))))

@@ -60,7 +60,8 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
 
     Raises:
         SettingsError: the API key is empty, its file cannot be read, the address is no http:// or
-            https:// URL, or no deployment runs in PENSTOCK_DATA_DIR.
+            https:// URL, no deployment runs in PENSTOCK_DATA_DIR, or the deployment in `.penstock` is
+            stopped.
 
     Every method can raise these errors:
         Unauthenticated: the API key is not valid.

@@ -19,6 +19,7 @@ from tests.support.gateways import running_gateway
 from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
+from penstock.cli import confirmation
 from penstock.cli.main import cli
 from penstock.client import Client, TaskFilter
 from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
@@ -227,7 +228,7 @@ async def test_a_running_local_deployment_is_found(penstock: Invoke, monkeypatch
     runs in this directory."""
     url = os.environ["PENSTOCK_GATEWAY"]
     monkeypatch.delenv("PENSTOCK_GATEWAY")
-    monkeypatch.setattr("penstock.cli.deployment.local_environment", lambda: {"PENSTOCK_GATEWAY": url})
+    monkeypatch.setattr("penstock.cli.deployment.local_environment", lambda **_: {"PENSTOCK_GATEWAY": url})
     assert (await penstock("types")).exit_code == 0
 
 
@@ -276,6 +277,34 @@ async def test_the_gateway_runs_as_a_process(
             await process.wait()
 
 
+async def test_a_change_by_filter_is_confirmed(penstock: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: with a filter each verb says how many tasks it would change, and changes none until
+    somebody agrees. Without a terminal it is refused without --yes. Ids are not asked about."""
+    for _ in range(3):
+        await penstock("submit", "media")
+    selections = (
+        ("cancel", "--type", "media"),
+        ("pause", "--label", "a=b", "--type", "media"),
+        ("reprioritise", "--type", "media", "--to", "high"),
+    )
+    refused = await penstock("tasks", *selections[0])
+    assert refused.exit_code == 2
+    assert "3 tasks would be cancelled (3 ready): look at them with --dry-run" in refused.stderr
+    assert "--yes" in refused.stderr
+    assert (await penstock("tasks", *selections[1])).exit_code == 4
+    assert (await penstock("tasks", *selections[2], "--json")).exit_code == 2
+
+    monkeypatch.setattr(confirmation, "is_interactive", lambda: True)
+    declined = await penstock("tasks", *selections[0], input="n\n")
+    assert declined.exit_code == 1
+    assert "3 tasks would be cancelled (3 ready). Go on?" in declined.stderr
+    assert (await penstock("audit")).stdout == "no operations\n"
+    agreed = await penstock("tasks", *selections[0], input="y\n")
+    assert "3 tasks cancelled (3 ready), operation " in agreed.stdout
+    [task] = documents(await penstock("submit", "media", "--json"))
+    assert "1 tasks paused" in (await penstock("tasks", "pause", str(task["id"]))).stdout
+
+
 async def test_tasks_are_changed_by_filter_and_audited(penstock: Invoke, database: str) -> None:
     """F5, O2c, O8: each verb changes tasks by filter or id, after a dry run if asked. No match
     gives status 4. The audit shows the actor, verb and count, and a running operation can be
@@ -292,7 +321,8 @@ async def test_tasks_are_changed_by_filter_and_audited(penstock: Invoke, databas
     assert result.stdout.splitlines()[0] == "3 tasks would be paused (3 ready)"
     assert result.stdout.splitlines()[1] == f"  {ids[0]} (media, probe, ready)"
     assert (await penstock("audit")).stdout == "no operations\n"
-    assert "3 tasks paused (3 ready), operation " in (await penstock("tasks", "pause", *selection)).stdout
+    paused = await penstock("tasks", "pause", *selection, "--yes")
+    assert "3 tasks paused (3 ready), operation " in paused.stdout
     assert (await penstock("tasks", "pause", *selection)).exit_code == 4
     [document] = documents(
         await penstock("tasks", "reprioritise", str(ids[0]), "--to", "high", "--by", "ann", "--json")
@@ -300,11 +330,26 @@ async def test_tasks_are_changed_by_filter_and_audited(penstock: Invoke, databas
     assert (document["count"], document["found_in"], document["state"]) == (1, {"paused": 1}, "done")
     [shown] = documents(await penstock("get", str(ids[0]), "--json"))
     assert (shown["priority"], shown["state"]) == ("HIGH", "paused")
-    assert "3 tasks resumed" in (await penstock("tasks", "resume", *selection, "--rate", "1000")).stdout
+    assert (
+        "3 tasks resumed" in (await penstock("tasks", "resume", *selection, "--rate", "1000", "--yes")).stdout
+    )
     await set_state(database, "failed", *ids[:2])
-    again = ("tasks", "recover", "--type", "media", "--stage", "probe", "--created-since", "2026-01-01")
+    again = (
+        "tasks",
+        "recover",
+        "--type",
+        "media",
+        "--stage",
+        "probe",
+        "--created-since",
+        "2026-01-01",
+        "--yes",
+    )
     assert "2 tasks recovered (2 failed)" in (await penstock(*again)).stdout
-    assert "4 tasks cancelled (4 ready)" in (await penstock("tasks", "cancel", "--type", "media")).stdout
+    assert (
+        "4 tasks cancelled (4 ready)"
+        in (await penstock("tasks", "cancel", "--type", "media", "--yes")).stdout
+    )
 
     for wrong in (
         ("tasks", "cancel"),
@@ -321,7 +366,6 @@ async def test_tasks_are_changed_by_filter_and_audited(penstock: Invoke, databas
         ("recover", 2),
         ("resume", 3),
         ("reprioritise", 1),
-        ("pause", 0),
         ("pause", 3),
     ]
     assert entries[3]["by"] == "ann"
@@ -397,7 +441,11 @@ async def test_targets_are_changed_and_callbacks_replayed(penstock: Invoke, data
     assert "2 held callbacks will be sent" in (await penstock("targets", "enable", url)).stdout
     [answer] = documents(await penstock("targets", "limit", url, "none", "--json"))
     assert answer["target"]["rate"] is None
-    [replayed] = documents(await penstock("callbacks", "replay", "--task", "3", "--rate", "5", "--json"))
+    unasked = await penstock("callbacks", "replay", "--task", "3")
+    assert unasked.exit_code == 2
+    assert "callbacks would be replayed: look at them with --dry-run" in unasked.stderr
+    by_task = ("--task", "3", "--rate", "5", "--yes")
+    [replayed] = documents(await penstock("callbacks", "replay", *by_task, "--json"))
     assert (replayed["count"], replayed["held"], replayed["dry_run"]) == (1, 0, False)
     states = {
         one["id"]: one["state"]
@@ -458,10 +506,10 @@ async def test_the_namespace_option_selects_a_target(penstock: Invoke, database:
     finally:
         await connection.close()
     assert documents(await penstock("callbacks", "list", "--namespace", "default", "--json")) == []
-    no_match = await penstock("callbacks", "replay", "--target", url)
+    no_match = await penstock("callbacks", "replay", "--target", url, "--yes")
     assert no_match.exit_code == 4
     assert "--namespace" in no_match.stderr
     assert (
         "1 callbacks are replayed"
-        in (await penstock("callbacks", "replay", "--target", url, *namespace)).stdout
+        in (await penstock("callbacks", "replay", "--target", url, *namespace, "--yes")).stdout
     )

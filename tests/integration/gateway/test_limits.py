@@ -134,7 +134,7 @@ async def test_the_command_line_sets_limits_and_concurrency_keys(penstock):
     assert shown["key"] == "acme"
     await penstock("submit", "media", "--key", "other")
     assert [one["id"] for one in documents(await penstock("list", "--key", "acme", "--json"))] == [task["id"]]
-    [paused] = documents(await penstock("tasks", "pause", "--key", "acme", "--json"))
+    [paused] = documents(await penstock("tasks", "pause", "--key", "acme", "--yes", "--json"))
     assert (paused["count"], paused["found_in"]) == (1, {"ready": 1})
     [states] = documents(await penstock("list", "--key", "other", "--json"))
     assert states["state"] == "ready"

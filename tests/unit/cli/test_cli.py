@@ -319,3 +319,15 @@ async def test_the_client_refuses_a_rate_that_json_turns_into_null(rate: float) 
             with pytest.raises(InvalidRecord, match="is not a number above 0") as refused:
                 await coroutine
             assert refused.value.pointer == "/rate"
+
+
+def test_up_asks_before_it_deletes(tmp_path: Path) -> None:
+    """O8: `up --fresh` names the directory whose data it would delete; without a terminal it is refused."""
+    kept = tmp_path / "data" / "objects" / "one"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("an object")
+    (tmp_path / "data" / "lock").write_text("1")
+    outcome = CliRunner().invoke(cli, ["up", "--fresh", "--data-dir", str(tmp_path / "data")])
+    assert outcome.exit_code == 2
+    assert f"all tasks, records and objects in {tmp_path / 'data'} would be deleted" in outcome.stderr
+    assert kept.exists()

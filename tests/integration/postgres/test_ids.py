@@ -1,0 +1,117 @@
+"""No id is given twice, whatever the database went back to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.postgres import tasks
+from penstock.postgres.connection import open_pool
+from penstock.postgres.types import TaskType, register
+
+SEQUENCES = ("task_id_seq", "outbox_id_seq", "release_id_seq", "id_server", "id_ahead")
+# Microseconds: the ids of an hour.
+HOUR = 3600 * 1_000_000
+
+
+@pytest.fixture
+async def pool(database):
+    async with open_pool(database, "test", size=8) as pool:
+        await register(pool, TaskType(name="t"))
+        yield pool
+
+
+async def submit(pool, count):
+    """Submits in one statement; returns the ids in the order of the batch."""
+    batch = [Submission(type="t", context=Context.encode(n)) for n in range(count)]
+    return [found.id for found in await tasks.submit(pool, batch)]
+
+
+async def snapshot(pool):
+    """What a replica or a backup has: the last ids, and the last values of the sequences."""
+    rows = {
+        name: await pool.fetchval(f"SELECT coalesce(max(id), 0) FROM {name}") for name in ("task", "outbox")
+    }
+    return rows, {
+        name: await pool.fetchrow(f"SELECT last_value, is_called FROM {name}") for name in SEQUENCES
+    }
+
+
+async def go_back(pool, to):
+    """Makes the database what it was, as a restore or the promotion of a lagging replica does."""
+    rows, sequences = to
+    for name, last in rows.items():
+        await pool.execute(f"DELETE FROM {name} WHERE id > $1", last)
+    for name, (last, called) in sequences.items():
+        await pool.execute("SELECT setval($1::text::regclass, $2, $3)", f"penstock.{name}", last, called)
+
+
+async def test_ids_rise_and_are_exact_in_javascript(pool):
+    """S3, O10: ids rise with the order of submission, also over many statements, and are below 2^53."""
+    found = [task_id for _ in range(50) for task_id in await submit(pool, 7)]
+    assert found == sorted(set(found))
+    assert found[-1] < 2**53
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.integers(1, 40), st.just("snapshot"), st.just("back")), max_size=12))
+def test_property_no_id_is_given_twice(database, steps):
+    """O10: batches, snapshots and returns to any of them, in any order: each id is given once."""
+
+    async def play():
+        async with open_pool(database, "test") as pool:
+            await register(pool, TaskType(name="t"))
+            given_ids, snapshots = set(), [await snapshot(pool)]
+            for step in steps:
+                if step == "snapshot":
+                    snapshots.append(await snapshot(pool))
+                elif step == "back":
+                    await go_back(pool, snapshots[len(given_ids) % len(snapshots)])
+                else:
+                    found = await submit(pool, step)
+                    assert not given_ids & set(found)
+                    given_ids |= set(found)
+
+    asyncio.run(play())
+
+
+async def test_another_server_skips_ids_that_ran_ahead_of_its_clock(pool):
+    """O10: the clock of the lost server was an hour ahead. The server that takes over gives none of
+    the ids that were given after its last record, for tasks, outbox and releases."""
+    await submit(pool, 1)
+    for name in SEQUENCES[:3]:
+        await pool.execute("SELECT setval($1::text::regclass, nextval($1::text::regclass) + $2)", name, HOUR)
+    [last] = await submit(pool, 1)
+    assert last > HOUR
+    before = await snapshot(pool)
+    lost = await submit(pool, 1000)
+    assert lost == list(range(last + 1, last + 1001))
+    await go_back(pool, before)
+    # The replica has a process of its own, so its server started at another time.
+    await pool.execute("SELECT setval('id_server', (SELECT last_value - 1 FROM id_server))")
+    [first] = await submit(pool, 1)
+    assert first > lost[-1]
+    for name in ("outbox", "release"):
+        after = await pool.fetchval(f"SELECT last_value FROM {name}_id_seq")
+        assert after >= before[1][f"{name}_id_seq"]["last_value"] + 60 * 1_000_000
+
+
+async def test_concurrent_submissions_never_meet(pool):
+    """O10: many sessions give ids while the sequence is moved again and again; none is refused, none
+    is equal to another."""
+    first = await snapshot(pool)
+
+    async def submit_often():
+        return [task_id for _ in range(40) for task_id in await submit(pool, 3)]
+
+    found = await asyncio.gather(*(submit_often() for _ in range(8)))
+    every = [task_id for ids in found for task_id in ids]
+    assert len(set(every)) == len(every) == 8 * 40 * 3
+    assert all(ids == sorted(ids) for ids in found)
+    assert await pool.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted") == 0
+    assert (await snapshot(pool))[1] != first[1]

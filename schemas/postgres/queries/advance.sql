@@ -17,14 +17,22 @@ FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, st
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 
 -- name: late_attempts
--- Attempts that expired before their result came, and whose stage is not finished since.
-SELECT t.id, t.step, t.stage, a.attempt, t.attempt AS now_at
+-- Attempts that expired before their result came, and whose stage is not finished since. `now_at` is
+-- the attempt that the result ends. A task whose last attempt expired has no further attempt, so the
+-- result ends the one that would have followed.
+SELECT t.id, t.step, t.stage, a.attempt,
+       t.attempt + (t.state IN ('failed', 'quarantined'))::integer AS now_at
 FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[]) AS i (id, step, stage, attempt)
-JOIN task t ON t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt > i.attempt
+JOIN task t ON t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt >= i.attempt
 JOIN attempt a ON a.task_id = i.id AND a.step = i.step AND a.attempt = i.attempt AND a.outcome = 'expired'
 JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
-  AND t.state IN ('scheduled', 'ready', 'paused', 'queued', 'running') AND y.late_results = 'accept';
+  AND y.late_results = 'accept'
+  AND (t.attempt > i.attempt AND t.state IN ('scheduled', 'ready', 'paused', 'queued', 'running')
+       -- A stage that its handler failed is finished; one that only lost its last worker is not.
+       OR t.state IN ('failed', 'quarantined')
+          AND EXISTS (SELECT FROM attempt l WHERE l.task_id = t.id AND l.step = t.step AND l.attempt = t.attempt
+                      AND l.outcome = 'expired'));
 
 -- name: advance
 -- Moves every task that is still in the attempt that ended, writes the attempt's history and wakes
@@ -68,9 +76,12 @@ WITH input AS (
     -- By primary key first: the statistics of a queue are always stale, and a plan that trusts them
     -- is quadratic.
     WHERE t.id = ANY ($1::bigint[])
-      AND t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt = i.attempt
-      -- A late result may end an attempt that has not begun.
-      AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready', 'paused')))
+      AND t.id = i.id AND t.step = i.step AND t.stage = i.stage
+      -- A late result may end an attempt that has not begun, also the one that would have followed
+      -- the last.
+      AND (t.attempt = i.attempt
+           AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready', 'paused')))
+           OR $20::boolean AND t.attempt = i.attempt - 1 AND t.state IN ('failed', 'quarantined'))
       -- A lease that moved to another worker is not this worker's to lose.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,

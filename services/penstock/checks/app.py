@@ -52,7 +52,7 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
             return report
         session = await stack.enter_async_context(open_session(settings.sessions, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
-        repairs = Repair(settings, pool, session, producer, queued, stuck)
+        repairs = Repair(settings, pool, session, producer, queued, stuck, topics)
         report.repaired = await repairs.repair(report.counts)
         second = Report()
         queued = Queued(settings, pool, topics, show)

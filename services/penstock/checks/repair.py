@@ -13,7 +13,7 @@
 | unbegun | due at once on the diverted path: another topic and another pool, past what kept it |
 
 A service that does not run cannot be replaced: offenders that are unheard, unread, unproven or
-waiting stay.
+waiting stay. An unwatched attempt stays while a result is unread, because it may be its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from functools import partial
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from penstock.checks.kafka import Topics
 from penstock.checks.queued import Queued
 from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
@@ -35,7 +36,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.target import TargetId
 from penstock.kafka.outbox import Publisher, publish, redeliver
 from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import HEARTBEATS
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, service_group
 from penstock.postgres import backlog, callbacks, checks, outbox, release
 from penstock.postgres.checks import BATCH
 from penstock.postgres.expiry import ExpiredLease, expire
@@ -58,6 +59,7 @@ class Repair:
         producer: acks=all.
         queued: knows the queued tasks without a record.
         stuck: knows the stuck callbacks.
+        topics: of Kafka.
     """
 
     def __init__(
@@ -68,12 +70,14 @@ class Repair:
         producer: AIOKafkaProducer,
         queued: Queued,
         stuck: StuckCallbacks,
+        topics: Topics,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._session = session
         self._producer = producer
         self._queued = queued
+        self._topics = topics
         self._repairs: dict[Rule, Callable[[], Awaitable[int]]] = {
             Rule.OVERDUE: partial(checks.promote, pool, GRACE_S),
             Rule.RECORDLESS: self._release_again,
@@ -123,6 +127,12 @@ class Repair:
         total = 0
         while True:
             rows = await checks.unwatched(self._pool, partitions_of(self._settings, HEARTBEATS))
+            if rows and await self._has_unread_results():
+                log.warning(
+                    "Unwatched attempts may have an unread result; they do not expire before the stage processor has read it",
+                    extra={"event": "expiry_postponed", "attempts": len(rows)},
+                )
+                break
             expiry = await expire(
                 self._pool,
                 [
@@ -143,6 +153,11 @@ class Repair:
         # The sweeper publishes what cannot be published now.
         await publisher.drain()
         return total
+
+    async def _has_unread_results(self) -> bool:
+        """Whether the stage processor has not committed a result that is on Kafka now."""
+        committed = await self._topics.committed(service_group(self._settings.prefix, "stages"))
+        return bool(await self._topics.unread(STAGE_RESULTS.name, committed))
 
     async def _undo_releases(self) -> int:
         undone = 0

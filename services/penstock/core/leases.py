@@ -46,6 +46,10 @@ class LeaseWheel:
 
     Args:
         tick_s: width of a slot in seconds: an expiry is noticed at most this late.
+
+    Attributes:
+        overdue_s: seconds since the earliest deadline of a lease that waits for the watermark, at
+            the last check; 0 when none waits.
     """
 
     def __init__(self, tick_s: float) -> None:
@@ -53,6 +57,7 @@ class LeaseWheel:
         self._leases: dict[AttemptId, Lease] = {}
         self._slots: dict[int, list[Lease]] = {}
         self._next_slot: int | None = None
+        self.overdue_s = 0.0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -101,13 +106,14 @@ class LeaseWheel:
 
         Args:
             now_s: seconds on the caller's clock.
-            read_until_s: by partition, until when all heartbeats were read. A lease with a later
-                deadline stays: its heartbeats may not be read yet. No lease of a partition that is
-                missing expires. None: all were read.
+            read_until_s: by partition, until when all heartbeats and results were read. A lease
+                with a later deadline stays: a heartbeat or its result may not be read yet. No lease
+                of a partition that is missing expires. None: all were read.
         """
         current = math.floor(now_s / self._tick_s)
         due = [slot for slot in self._slots if slot < current]
         self._next_slot = current
+        self.overdue_s = 0.0
         found: list[Lease] = []
         for slot in sorted(due):
             for lease in self._slots.pop(slot):
@@ -119,6 +125,7 @@ class LeaseWheel:
                     found.append(lease)
                 else:
                     self._file(lease)
+                    self.overdue_s = max(self.overdue_s, now_s - lease.deadline_s)
         found.sort(key=lambda lease: lease.deadline_s)
         return found
 

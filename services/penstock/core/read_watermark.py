@@ -7,11 +7,16 @@ clock counts, and while the reader stands still the watermark does.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 P = TypeVar("P", bound=Hashable)
+
+# Marks of one partition that a reader has not passed. Above this the last one moves, so that a
+# reader that is away for days costs no memory.
+MOST_MARKS = 1_000
 
 
 class ReadWatermark(Generic[P]):
@@ -29,7 +34,10 @@ class ReadWatermark(Generic[P]):
     def asked(self, ends: Mapping[P, int], at_s: float) -> None:
         """Adds marks: at some time after `at_s` the partitions ended at these offsets."""
         for partition, end in ends.items():
-            self._marks.setdefault(partition, deque()).append((end, at_s))
+            marks = self._marks.setdefault(partition, deque())
+            if marks and (marks[-1][0] == end or len(marks) >= MOST_MARKS):
+                marks.pop()
+            marks.append((end, at_s))
 
     def read(self, expected: Mapping[P, int]) -> None:
         """Passes marks, by the next offsets; drops partitions without one."""
@@ -39,8 +47,13 @@ class ReadWatermark(Generic[P]):
                 self._until_s[partition] = marks.popleft()[1]
 
     def has_read(self, at_s: float) -> bool:
-        """Whether all marks up to `at_s` are passed."""
+        """Whether all marks are passed, the last of which was added at `at_s`."""
         return all(not marks or marks[0][1] > at_s for marks in self._marks.values())
+
+    @property
+    def all_until_s(self) -> float:
+        """All records of all partitions that were written before then are read."""
+        return min((self._until_s.get(partition, -math.inf) for partition in self._marks), default=math.inf)
 
     def drop(self, partitions: Iterable[P]) -> None:
         """Drops partitions that another reader has now."""

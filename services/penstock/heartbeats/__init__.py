@@ -16,8 +16,11 @@ Guarantees
 - A lease expires only after this process has read every heartbeat that was written before the
   deadline. So no stall, restart or rebalance of this process expires a lease, and no other
   machine's clock has any influence.
+- A lease expires only after the stage processor has committed every result that was written before
+  the deadline. So no lag of that service ends an attempt that has finished.
 
-When in doubt, it waits. A restored lease starts its whole timeout anew. A stall of this process
+When in doubt, it waits. While the stage processor is away or lags, no lease expires, however long
+that takes: `penstock_lease_overdue_seconds` grows, and an alert fires. A restored lease starts its whole timeout anew. A stall of this process
 extends all leases. When many leases would expire at once, it first verifies that all heartbeats are
 read. A late expiry delays one task; a false one runs it twice.
 """

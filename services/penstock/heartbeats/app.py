@@ -11,7 +11,8 @@ from penstock import process
 from penstock.core.offset_tracker import Partition
 from penstock.heartbeats.group_eviction import GroupEviction
 from penstock.heartbeats.lease_tracker import LeaseTracker
-from penstock.heartbeats.read_watermark import WatermarkReader
+from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
+from penstock.heartbeats.results_progress import results_progress
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.heartbeats.unwatched import UnwatchedAttempts
 from penstock.kafka import health as kafka_health
@@ -35,6 +36,7 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
             producer = await stack.enter_async_context(running(make_producer(settings)))
+            progress = await stack.enter_async_context(results_progress(settings))
             publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))
 
             async def take(delivery: Delivery) -> None:
@@ -59,7 +61,8 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 pool,
                 publisher,
                 WatermarkReader(processor.ends, processor.expected),
-                UnwatchedAttempts(settings, pool).find,
+                ResultsWatermark(progress),
+                UnwatchedAttempts(progress, pool).find,
                 GroupEviction(settings).evict,
                 asyncio.get_running_loop().time,
                 random.random,

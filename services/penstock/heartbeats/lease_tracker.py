@@ -18,7 +18,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
 from penstock.heartbeats.metrics import Metrics
-from penstock.heartbeats.read_watermark import WatermarkReader
+from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
@@ -83,6 +83,7 @@ class LeaseTracker:
         pool: of the database.
         publisher: of the events of expiries.
         watermark: until when all heartbeats were read.
+        results: until when all results are in PostgreSQL.
         find_unwatched: finds running attempts that have no lease.
         evict: called with a worker that has lost its last lease, and the types of its lost tasks.
         clock: monotonic seconds (`loop.time`).
@@ -95,6 +96,7 @@ class LeaseTracker:
         pool: asyncpg.Pool[asyncpg.Record],
         publisher: Publisher,
         watermark: WatermarkReader,
+        results: ResultsWatermark,
         find_unwatched: FindUnwatched,
         evict: Callable[[str, set[str]], None],
         clock: Callable[[], float],
@@ -104,6 +106,7 @@ class LeaseTracker:
         self._pool = pool
         self._publisher = publisher
         self._watermark = watermark
+        self._results = results
         self._find_unwatched = find_unwatched
         self._evict = evict
         self._clock = clock
@@ -116,7 +119,9 @@ class LeaseTracker:
 
     def samples(self) -> Iterator[Sample]:
         """The current samples (`penstock.metrics`)."""
-        return self._metrics.samples(in_memory=len(self._claims), written=len(self._wheel))
+        return self._metrics.samples(
+            in_memory=len(self._claims), written=len(self._wheel), overdue_s=self._wheel.overdue_s
+        )
 
     async def take(self, delivery: Delivery) -> None:
         """Takes over a record.
@@ -306,7 +311,8 @@ class LeaseTracker:
         if not len(self._wheel):
             return []
         await self._watermark.update(now_s)
-        expired = self._wheel.expired(now_s, self._watermark.until_s)
+        await self._results.update(now_s)
+        expired = self._wheel.expired(now_s, self._read_until_s())
         total = len(self._wheel) + len(expired)
         if len(expired) <= max(MASS_COUNT, MASS_SHARE * total):
             return expired
@@ -321,12 +327,20 @@ class LeaseTracker:
         expired = []
         asked_s = self._clock()
         if await self._watermark.update(asked_s, within_s=VERIFY_WITHIN_S):
-            expired = self._wheel.expired(asked_s + self._settings.tick_s, self._watermark.until_s)
+            expired = self._wheel.expired(asked_s + self._settings.tick_s, self._read_until_s())
         log.warning(
             "The verification of a mass expiry has ended",
             extra={"event": "mass_expiry_verified", "expired": len(expired), "leases": total},
         )
         return expired
+
+    def _read_until_s(self) -> dict[int, float]:
+        """By partition, until when all heartbeats and all results were read."""
+        # Without the results, an attempt that has finished would expire while the stage processor
+        # lags.
+        return {
+            number: min(until_s, self._results.until_s) for number, until_s in self._watermark.until_s.items()
+        }
 
     async def _end(self, expired: Sequence[Lease]) -> None:
         """Ends the attempts of expired leases; evicts workers that have lost their last lease."""

@@ -29,17 +29,19 @@ class Metrics:
         self.mass_expiry_checks = 0
         self.stalled_s = 0.0
 
-    def samples(self, *, in_memory: int, written: int) -> Iterator[Sample]:
+    def samples(self, *, in_memory: int, written: int, overdue_s: float) -> Iterator[Sample]:
         """The current samples.
 
         Args:
             in_memory: leases that are only in memory.
             written: leases that are in PostgreSQL.
+            overdue_s: seconds for which the longest overdue lease waits for unread records.
         """
         for kind, attempts in self.heartbeats.items():
             yield Sample(metrics.HEARTBEATS, attempts, (kind,))
         yield Sample(metrics.LEASES, in_memory, ("memory",))
         yield Sample(metrics.LEASES, written, ("written",))
+        yield Sample(metrics.LEASE_OVERDUE_SECONDS, overdue_s)
         for name, leases in self.lost.items():
             yield Sample(metrics.LEASES_LOST, leases, (name,))
         for state, attempts in self.ended.items():

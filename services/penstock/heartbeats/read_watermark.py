@@ -1,14 +1,16 @@
-"""Measures until when all heartbeats were read."""
+"""Measures until when all heartbeats were read here, and all results by the stage processor."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from penstock.core.offset_tracker import Partition
 from penstock.core.read_watermark import ReadWatermark
 from penstock.errors import Unavailable
+from penstock.heartbeats.results_progress import ResultsProgress
 
 log = logging.getLogger(__name__)
 
@@ -61,3 +63,35 @@ class WatermarkReader:
             await asyncio.sleep(POLL_EVERY_S)
             self._watermark.read(self._expected())
         return self._watermark.has_read(now_s)
+
+
+class ResultsWatermark:
+    """How far the stage processor has committed the results topic.
+
+    It counts all partitions together: a result may be on any of them, whatever the lease's.
+
+    Args:
+        progress: of the stage processor.
+    """
+
+    def __init__(self, progress: ResultsProgress) -> None:
+        self._progress = progress
+        self._watermark: ReadWatermark[int] = ReadWatermark()
+        self.until_s = -math.inf
+
+    async def update(self, now_s: float) -> None:
+        """Asks for the ends and for the committed offsets; waits for nothing else.
+
+        While the broker does not answer the watermark stays, so that no lease expires.
+        """
+        try:
+            ends = await self._progress.ends()
+            self._watermark.asked(ends, now_s)
+            self._watermark.read(await self._progress.committed(ends))
+        except Unavailable as error:
+            log.warning(
+                "The stage processor's progress is unknown; no lease expires meanwhile",
+                extra={"event": "results_progress_unknown", "error": str(error)},
+            )
+            return
+        self.until_s = self._watermark.all_until_s

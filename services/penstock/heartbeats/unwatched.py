@@ -16,12 +16,8 @@ import asyncpg
 from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease
 from penstock.errors import Unavailable
-from penstock.kafka.connection import admin_client, translated
-from penstock.kafka.offset_reader import observing
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import STAGE_RESULTS, service_group
+from penstock.heartbeats.results_progress import ResultsProgress
 from penstock.postgres import leases
-from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +26,12 @@ class UnwatchedAttempts:
     """Finds attempts that are unwatched at two calls, with all results committed in between.
 
     Args:
-        settings: where Kafka is.
+        progress: of the stage processor.
         pool: of the database.
     """
 
-    def __init__(self, settings: Kafka, pool: asyncpg.Pool[asyncpg.Record]) -> None:
-        self._settings = settings
+    def __init__(self, progress: ResultsProgress, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+        self._progress = progress
         self._pool = pool
         self._candidates: set[AttemptId] = set()
         self._ends: dict[int, int] = {}
@@ -72,7 +68,7 @@ class UnwatchedAttempts:
         if self._candidates:
             try:
                 # After the query: a result that ends a candidate is before these ends.
-                self._ends = await self._results_end()
+                self._ends = await self._progress.ends()
             except Unavailable as error:
                 log.info(
                     "The ends of the results topic are unknown; searching for unwatched attempts anew",
@@ -81,18 +77,6 @@ class UnwatchedAttempts:
                 self._candidates = set()
         return found
 
-    async def _results_end(self) -> dict[int, int]:
-        topic = STAGE_RESULTS.name
-        async with observing(self._settings) as offsets:
-            ends = await offsets.ends(
-                [(topic, number) for number in range(partitions_of(self._settings, STAGE_RESULTS))]
-            )
-        return {number: end for (_topic, number), end in ends.items()}
-
     async def _committed(self) -> bool:
-        group = service_group(self._settings.prefix, "stages")
-        async with admin_client(self._settings) as admin:
-            with translated():
-                offsets = await admin.list_consumer_group_offsets(group)
-        committed = {tp.partition: meta.offset for tp, meta in offsets.items()}
-        return all(committed.get(number, 0) >= end for number, end in self._ends.items() if end)
+        committed = await self._progress.committed(self._ends)
+        return all(committed[number] >= end for number, end in self._ends.items())

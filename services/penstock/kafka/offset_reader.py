@@ -68,10 +68,18 @@ class OffsetReader:
         Raises:
             KafkaUnavailable: no broker answered.
         """
+        return await self.beginnings(partitions), await self.ends(partitions)
+
+    async def beginnings(self, partitions: Collection[Partition]) -> dict[Partition, int]:
+        """The offset of the oldest record of each partition.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
         asked = {self._full(partition): partition for partition in partitions}
         with translated():
-            beginnings = await self._consumer.beginning_offsets(list(asked))
-        return {asked[full]: offset for full, offset in beginnings.items()}, await self.ends(partitions)
+            answers = await self._consumer.beginning_offsets(list(asked))
+        return {asked[full]: offset for full, offset in answers.items()}
 
     async def ends(self, partitions: Collection[Partition]) -> dict[Partition, int]:
         """The offset behind the newest record of each partition.

@@ -91,6 +91,11 @@ LEASES = Metric(
     "Leases that this process watches, by where they are stored: memory (recent claims) or written (in PostgreSQL).",
     ("where",),
 )
+LEASE_OVERDUE_SECONDS = Metric(
+    "penstock_lease_overdue_seconds",
+    "Seconds since the earliest deadline of a lease that cannot expire yet: a heartbeat or a result that was written "
+    "before its deadline may be unread.",
+)
 LEASES_LOST = Metric(
     "penstock_leases_lost_total",
     "Leases that expired because their worker sent no heartbeat, by task type.",

@@ -14,6 +14,7 @@ from tests.integration.checks.test_checks import (
     full_name,
     read_all,
     record,
+    result,
     task,
     write_long_ago,
 )
@@ -128,6 +129,16 @@ async def test_an_unwatched_attempt_expires(settings, pool):
         ("task.expired", unclaimed),
     }
     assert await pool.fetchval("SELECT count(*) FROM outbox") == 0, "the event is published"
+
+
+async def test_an_unwatched_attempt_with_an_unread_result_stays(settings, pool, system):
+    """H10: repair ends no attempt whose result may be unread; the result counts once it is read."""
+    finished = await task(pool, state="'running'", worker="'w'", lease_partition="NULL")
+    await write(settings.kafka, full_name(settings, "stage-results"), result(finished))
+    report = await check(settings, repair=True)
+    assert report.repaired[Rule.UNWATCHED] == 0
+    await system.start("stages")
+    await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'succeeded'"))
 
 
 async def test_an_unwatched_attempt_obeys_the_limit_of_its_stage(settings, pool):

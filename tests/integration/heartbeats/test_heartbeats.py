@@ -5,20 +5,27 @@ import dataclasses
 
 import pytest
 from aiokafka import TopicPartition
+from tests.support.scraping import scrape
 from tests.support.services import make_topics, read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.result import StageResult, encode_results
 from penstock.contracts.submission import Submission
+from penstock.core.completion import Fence, Outcome
 from penstock.heartbeats.app import create_app
+from penstock.heartbeats.results_progress import results_progress
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.heartbeats.unwatched import UnwatchedAttempts
 from penstock.kafka.connection import admin_client, make_consumer, running
 from penstock.kafka.topics import service_group
+from penstock.local.ports import choose_port
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
+from penstock.stages.app import create_app as create_stages
+from penstock.stages.settings import StagesSettings
 
 
 @pytest.fixture
@@ -208,17 +215,51 @@ async def test_attempts_with_an_unread_result_are_not_lost(settings, pool):
     )
     topic = f"{settings.prefix}stage-results"
     await write(settings.kafka, topic, {"worker": "w", "results": []}, partition=2)
-    unwatched = UnwatchedAttempts(settings, pool)
+    async with results_progress(settings) as progress:
+        unwatched = UnwatchedAttempts(progress, pool)
 
-    async def find_unwatched():
-        return [lease.attempt_id for lease in await unwatched.find({3}, lambda _attempt_id: False, 0.0)]
+        async def find_unwatched():
+            return [lease.attempt_id for lease in await unwatched.find({3}, lambda _attempt_id: False, 0.0)]
 
-    assert [await find_unwatched(), await find_unwatched(), await find_unwatched()] == [[], [], []]
-    # The stage processor commits the record after its restart.
-    async with running(make_consumer(settings, service_group(settings.prefix, "stages"))) as consumer:
-        consumer.assign([TopicPartition(topic, 2)])
-        await consumer.commit({TopicPartition(topic, 2): 1})
-    assert await find_unwatched() == [attempt_id]
+        assert [await find_unwatched(), await find_unwatched(), await find_unwatched()] == [[], [], []]
+        # The stage processor commits the record after its restart.
+        async with running(make_consumer(settings, service_group(settings.prefix, "stages"))) as consumer:
+            consumer.assign([TopicPartition(topic, 2)])
+            await consumer.commit({TopicPartition(topic, 2): 1})
+        assert await find_unwatched() == [attempt_id]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_no_lease_expires_while_its_result_may_be_unread(settings, pool, restart):
+    """H8, H10: a finished task keeps its result, however long the stage processor was away.
+
+    The lease expires after the stage processor has read all results that were written before.
+    """
+    await pool.execute("UPDATE task_type SET max_attempts = 1")
+    finished, silent = await release_tasks(pool, settings, 2)
+    port = choose_port()
+    metered = dataclasses.replace(settings, metrics_port=port)
+    result = StageResult(fence=Fence(finished[0], 0, "start", 0), outcome=Outcome.DONE)
+
+    async def overdue():
+        return (await scrape(port))[("penstock_lease_overdue_seconds",)] > 1.5
+
+    async with running_service(create_app(metered)):
+        await send(settings, Kind.CLAIM, [finished, silent], lease_ms=1_000)
+        await write(
+            settings.kafka, f"{settings.prefix}stage-results", encode_results("w", [result]), key=b"w"
+        )
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 2 FROM task WHERE state = 'running'"))
+        if not restart:
+            await wait_until(overdue)
+    if restart:
+        async with running_service(create_app(metered)):
+            await wait_until(overdue)
+    assert await pool.fetchval("SELECT count(*) = 2 FROM task WHERE state = 'running'")
+    stages_settings = StagesSettings(kafka=settings.kafka, prefix=settings.prefix, postgres=settings.postgres)
+    async with running_service(create_app(settings)), running_service(create_stages(stages_settings)):
+        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'failed'"))
+    assert [await state_of(pool, one) for one in (finished, silent)] == ["succeeded", "failed"]
 
 
 @pytest.mark.parametrize("type_lease_ms", [300, 3_000_000])

@@ -243,9 +243,10 @@ async def test_a_result_for_another_stage_fails_its_attempt(settings, pool):
     assert (found["attempt"], found["failures"]) == (1, 1)
 
 
-async def expire(pool, fence):
+async def expire(pool, fence, max_attempts=9, max_losses=9):
     """Ends the attempt as the heartbeat processor does when a lease expires."""
-    conclusion = conclude(fence, Outcome.EXPIRED, policy=RetryPolicy(max_attempts=9, base_s=60), chance=0)
+    policy = RetryPolicy(max_attempts=max_attempts, base_s=60)
+    conclusion = conclude(fence, Outcome.EXPIRED, policy=policy, max_losses=max_losses, chance=0)
     ending = advance.Ending(fence=fence, outcome=Outcome.EXPIRED, conclusion=conclusion, worker=None)
     done = await advance.advance(pool, [ending])
     assert done.applied == {fence}
@@ -276,6 +277,56 @@ async def test_a_late_result_counts_while_the_stage_is_unfinished(settings, pool
     ]
     assert first_revoked[0]["why"] == "superseded"
     assert sorted(revoked) == sorted([fence.id, 0, 1] for fence in (waiting, running, twice))
+
+
+@pytest.mark.parametrize(
+    ("limits", "state"), [({"max_attempts": 1}, "failed"), ({"max_losses": 1}, "quarantined")]
+)
+async def test_a_late_result_of_the_last_attempt_counts(settings, pool, limits, state):
+    """H10: the expiry of the last attempt does not finish its stage. A late result continues or ends
+    the task, although it has an event of its expiry; a second one is stale."""
+    done, continued, refused, recovered = await submit_and_release(pool, settings, 4)
+    for fence in (done, continued, refused, recovered):
+        await expire(pool, fence, **limits)
+        assert (await task(pool, fence))["state"] == state
+    await pool.execute("UPDATE task SET state = 'ready', attempt = 1 WHERE id = $1", recovered.id)
+    async with running_service(create_app(settings)):
+        # The handler's failure is no success, so the expiry stands.
+        await send_results(settings, result(refused, Outcome.FAIL, error=Failure(kind="E", message="m")))
+        await send_results(settings, *[result(fence, Outcome.DONE) for fence in (done, recovered)])
+        await send_results(settings, result(continued), result(done, Outcome.DONE))
+        found = await in_state(pool, continued, "ready")
+        assert (found["stage"], found["step"], found["attempt"]) == ("two", 1, 0)
+        assert found["finished_at"] is None
+        for fence in (done, recovered):
+            ended = await in_state(pool, fence, "succeeded")
+            assert [a["outcome"] for a in ended["attempts"]] == ["expired", "done"]
+        events = await wait_until(lambda: events_of(settings, done.id, 2))
+    # The sweeper has published the event of the expiry, too.
+    assert {event["event"] for event in events} == {f"task.{state}", "task.succeeded"}
+    assert (await task(pool, refused))["state"] == state
+
+
+async def events_of(settings, task_id, count):
+    found = await read(settings.kafka, f"{settings.prefix}events")
+    events = [event for event in found if event["task"]["id"] == task_id]
+    return events if len(events) == count else None
+
+
+async def test_a_stage_that_its_handler_failed_is_finished(settings, pool):
+    """H10: a late result does not undo the failure of a later attempt."""
+    failed, other = await submit_and_release(pool, settings, 2)
+    await expire(pool, failed)
+    await pool.execute("UPDATE task SET state = 'running', due_at = NULL WHERE id = $1", failed.id)
+    error = Failure(kind="E", message="m")
+    async with running_service(create_app(settings)):
+        later = failed._replace(attempt=1)
+        await send_results(settings, result(later, Outcome.FAIL, permanent=True, error=error))
+        await in_state(pool, failed, "failed")
+        await send_results(settings, result(failed, Outcome.DONE))
+        await send_results(settings, result(other, Outcome.DONE))
+        await in_state(pool, other, "succeeded")
+    assert (await task(pool, failed))["state"] == "failed"
 
 
 async def test_a_type_may_refuse_late_results(settings, pool):

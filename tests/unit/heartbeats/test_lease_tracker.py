@@ -12,8 +12,9 @@ from penstock.core.attempt import AttemptId
 from penstock.errors import KafkaUnavailable
 from penstock.heartbeats import lease_tracker, read_watermark
 from penstock.heartbeats.lease_tracker import VERIFY_WITHIN_S, LeaseTracker
-from penstock.heartbeats.read_watermark import WatermarkReader
+from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.metrics import LEASE_OVERDUE_SECONDS
 from penstock.postgres.queries import query
 
 PARTITION = 3
@@ -66,6 +67,22 @@ class Broker:
         return {("heartbeats", PARTITION): self.end}
 
 
+class StageProcessor:
+    """One partition of results, and the committed offset."""
+
+    def __init__(self):
+        self.end = self.committed_offset = 0
+        self.unavailable = False
+
+    async def ends(self):
+        if self.unavailable:
+            raise KafkaUnavailable("connection refused")
+        return {0: 0, 1: self.end}
+
+    async def committed(self, _ends):
+        return {0: 0, 1: self.committed_offset}
+
+
 class Database:
     """Has the leases to restore, and records workers whose attempts are about to end, with the time."""
 
@@ -86,6 +103,7 @@ class Rig:
     def __init__(self, time):
         self.time = time
         self.broker, self.database = Broker(time), Database(time)
+        self.stages = StageProcessor()
 
         async def find_unwatched(_partitions, _is_watched, _now_s):
             return []
@@ -97,6 +115,7 @@ class Rig:
             watermark=WatermarkReader(
                 self.broker.ends, lambda: {("heartbeats", PARTITION): self.broker.expected}
             ),
+            results=ResultsWatermark(self.stages),
             find_unwatched=find_unwatched,
             evict=None,
             clock=lambda: time.now_s,
@@ -229,6 +248,28 @@ async def test_no_lease_expires_while_the_watermark_is_unknown(rig, failure):
     rig.broker.expected, rig.broker.unavailable = 1, False
     await rig.time.advance(2)
     assert rig.ended == [1]
+
+
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("failure", ["behind", "away"])
+async def test_no_lease_expires_before_the_results_are_read(rig, failure, count):
+    """H8, H10: a lease expires only after the stage processor has committed all results that were
+    written before its deadline. Later results delay nothing."""
+    await rig.hold(count)
+    rig.stages.end, rig.stages.unavailable = 3, failure == "away"
+    await rig.time.advance(3 * LEASE_S)
+    assert rig.ended == []
+    [overdue] = [one for one in rig.leases.samples() if one.metric is LEASE_OVERDUE_SECONDS]
+    assert 2 * LEASE_S - 2 <= overdue.value <= 2 * LEASE_S
+    rig.stages.committed_offset, rig.stages.unavailable = 3, False
+    await rig.time.advance(2)
+    assert rig.ended == list(range(1, count + 1))
+    await rig.hold(count, first=101)
+    for end in range(4, 100):
+        # Always one result behind.
+        rig.stages.end, rig.stages.committed_offset = end, end - 1
+        await rig.time.advance(0.5)
+    assert len(rig.ended) == 2 * count
 
 
 async def test_a_lease_may_end_before_the_verification(rig, logged):

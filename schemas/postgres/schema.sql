@@ -454,8 +454,11 @@ CREATE TABLE penstock.outbox (
     id bigint NOT NULL,
     keys bytea[] NOT NULL,
     records bytea[] NOT NULL,
-    created_at timestamp with time zone DEFAULT now() NOT NULL
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    refused text
 );
+
+COMMENT ON COLUMN penstock.outbox.refused IS 'the reason of Kafka, when it refuses the records';
 
 ALTER TABLE penstock.outbox ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.outbox_id_seq

@@ -18,6 +18,7 @@
     │   │   └── Malformed         it is not UTF-8 or not JSON
     │   ├── UnknownType           the task type is not registered
     │   ├── TooLarge              it exceeds a limit
+    │   ├── RecordsRefused        Kafka refuses some records, and would refuse them again
     │   └── CorruptObject         an object differs from its reference
     ├── NotFound                  nothing has this id
     ├── Conflict                  the current state does not allow the request
@@ -29,6 +30,8 @@ rejected, `Fatal` ends the process. Each adapter translates the exceptions of it
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class PenstockError(Exception):
@@ -119,6 +122,18 @@ class UnknownType(Invalid):
 
 class TooLarge(Invalid):
     """The input exceeds a limit, which the message states."""
+
+
+class RecordsRefused(Invalid):
+    """Kafka refuses some records, and would refuse them again; it has all others of the same call.
+
+    Attributes:
+        records: Kafka's reason, by the record's position in the call.
+    """
+
+    def __init__(self, reason: str, *, records: Mapping[int, str] | None = None) -> None:
+        super().__init__(reason)
+        self.records = records or {}
 
 
 class CorruptObject(Invalid):

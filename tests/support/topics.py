@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.kafka import connection
+from penstock.kafka import connection, topic_plan
 from penstock.kafka.connection import admin_client
+from penstock.kafka.topic_config import BY_BROKER, STAMP
 from penstock.kafka.topics import Topic
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
@@ -36,3 +37,20 @@ async def create_topics(settings: Kafka, topics: Iterable[Topic]) -> None:
             )
 
         await wait_until(all_described, what=f"the broker describes {names}")
+
+
+async def use_writers_stamps(settings: Kafka, names: Iterable[str]) -> None:
+    """Lets the writers of topics stamp their records and waits until the broker does.
+
+    Args:
+        settings: where.
+        names: of existing topics, in full.
+    """
+    old = set(names)
+    stamps = [topic_plan.Difference(name, STAMP, BY_BROKER, "CreateTime") for name in old]
+    await topic_plan.stamp(settings, stamps)
+
+    async def all_differ() -> bool:
+        return old <= {found.topic for found in await topic_plan.plan(settings) if found.what == STAMP}
+
+    await wait_until(all_differ, what="the topics have the stamps of their writers")

@@ -144,5 +144,12 @@ WHERE c.id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'pending' AND due_
                         ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
 RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.diverted OR c.attempt > 0 AS diverted;
 
+-- name: bury
+-- Ends callbacks whose records Kafka refuses.
+UPDATE callback c SET state = 'dead', error = 'Kafka refuses its record: ' || i.error, finished_at = now()
+FROM unnest($1::text[], $2::text[]) AS i (id, error)
+WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.state = 'pending'
+RETURNING c.id, c.ordered;
+
 -- name: next_due
 SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM callback WHERE state = 'pending';

@@ -73,7 +73,11 @@ FROM release WHERE created_at < now() - make_interval(secs => $2) ORDER BY id LI
 
 -- name: unpublished
 SELECT id, cardinality(records) AS events, count(*) OVER () AS found
-FROM outbox WHERE created_at < now() - make_interval(secs => $2) ORDER BY id LIMIT $1;
+FROM outbox WHERE refused IS NULL AND created_at < now() - make_interval(secs => $2) ORDER BY id LIMIT $1;
+
+-- name: refused
+SELECT id, cardinality(records) AS events, refused, count(*) OVER () AS found
+FROM outbox WHERE refused IS NOT NULL ORDER BY id LIMIT $1;
 
 -- name: undelivered
 SELECT id, namespace, target, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found

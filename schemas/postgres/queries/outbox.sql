@@ -20,7 +20,15 @@ DELETE FROM outbox WHERE id = ANY ($1::bigint[]);
 -- name: unpublished
 -- Batches older than $1 seconds: their writer has died, or Kafka was away.
 SELECT id, keys, records FROM outbox
-WHERE created_at < now() - make_interval(secs => $1) ORDER BY id LIMIT $2;
+WHERE refused IS NULL AND created_at < now() - make_interval(secs => $1) ORDER BY id LIMIT $2;
+
+-- name: refused
+-- Batches behind an id whose events Kafka has refused.
+SELECT id, keys, records FROM outbox WHERE refused IS NOT NULL AND id > $1 ORDER BY id LIMIT $2;
+
+-- name: park
+-- Keeps the events of a batch that Kafka refuses, with its reason.
+UPDATE outbox SET keys = $2::bytea[], records = $3::bytea[], refused = $4 WHERE id = $1;
 
 -- name: sweep
 -- The right to sweep, for one process at a time.

@@ -12,6 +12,7 @@ block the reading of further records.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,11 +27,14 @@ from penstock.callbacks.settings import CallbacksSettings
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import Callback
 from penstock.core.target import TargetId
+from penstock.errors import RecordsRefused
 from penstock.kafka.connection import translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.postgres import callbacks
 from penstock.postgres.callbacks import CallbackAttempt, OutcomeRow
+
+log = logging.getLogger(__name__)
 
 # Seconds that a batch of claims waits for more, if the batch before had at least
 # `CLAIM_LINGER_FROM`: under low load the wait would only delay the call.
@@ -146,9 +150,20 @@ class Ledger:
         now = datetime.now(UTC)
         results = [_result(ended, now) for ended in batch if ended.row.state != "pending"]
         topic = self._settings.prefix + CALLBACKS_RESULTS.name
-        await retry_until_available(
-            lambda: send_all(self._producer, topic, results), waiting_for=_waiting_for(results, "result")
-        )
+        try:
+            await retry_until_available(
+                lambda: send_all(self._producer, topic, results), waiting_for=_waiting_for(results, "result")
+            )
+        except RecordsRefused as error:
+            # PostgreSQL has the outcomes; the topic only announces them.
+            log.error(  # noqa: TRY400 (the traceback says nothing about the records)
+                "Kafka refuses results of callbacks; they are not announced",
+                extra={
+                    "event": "callback_results_refused",
+                    "results": len(error.records),
+                    "error": str(error),
+                },
+            )
         ordered = {
             ended.callback.id for ended in batch if ended.callback.ordered and ended.row.state != "pending"
         }
@@ -209,7 +224,14 @@ class Ledger:
                     self._settings.prefix + CALLBACKS_DEAD.name, value, key=callback.target.url.encode()
                 )
 
-        await retry_until_available(send, waiting_for=f"publishing the dead callback {callback.id}")
+        try:
+            await retry_until_available(send, waiting_for=f"publishing the dead callback {callback.id}")
+        except RecordsRefused as error:
+            # PostgreSQL has the dead callback, from where it can be replayed.
+            log.error(  # noqa: TRY400 (the traceback says nothing about the record)
+                "Kafka refuses a dead letter; the callback is only in PostgreSQL",
+                extra={"event": "dead_letter_refused", "callback": callback.id, "error": str(error)},
+            )
 
 
 def claim_linger_s(previous: int) -> float:

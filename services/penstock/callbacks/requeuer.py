@@ -5,7 +5,8 @@ They are due for a retry, or because a record was lost.
 Every replica runs a requeuer, and an advisory lock of its session makes one of them active. Every
 statement uses that session, so a replica that loses the lock fails. Publishing a record twice is
 harmless, because each attempt is claimed once; a missing record would lose a callback. When in
-doubt, the requeuer publishes.
+doubt, the requeuer publishes. A callback whose record Kafka refuses is dead, because no attempt of it
+can follow; it can be replayed like any other.
 
 It sleeps until the next callback is due, and a notification wakes it for an earlier one. The active
 requeuer also runs the `TargetCleaner`.
@@ -112,7 +113,7 @@ class Requeuer:
             rows = await callbacks.take_due(
                 self._session, ROWS_PER_BATCH, horizon_s=self._settings.callback_republish_s
             )
-            await redeliver(self._producer, self._settings, rows)
+            await callbacks.bury(self._session, await redeliver(self._producer, self._settings, rows))
             published += len(rows)
             if len(rows) < ROWS_PER_BATCH:
                 break

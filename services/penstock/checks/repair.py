@@ -7,6 +7,7 @@
 | unwatched | its lease expires: by the same decision and the same fenced statement, with the same events |
 | unsent | under its type's lock the release is deleted, and its tasks are ready again |
 | unpublished | published, as the sweeper does; the events' ids make a repetition harmless |
+| refused | published once more; what Kafka refuses again stays |
 | undelivered | its record is published again, as the requeuer does |
 | held | due again |
 | miscounted | counted anew, without a pause of the platform |
@@ -21,7 +22,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import asyncpg
@@ -34,12 +35,14 @@ from penstock.checks.rows import GRACE_S
 from penstock.checks.stuck_callbacks import StuckCallbacks
 from penstock.core.attempt import AttemptId
 from penstock.core.target import TargetId
+from penstock.errors import RecordsRefused
 from penstock.kafka.outbox import Publisher, publish, redeliver
 from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, service_group
 from penstock.postgres import backlog, callbacks, checks, outbox, release
 from penstock.postgres.checks import BATCH
 from penstock.postgres.expiry import ExpiredLease, expire
+from penstock.postgres.outbox import OutboxEvents
 from penstock.postgres.session import Session
 from penstock.settings import Platform
 
@@ -85,6 +88,7 @@ class Repair:
             Rule.UNWATCHED: self._expire,
             Rule.UNSENT: self._undo_releases,
             Rule.UNPUBLISHED: self._publish,
+            Rule.REFUSED: self._publish_refused,
             Rule.UNDELIVERED: self._redeliver,
             Rule.UNBEGUN: stuck.divert,
             Rule.HELD: self._requeue_held,
@@ -178,18 +182,35 @@ class Repair:
         published = 0
         while True:
             rows = await outbox.unpublished(self._pool, age_s=GRACE_S, limit=OUTBOX_BATCH)
-            for row in rows:
-                await publish(self._producer, self._settings, row.keys, row.records)
-            await outbox.delete_published(self._pool, [row.id for row in rows])
-            published += len(rows)
+            published += await self._publish_rows(rows)
             if len(rows) < OUTBOX_BATCH:
                 return published
+
+    async def _publish_refused(self) -> int:
+        published = behind = 0
+        while rows := await outbox.refused(self._pool, behind=behind, limit=OUTBOX_BATCH):
+            published += await self._publish_rows(rows)
+            behind = rows[-1].id
+        return published
+
+    async def _publish_rows(self, rows: Sequence[OutboxEvents]) -> int:
+        """Publishes rows of the outbox; returns how many. Those with refused events stay."""
+        published = []
+        for row in rows:
+            try:
+                await publish(self._producer, self._settings, row.keys, row.records)
+            except RecordsRefused as error:
+                await outbox.park(self._pool, row, error)
+            else:
+                published.append(row.id)
+        await outbox.delete_published(self._pool, published)
+        return len(published)
 
     async def _redeliver(self) -> int:
         redelivered = 0
         while True:
             rows = await callbacks.take_due(self._session, BATCH, horizon_s=outbox.CALLBACK_HORIZON_S)
-            await redeliver(self._producer, self._settings, rows)
+            await callbacks.bury(self._session, await redeliver(self._producer, self._settings, rows))
             redelivered += len(rows)
             if len(rows) < BATCH:
                 return redelivered

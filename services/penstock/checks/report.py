@@ -21,6 +21,7 @@ class Rule(StrEnum):
     WAITING = "waiting"
     UNSENT = "unsent"
     UNPUBLISHED = "unpublished"
+    REFUSED = "refused"
     UNDELIVERED = "undelivered"
     UNBEGUN = "unbegun"
     HELD = "held"

@@ -46,6 +46,12 @@ _CHECKS = (
     ),
     _Check(Rule.UNPUBLISHED, "event", lambda r: f"{r['events']} events not published: is stages running?"),
     _Check(
+        Rule.REFUSED,
+        "event",
+        lambda r: f"{r['events']} events that Kafka refuses ({r['refused']}): change its limit, then repair",
+        None,
+    ),
+    _Check(
         Rule.UNDELIVERED,
         "callback",
         lambda r: (

@@ -12,7 +12,6 @@ from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.output import json_option, print_document, table
 from penstock.kafka import acls as access
 from penstock.kafka import topic_plan
-from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
 
@@ -43,18 +42,26 @@ prefix_option = click.option(
 def topics(ctx: click.Context, /, replication: int | None, json_: bool, **options: Any) -> None:
     """Creates the platform's topics that do not exist; running it again changes nothing.
 
+    In topics of an older release, ready topics included, it changes one setting: Kafka stamps the
+    records itself (message.timestamp.type). It names these topics.
+
     schemas/topics.toml and the file of PENSTOCK_TOPICS_FILE declare the topics. Task-sync creates
     ready topics when their types are registered.
     """
     if ctx.invoked_subcommand is not None:
         return
     with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
-        asyncio.run(create_topics(settings, PLATFORM, replication=replication))
+        changed = asyncio.run(topic_plan.create(settings, replication=replication))
     names = [settings.prefix + topic.name for topic in PLATFORM]
     if json_:
-        print_document({"topics": names})
-    else:
-        click.echo("\n".join(names))
+        print_document({"topics": names, "changed": [difference.to_wire() for difference in changed]})
+        return
+    click.echo("\n".join(names))
+    for difference in changed:
+        click.echo(
+            f"changed {difference.topic}: {difference.what} is {difference.declared}, was {difference.now}",
+            err=True,
+        )
 
 
 @topics.command("plan")

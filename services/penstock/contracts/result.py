@@ -6,6 +6,7 @@ validates.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,19 @@ class StageResult:
         if self.error is not None:
             wire["error"] = self.error.to_wire()
         return wire
+
+
+def unwritable(result: StageResult, why: object) -> StageResult:
+    """The permanent failure that takes the place of a result which cannot be written."""
+    return dataclasses.replace(
+        result,
+        outcome=Outcome.FAIL,
+        next_stage=None,
+        context=None,
+        delay_ms=0,
+        permanent=True,
+        error=Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {why}"),
+    )
 
 
 def encode_results(worker: str, results: Sequence[StageResult]) -> bytes:

@@ -15,11 +15,13 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
-from penstock.errors import Fatal, KafkaUnavailable
+from penstock.contracts.result import StageResult
+from penstock.errors import Fatal, KafkaUnavailable, RecordsRefused
 from penstock.kafka.connection import make_producer, start
 from penstock.kafka.health import probe
 from penstock.kafka.outbox import Publisher, send_all
-from penstock.kafka.topics import Topic
+from penstock.kafka.results import write_results
+from penstock.kafka.topics import STAGE_RESULTS, Topic
 from penstock.postgres import outbox
 from penstock.settings import Kafka
 
@@ -61,10 +63,26 @@ class Broker:
         """
         try:
             await send_all(self.producer, self._settings.prefix + topic.name, records)
+        except RecordsRefused as error:
+            # Records of ours are small: the topic takes none at all, until an operator changes it.
+            raise KafkaUnavailable(str(error)) from error
         except Fatal as error:
             if self._publisher is not None:
                 self._publisher.fail(error)
             raise KafkaUnavailable(f"{error}: this gateway restarts") from error
+
+    async def send_results(self, worker: str, results: Sequence[StageResult]) -> None:
+        """Writes results as one record; the attempt of a result that Kafka refuses fails.
+
+        Raises:
+            KafkaUnavailable: Kafka may lack some; send all of them again.
+        """
+        topic = self._settings.prefix + STAGE_RESULTS.name
+
+        async def write(value: bytes) -> None:
+            await send_all(self.producer, topic, [(worker.encode(), value)])
+
+        await write_results(write, worker, results)
 
     def enqueue(self, entry: OutboxEntry) -> None:
         """Publishes the outbox entry of a committed transaction in the background.

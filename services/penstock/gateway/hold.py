@@ -43,7 +43,7 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import read_json
 from penstock.gateway.visibility import visible_ids
 from penstock.http.server import respond
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.kafka.topics import HEARTBEATS
 from penstock.objects import ObjectStore
 from penstock.postgres import leases
 from penstock.postgres.types import TaskType, TypeCache
@@ -261,9 +261,7 @@ class WorkerRoutes:
             worker,
             ((beat.attempt_id, LeaseTerms(beat.lease_ms, beat.max_attempts)) for beat in beats),
         )
-        await self._broker.send(
-            STAGE_RESULTS, [(record_key, encode_results(worker, chunk)) for chunk in _chunks(results)]
-        )
+        await asyncio.gather(*(self._broker.send_results(worker, chunk) for chunk in _chunks(results)))
         if results:
             # After the results: a lease that ended before would let the task run again.
             ended = [result.fence.attempt_id for result in results]

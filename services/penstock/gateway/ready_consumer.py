@@ -23,7 +23,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import MARK, ReadyTask
-from penstock.contracts.result import Failure, StageResult, encode_results
+from penstock.contracts.result import Failure, StageResult
 from penstock.core.completion import Outcome
 from penstock.core.idle_backoff import IdleBackoff
 from penstock.errors import (
@@ -39,7 +39,7 @@ from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingR
 from penstock.gateway.settings import GatewaySettings
 from penstock.kafka import membership
 from penstock.kafka.connection import create_topics, make_consumer, start, translated
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
+from penstock.kafka.topics import HEARTBEATS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.postgres.types import TaskType
 
@@ -317,8 +317,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
 
     async def _report_corrupt(self, worker: str, results: list[StageResult]) -> None:
         if results:
-            record = (worker.encode(), encode_results(worker, results))
-            await self._broker.send(STAGE_RESULTS, [record])
+            await self._broker.send_results(worker, results)
 
     def _fail_all(self, error: Exception) -> None:
         while self._requests:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -17,21 +17,20 @@ from aiokafka.errors import (
     CommitFailedError,
     GroupAuthorizationFailedError,
     IllegalGenerationError,
-    InvalidProducerEpoch,
+    InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
-    OutOfOrderSequenceNumber,
-    ProducerFenced,
     RebalanceInProgressError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     UnknownMemberIdError,
-    UnknownProducerId,
 )
 
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.fetch_wait import SHORT_RESTS, FetchWait
+from penstock.kafka.producer_epoch import ProducerEpoch
+from penstock.kafka.refusals import REFUSALS, refusal_error
 from penstock.kafka.security import arguments, why_refused
 from penstock.kafka.topic_config import CLUSTER_DEFAULT, config_of
 from penstock.kafka.topics import REJECTION_BYTES, Topic
@@ -49,9 +48,9 @@ def translated() -> Iterator[None]:
     """Turns aiokafka's exceptions into ours.
 
     Raises:
-        SessionLost: the member's generation is over, and its partitions belong to others now; or
-            the producer is broken for good.
+        SessionLost: the member's generation is over, and its partitions belong to others now.
         KafkaRefused: an access list does not permit it.
+        RecordsRefused: the broker refuses the record or the batch; the producer goes on.
         KafkaUnavailable: anything else the client library reports.
     """
     try:
@@ -61,12 +60,6 @@ def translated() -> Iterator[None]:
         IllegalGenerationError,
         RebalanceInProgressError,
         UnknownMemberIdError,
-        # The broker has lost the sequence of this producer's records, or another producer has
-        # replaced it: no retry helps.
-        OutOfOrderSequenceNumber,
-        UnknownProducerId,
-        InvalidProducerEpoch,
-        ProducerFenced,
     ) as error:
         raise SessionLost(f"Kafka: {error!r}") from error
     except (
@@ -78,18 +71,26 @@ def translated() -> Iterator[None]:
         raise KafkaRefused(
             f"Kafka does not permit this: {error!r}; `penstock topics acls` lists what each service needs"
         ) from error
+    except REFUSALS as error:
+        raise refusal_error({0: repr(error)}) from error
     except KafkaError as error:
         # When a cancellation meets an error, the client raises the error instead. A retry loop
         # would then never end.
         current = asyncio.current_task()
         if current is not None and current.cancelling():
             raise asyncio.CancelledError from error
+        if isinstance(error, InvalidTimestampError):
+            # Not the record's fault: the same record is accepted once either is mended.
+            raise KafkaUnavailable(
+                f"Kafka: {error!r}: this process's clock differs from the broker's; set the clock, and run "
+                "`penstock topics`, so that brokers stamp the records"
+            ) from error
         raise KafkaUnavailable(f"Kafka: {error!r}") from error
 
 
 def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
-    """An idempotent producer with acks=all, not yet started."""
-    return AIOKafkaProducer(
+    """An idempotent producer with acks=all, not yet started; a refused batch does not end it."""
+    producer = AIOKafkaProducer(
         **arguments(settings),
         acks="all",
         enable_idempotence=True,
@@ -99,6 +100,8 @@ def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
         max_request_size=REJECTION_BYTES,
         compression_type=None,
     )
+    ProducerEpoch(producer)
+    return producer
 
 
 def make_consumer(
@@ -208,33 +211,6 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
             yield client
         finally:
             await client.close()
-
-
-async def send_in_batches(
-    producer: AIOKafkaProducer, topic: str, partition: int, records: Iterable[tuple[bytes | None, bytes]]
-) -> list[asyncio.Future[Any]]:
-    """Writes (key, value) records to one partition, in order and in batches.
-
-    Returns futures that are done when Kafka has the records.
-
-    Raises:
-        KafkaUnavailable: not all could be queued.
-    """
-    pending: list[asyncio.Future[Any]] = []
-    with translated():
-        batch = producer.create_batch()
-        for key, value in records:
-            if batch.append(key=key, value=value, timestamp=None) is not None:
-                continue
-            if batch.record_count():
-                pending.append(await producer.send_batch(batch, topic, partition=partition))
-                batch = producer.create_batch()
-            if batch.append(key=key, value=value, timestamp=None) is None:
-                # Larger than a batch may be: sent alone, up to the limit of the topic.
-                pending.append(await producer.send(topic, value, key=key, partition=partition))
-        if batch.record_count():
-            pending.append(await producer.send_batch(batch, topic, partition=partition))
-    return pending
 
 
 async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,9 +11,11 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.rejected import encode_rejection
-from penstock.errors import Invalid
+from penstock.errors import Invalid, KafkaUnavailable, RecordsRefused
 from penstock.kafka.connection import translated
 from penstock.settings import Progressing, option
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +108,36 @@ async def write_rejection(
 ) -> None:
     """Copies a record that breaks its contract, or the part of it that does, to `<topic>.rejected`.
 
+    A record that Kafka refuses there is named without its content.
+
     Raises:
         KafkaUnavailable: it is not written.
     """
     topic = prefix + delivery.topic
-    value = encode_rejection(
-        invalid,
-        topic=topic,
-        partition=delivery.partition,
-        offset=delivery.offset,
-        original=delivery.value if part is None else part,
-        at=datetime.now(UTC),
-    )
-    with translated():
-        await producer.send_and_wait(f"{topic}.rejected", value, key=delivery.key)
+
+    def rejection(original: bytes) -> bytes:
+        return encode_rejection(
+            invalid,
+            topic=topic,
+            partition=delivery.partition,
+            offset=delivery.offset,
+            original=original,
+            at=datetime.now(UTC),
+        )
+
+    try:
+        with translated():
+            await producer.send_and_wait(
+                f"{topic}.rejected", rejection(delivery.value if part is None else part), key=delivery.key
+            )
+    except RecordsRefused as error:
+        log.error(  # noqa: TRY400 (the traceback says nothing about the record)
+            "Kafka refuses a rejected record; naming it without its content",
+            extra={"event": "rejection_refused", **delivery.ids(), "error": str(error)},
+        )
+        try:
+            with translated():
+                await producer.send_and_wait(f"{topic}.rejected", rejection(b""))
+        except RecordsRefused as again:
+            # The topic takes no record at all, until an operator changes it.
+            raise KafkaUnavailable(str(again)) from again

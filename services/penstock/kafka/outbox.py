@@ -19,8 +19,10 @@ from penstock.concurrency.batcher import Batcher
 from penstock.contracts.event import Callback, OutboxEntry, encode_callbacks
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
-from penstock.errors import Unavailable
-from penstock.kafka.connection import send_in_batches, translated
+from penstock.errors import RecordsRefused, Unavailable
+from penstock.kafka.connection import translated
+from penstock.kafka.refusals import refusal_error
+from penstock.kafka.sending import refusals, send_in_batches
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, EVENTS, REVOKED
 from penstock.settings import Kafka
 
@@ -51,22 +53,29 @@ async def send_all(
 
     Raises:
         KafkaUnavailable: some may not be there; send all of them again.
+        RecordsRefused: Kafka refuses some, and has the others.
     """
     records = list(records)
     if not records:
         return
     with translated():
         partitions = sorted(await producer.partitions_for(topic))
-        by_partition: dict[int, list[tuple[bytes | None, bytes]]] = {}
-        for record_key, value in records:
-            partition = (
-                partitions[0] if record_key is None else _PARTITIONER(record_key, partitions, partitions)
-            )
-            by_partition.setdefault(partition, []).append((record_key, value))
-        acknowledgements = []
-        for partition, of_partition in by_partition.items():
-            acknowledgements += await send_in_batches(producer, topic, partition, of_partition)
-        await asyncio.gather(*acknowledgements)
+    # By partition: the positions of its records.
+    by_partition: dict[int, list[int]] = {}
+    for position, (record_key, _value) in enumerate(records):
+        partition = partitions[0] if record_key is None else _PARTITIONER(record_key, partitions, partitions)
+        by_partition.setdefault(partition, []).append(position)
+    sent = [
+        (positions, await send_in_batches(producer, topic, partition, map(records.__getitem__, positions)))
+        for partition, positions in by_partition.items()
+    ]
+    found = {
+        positions[index]: why
+        for positions, batches in sent
+        for index, why in (await refusals(batches)).items()
+    }
+    if found:
+        raise refusal_error(found)
 
 
 async def publish(
@@ -80,13 +89,25 @@ async def publish(
 
     Raises:
         KafkaUnavailable: publish all of them again.
+        RecordsRefused: Kafka refuses some events, and has all others. A callback that it refuses
+            stays pending, and the requeuer ends it (`redeliver`).
     """
-    await send_all(producer, settings.prefix + EVENTS.name, zip(record_keys, events, strict=True))
+    refused: RecordsRefused | None = None
+    try:
+        await send_all(producer, settings.prefix + EVENTS.name, zip(record_keys, events, strict=True))
+    except RecordsRefused as error:
+        refused = error
     await send_callbacks(producer, settings.prefix + CALLBACKS.name, callbacks)
+    if refused:
+        raise refused
 
 
-async def send_callbacks(producer: AIOKafkaProducer, topic: str, callbacks: Iterable[Callback]) -> None:
-    """Writes callbacks to a topic, many in a record, and returns once Kafka has them all.
+async def send_callbacks(
+    producer: AIOKafkaProducer, topic: str, callbacks: Iterable[Callback]
+) -> dict[str, str]:
+    """Writes callbacks to a topic, many in a record, and waits until Kafka has them all.
+
+    Returns Kafka's reason for each callback that it refuses, by id.
 
     Each goes to the partition of its target, in the given order. The key of a record with one
     callback is the target's URL, so all namespaces that call a URL are on one partition.
@@ -94,37 +115,57 @@ async def send_callbacks(producer: AIOKafkaProducer, topic: str, callbacks: Iter
     Raises:
         KafkaUnavailable: some may not be there; send all of them again.
     """
-    by_partition: dict[int, list[Callback]] = {}
-    acknowledgements: list[asyncio.Future[object]] = []
+    callbacks = list(callbacks)
+    if not callbacks:
+        return {}
     with translated():
-        callbacks = list(callbacks)
-        partitions = sorted(await producer.partitions_for(topic)) if callbacks else []
-        # A URL often has many callbacks, and computing its partition takes half the time of this
-        # function.
-        partition_by_url: dict[str, int] = {}
-        for callback in callbacks:
-            url = callback.target.url
-            partition = partition_by_url.get(url)
-            if partition is None:
-                partition = partition_by_url[url] = _PARTITIONER(url.encode(), partitions, partitions)
-            by_partition.setdefault(partition, []).append(callback)
-        for partition, of_partition in by_partition.items():
-            records = encode_callbacks(of_partition)
-            acknowledgements += await send_in_batches(producer, topic, partition, records)
-        await asyncio.gather(*acknowledgements)
+        partitions = sorted(await producer.partitions_for(topic))
+    by_partition: dict[int, list[Callback]] = {}
+    # A URL often has many callbacks, and computing its partition takes half the time of this
+    # function.
+    partition_by_url: dict[str, int] = {}
+    for callback in callbacks:
+        url = callback.target.url
+        partition = partition_by_url.get(url)
+        if partition is None:
+            partition = partition_by_url[url] = _PARTITIONER(url.encode(), partitions, partitions)
+        by_partition.setdefault(partition, []).append(callback)
+    sent = [
+        (partition, await send_in_batches(producer, topic, partition, encode_callbacks(of_partition)))
+        for partition, of_partition in by_partition.items()
+    ]
+    refused: dict[str, str] = {}
+    for partition, batches in sent:
+        if await refusals(batches):
+            # Each alone; a callback that is written twice is called once, because its attempt is
+            # claimed once.
+            alone = by_partition[partition]
+            records = [(callback.target.url.encode(), callback.encode()) for callback in alone]
+            found = await refusals(await send_in_batches(producer, topic, partition, records))
+            refused |= {alone[position].id: why for position, why in found.items()}
+    for callback_id, why in refused.items():
+        log.error(
+            "Kafka refuses the record of a callback",
+            extra={"event": "callback_refused", "callback": callback_id, "topic": topic, "error": why},
+        )
+    return refused
 
 
 async def redeliver(
     producer: AIOKafkaProducer, settings: Kafka, due: Sequence[tuple[Callback, bool]]
-) -> None:
+) -> dict[str, str]:
     """Writes due callbacks, each with whether it is diverted, to the topic of its path.
+
+    Returns Kafka's reason for each callback that it refuses, by id: no attempt of it can follow.
 
     Raises:
         KafkaUnavailable: write all of them again.
     """
+    refused: dict[str, str] = {}
     for topic, path in ((CALLBACKS, False), (CALLBACKS_DIVERTED, True)):
         on_path = [callback for callback, diverted in due if diverted is path]
-        await send_callbacks(producer, settings.prefix + topic.name, on_path)
+        refused |= await send_callbacks(producer, settings.prefix + topic.name, on_path)
+    return refused
 
 
 async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revocation) -> None:
@@ -216,10 +257,18 @@ class Publisher:
         for entry in entries:
             if entry.revocation:
                 revoked.setdefault(entry.revocation.why, []).extend(entry.revocation.tasks)
+        refused: frozenset[int] = frozenset()
         try:
             for why, attempt_ids in revoked.items():
                 await revoke(self._producer, self._settings, Revocation(why, attempt_ids))
-            await publish(self._producer, self._settings, record_keys, events, callbacks)
+            try:
+                await publish(self._producer, self._settings, record_keys, events, callbacks)
+            except RecordsRefused as error:
+                refused = frozenset(error.records)
+                log.error(  # noqa: TRY400 (the traceback says nothing about the events)
+                    "Kafka refuses events; the sweeper parks them",
+                    extra={"event": "events_refused", "events": len(refused), "error": str(error)},
+                )
         except Unavailable as error:
             log.warning(
                 "Kafka is unavailable; the sweeper publishes these events",
@@ -228,9 +277,12 @@ class Publisher:
         except Exception as error:  # noqa: BLE001 (raised by `run`)
             self.fail(error)
         else:
+            begin = 0
             for entry in entries:
-                if entry.outbox_id is not None:
+                end = begin + len(entry.events)
+                if entry.outbox_id is not None and refused.isdisjoint(range(begin, end)):
                     self._published_ids.add(entry.outbox_id)
+                begin = end
 
     async def _delete(self, ids: Sequence[int]) -> None:
         try:

@@ -21,11 +21,16 @@ from penstock.settings import Kafka
 # The cluster's default.
 CLUSTER_DEFAULT = -1
 
+# The broker stamps records: it refuses a record that a writer's clock stamps more than an hour
+# ahead, and it deletes by stamps.
+STAMP = "message.timestamp.type"
+BY_BROKER = "LogAppendTime"
+
 _MAX_PARTITIONS = 10_000
 _FOREVER = -1
 _KEYS = ("partitions", "replication", "min_insync_replicas", "retention_days", "cleanup", "config")
 # Kafka's names of the settings that have a key here, or that the code sets.
-_RESERVED = ("retention.ms", "cleanup.policy", "min.insync.replicas", "max.message.bytes")
+_RESERVED = ("retention.ms", "cleanup.policy", "min.insync.replicas", "max.message.bytes", STAMP)
 _KNOWN = {topic.name for topic in PLATFORM} | {READY}
 
 
@@ -62,6 +67,7 @@ def config_of(settings: Kafka, topic: Topic) -> TopicConfig:
         "retention.ms": str(retention_ms),
         "cleanup.policy": values["cleanup"],
         "max.message.bytes": str(topic.max_bytes),
+        STAMP: BY_BROKER,
         **values.get("config", {}),
     }
     if "min_insync_replicas" in values:

@@ -22,7 +22,7 @@ from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, 
 
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import admin_client, create_topics, translated
-from penstock.kafka.topic_config import CLUSTER_DEFAULT, TopicConfig, config_of
+from penstock.kafka.topic_config import CLUSTER_DEFAULT, STAMP, TopicConfig, config_of
 from penstock.kafka.topics import PLATFORM, READY, Topic, ready
 from penstock.settings import Kafka
 
@@ -148,7 +148,7 @@ async def apply(settings: Kafka, differing: Sequence[Difference]) -> list[Differ
                     {name: NewPartitions(count) for name, count in partitions.items()}
                 )
             if configs:
-                _raise_for(await client._send_to_controller(_IncrementalAlter(configs)))  # noqa: SLF001 (it has no method for this request)
+                await _alter(client, configs)
     deadline_s = time.monotonic() + SETTLE_S
     while True:
         left = await plan(settings)
@@ -160,6 +160,42 @@ async def apply(settings: Kafka, differing: Sequence[Difference]) -> list[Differ
                 f"not as declared {SETTLE_S:.0f} s after it was applied: {names}; apply again"
             )
         await asyncio.sleep(0.1)
+
+
+async def create(settings: Kafka, *, replication: int | None = None) -> list[Difference]:
+    """Creates missing topics, and makes the broker stamp the records of those that exist.
+
+    Returns the stamps that it changed: topics of older releases have the stamps of their writers.
+
+    Args:
+        settings: where, and the declaration.
+        replication: copies of each partition instead of those declared.
+
+    Raises:
+        KafkaUnavailable: some are missing or not changed; run it again.
+        KafkaRefused: this user may not create, describe or change the topics.
+    """
+    stamps = [difference for difference in await plan(settings) if difference.what == STAMP]
+    await create_topics(settings, PLATFORM, replication=replication)
+    await stamp(settings, stamps)
+    return stamps
+
+
+async def stamp(settings: Kafka, differing: Iterable[Difference]) -> None:
+    """Makes the broker stamp the records of topics that differ in it.
+
+    Raises:
+        KafkaUnavailable: some are not changed; run it again.
+        KafkaRefused: this user may not change the topics.
+    """
+    if configs := {each.topic: {STAMP: each.declared} for each in differing if each.what == STAMP}:
+        async with admin_client(settings) as client:
+            with translated():
+                await _alter(client, configs)
+
+
+async def _alter(client: AIOKafkaAdminClient, configs: Mapping[str, Mapping[str, str]]) -> None:
+    _raise_for(await client._send_to_controller(_IncrementalAlter(configs)))  # noqa: SLF001 (it has no method for this request)
 
 
 async def _describe(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, ActualTopic]:

@@ -23,8 +23,8 @@ from typing import Self
 from penstock.core.restart import RestartPolicy
 from penstock.discovery import DEFAULT_DATA_DIR, WITHOUT_CREDENTIALS, Addresses
 from penstock.errors import CannotStart, SettingsError
-from penstock.kafka.connection import create_topics, wait_kafka
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka import topic_plan
+from penstock.kafka.connection import wait_kafka
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.concurrently import run_both, run_to_completion
 from penstock.local.database import EmbeddedPostgres
@@ -346,7 +346,7 @@ class Deployment:
         return server.dsn()
 
     async def _create_topics(self) -> None:
-        await create_topics(self._kafka_settings(self.kafka), PLATFORM)
+        await topic_plan.create(self._kafka_settings(self.kafka))
 
     def _kafka_settings(self, servers: str) -> Kafka:
         # Credentials in the environment are for the cluster in the options, not for the embedded.

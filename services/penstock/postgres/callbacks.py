@@ -242,6 +242,23 @@ async def take_due(session: Session, limit: int, *, horizon_s: float) -> list[tu
     ]
 
 
+async def bury(session: Session, refused: Mapping[str, str]) -> None:
+    """Ends pending callbacks as dead; takes the reason of each by its id.
+
+    Raises:
+        SessionLost, PostgresUnavailable: as `take_due`.
+    """
+    if refused:
+        session.ensure()
+        with translated():
+            async with session.connection.transaction():
+                rows = await session.connection.fetch(
+                    query("callbacks.bury"), list(refused), list(refused.values())
+                )
+                ended = [row["id"] for row in rows if row["ordered"]]
+                await session.connection.execute(query("callbacks.requeue_next"), ended)
+
+
 async def next_due_s(session: Session) -> float | None:
     """Seconds until a callback is due, negative when it is overdue; None when none is pending.
 

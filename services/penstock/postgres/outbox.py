@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,9 +15,12 @@ from penstock.contracts.event import FINAL_EVENTS, Callback, Event, OutboxEntry
 from penstock.contracts.subscription import Format
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import target_of
+from penstock.errors import RecordsRefused
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.settings import Platform
+
+log = logging.getLogger(__name__)
 
 # A callback's record is written again after this time unless its outcome is recorded (see
 # callback.due_at).
@@ -68,6 +72,38 @@ async def unpublished(executor: Any, *, age_s: float, limit: int = 100) -> list[
     with translated():
         rows = await executor.fetch(query("outbox.unpublished"), age_s, limit)
     return [OutboxEvents(row["id"], row["keys"], row["records"]) for row in rows]
+
+
+async def refused(executor: Any, *, behind: int, limit: int) -> list[OutboxEvents]:
+    """Rows behind an id whose events Kafka has refused, in order of their ids.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(query("outbox.refused"), behind, limit)
+    return [OutboxEvents(row["id"], row["keys"], row["records"]) for row in rows]
+
+
+async def park(executor: Any, row: OutboxEvents, error: RecordsRefused) -> None:
+    """Keeps those events of a row that Kafka refuses, with its reason; the others are published.
+
+    Raises:
+        PostgresUnavailable: the row stays and all its events are published again.
+    """
+    positions = sorted(error.records)
+    log.error(
+        "Kafka refuses events; they stay in the outbox until `penstock check --repair`",
+        extra={"event": "events_parked", "outbox": row.id, "events": len(positions), "error": str(error)},
+    )
+    with translated():
+        await executor.execute(
+            query("outbox.park"),
+            row.id,
+            [row.keys[position] for position in positions],
+            [row.records[position] for position in positions],
+            error.records[positions[0]],
+        )
 
 
 async def enqueue(

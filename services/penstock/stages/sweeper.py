@@ -1,7 +1,9 @@
 """The sweeper: publishes events whose writer died between commit and publication.
 
 Any number of replicas may run it: one of them holds the lock, by its session, and sweeps. An event
-that is published twice has the same id, so when in doubt, the sweeper publishes.
+that is published twice has the same id, so when in doubt, the sweeper publishes. Events that Kafka
+refuses stay in the outbox with the reason: `penstock check` reports them, and its repair publishes
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 
 from aiokafka import AIOKafkaProducer
 
+from penstock.errors import RecordsRefused
 from penstock.kafka.outbox import publish
 from penstock.postgres import outbox
 from penstock.postgres.session import Session
@@ -55,10 +58,18 @@ async def sweep_once(settings: StagesSettings, session: Session, producer: AIOKa
     while True:
         session.ensure()
         rows = await outbox.unpublished(session.connection, age_s=settings.sweep_age_s, limit=ROWS_PER_BATCH)
+        published = []
         for row in rows:
-            await publish(producer, settings, row.keys, row.records)
+            try:
+                await publish(producer, settings, row.keys, row.records)
+            except RecordsRefused as error:
+                # Without the mark, the sweeper would publish the row first in every round.
+                await outbox.park(session.connection, row, error)
+                swept += len(row.records) - len(error.records)
+                continue
+            published.append(row.id)
             swept += len(row.records)
-        await outbox.delete_published(session.connection, [row.id for row in rows])
+        await outbox.delete_published(session.connection, published)
         if len(rows) < ROWS_PER_BATCH:
             break
     if swept:

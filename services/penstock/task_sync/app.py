@@ -26,6 +26,7 @@ from penstock.task_sync.history import History
 from penstock.task_sync.ingest import Ingest
 from penstock.task_sync.progress import Progress
 from penstock.task_sync.recheck import Recheck
+from penstock.task_sync.refused import RefusedTasks
 from penstock.task_sync.release import ReleaseLoop
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -49,7 +50,15 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             offsets = await stack.enter_async_context(running(make_consumer(settings, None)))
             admin = await stack.enter_async_context(admin_client(settings))
             types = TypeCache(pool)
-            release_loop = ReleaseLoop(settings, session, producer, types, admin, offsets)
+            release_loop = ReleaseLoop(
+                settings,
+                session,
+                producer,
+                types,
+                admin,
+                offsets,
+                RefusedTasks(pool, settings.event_source).fail,
+            )
             objects = ObjectStore(settings.objects)
             ingest = Ingest(settings, pool, producer, types, objects)
             history = History(settings, objects)

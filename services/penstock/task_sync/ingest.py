@@ -25,7 +25,7 @@ from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import parse
 from penstock.core.admission import PartitionLoad, partitions_to_pause
-from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, SessionLost, UnknownType
+from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, RecordsRefused, SessionLost, UnknownType
 from penstock.kafka.connection import make_consumer, start, translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
@@ -279,7 +279,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         if following <= first:
             return
         # Before the offset: after a crash a rejection may be there twice, but is never lost.
-        await send_all(self._producer, self._settings.prefix + SUBMITTED_REJECTED.name, rejected)
+        await self._reject(rejected)
         try:
             source = tasks.OffsetRange(self._topic, tp.partition, first, following)
             await tasks.submit(self._pool, submissions, source)
@@ -294,6 +294,16 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         if self._next.get(tp.partition) == first:
             self._next[tp.partition] = following
         self.inserted += following - first
+
+    async def _reject(self, rejected: Sequence[tuple[bytes | None, bytes]]) -> None:
+        try:
+            await send_all(self._producer, self._settings.prefix + SUBMITTED_REJECTED.name, rejected)
+        except RecordsRefused as error:
+            # The topic takes less than `topics.toml` declares. The records behind must not wait.
+            log.error(  # noqa: TRY400 (the traceback says nothing about the records)
+                "Kafka refuses rejected submissions; only the log has their reasons",
+                extra={"event": "rejections_refused", "records": len(error.records), "error": str(error)},
+            )
 
     def _rejection(self, partition: int, record: Any, invalid: Invalid) -> bytes:
         log.info(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer
 
-from penstock.kafka.connection import send_in_batches, translated
+from penstock.core.completion import Fence
+from penstock.kafka.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.spans import start_spans
@@ -21,15 +22,23 @@ class ReadyWriter:
         producer: acks=all.
         lag_poll_s: seconds between polls of a topic that just got its first records.
         wake: called when a batch is confirmed after none was, and when one failed.
+        fail: ends tasks whose records Kafka refuses, each with the reason.
 
     Attributes:
         confirmations: batches that Kafka confirmed.
     """
 
-    def __init__(self, producer: AIOKafkaProducer, lag_poll_s: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        lag_poll_s: float,
+        wake: Callable[[], None],
+        fail: Callable[[Mapping[Fence, str]], Awaitable[None]],
+    ) -> None:
         self._producer = producer
         self._lag_poll_s = lag_poll_s
         self._wake = wake
+        self._fail = fail
         self._confirming: set[asyncio.Task[None]] = set()
         self._confirmed: list[int] = []
         self._confirmed_s = 0.0
@@ -71,11 +80,11 @@ class ReadyWriter:
         spans = start_spans(tasks)
         partitions = topic.type.partitions
         slice_size = -(-len(tasks) // partitions)
-        pending = []
+        sent: list[SentBatch] = []
         for begin in range(0, len(tasks), max(slice_size, 1)):
             partition = topic.next_partition % partitions
             records = ((None, task.encode()) for task in tasks[begin : begin + slice_size])
-            pending += await send_in_batches(self._producer, topic.topic, partition, records)
+            sent += await send_in_batches(self._producer, topic.topic, partition, records, begin)
             topic.next_partition += 1
         now_s = asyncio.get_running_loop().time()
         if not topic.lag:
@@ -86,16 +95,18 @@ class ReadyWriter:
         topic.released += len(tasks)
         attempt_ids = [task.fence.attempt_id for task in tasks]
         topic.window.add_released(attempt_ids, now_s)
-        confirming = asyncio.create_task(self._confirm(batch.release_id, pending, spans))
+        confirming = asyncio.create_task(self._confirm(topic, batch, sent, spans))
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)
 
     async def _confirm(
-        self, release_id: int, pending: Sequence[asyncio.Future[object]], spans: Sequence[Span]
+        self, topic: ReadyTopic, batch: Batch, sent: Sequence[SentBatch], spans: Sequence[Span]
     ) -> None:
         try:
-            with translated():
-                await asyncio.gather(*pending)
+            if refused := await refusals(sent):
+                topic.written -= len(refused)
+                # Before the note is deleted: a crash leaves the note, and the batch is sent again.
+                await self._fail({batch.tasks[position].fence: why for position, why in refused.items()})
         except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
             self._failure = error
             self._wake()
@@ -103,7 +114,7 @@ class ReadyWriter:
             if not self._confirmed:
                 self._confirmed_s = asyncio.get_running_loop().time()
                 self._wake()
-            self._confirmed.append(release_id)
+            self._confirmed.append(batch.release_id)
             self.confirmations += 1
             for span in spans:
                 span.end()

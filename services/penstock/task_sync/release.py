@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
+from penstock.core.completion import Fence
 from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import ready
 from penstock.postgres import release
@@ -43,6 +44,7 @@ class ReleaseLoop:
         types: the registered types.
         admin: reads the workers' committed offsets.
         end_offsets: reads the end offsets of ready topics.
+        fail: ends tasks whose records Kafka refuses, each with the reason.
 
     Attributes:
         may_have_queued: set while a task of an owned type may be queued.
@@ -56,6 +58,7 @@ class ReleaseLoop:
         types: TypeCache,
         admin: AIOKafkaAdminClient,
         end_offsets: AIOKafkaConsumer,
+        fail: Callable[[Mapping[Fence, str]], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._session = session
@@ -66,7 +69,7 @@ class ReleaseLoop:
         self._topics: dict[str, ReadyTopic] = {}
         self._wake = asyncio.Event()
         self._limiter = ReleaseLimiter(session, self.on_ready)
-        self._writer = ReadyWriter(producer, settings.lag_poll_s, self._wake.set)
+        self._writer = ReadyWriter(producer, settings.lag_poll_s, self._wake.set, fail)
         self._types_changed = True
         self._owners_changed = True
         # Types that notifications named since types were loaded.

@@ -8,10 +8,12 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat
-from penstock.contracts.result import StageResult, encode_results
+from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.heartbeat_queue import Answer
+from penstock.errors import KafkaUnavailable, RecordsRefused
 from penstock.kafka.connection import translated
+from penstock.kafka.results import write_results
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
 from penstock.settings import Kafka
 
@@ -34,7 +36,11 @@ class KafkaTransport:
 
     async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Returns once Kafka has it; tries again while Kafka is unavailable."""
-        await self._send(self._heartbeats, heartbeat.encode())
+        await retry_until_available(
+            lambda: self._write_heartbeat(heartbeat),
+            waiting_for=f"write to {self._heartbeats}",
+            backoff=WORKER_BACKOFF,
+        )
 
     async def try_heartbeat(self, heartbeat: Heartbeat) -> Mapping[AttemptId, Answer]:
         """Sends once, because the next heartbeat makes up for a lost one.
@@ -42,21 +48,33 @@ class KafkaTransport:
         Raises:
             KafkaUnavailable: it is not on Kafka.
         """
-        with translated():
-            await self._producer.send_and_wait(self._heartbeats, heartbeat.encode(), key=self._record_key)
+        await self._write_heartbeat(heartbeat)
         return dict.fromkeys(heartbeat.tasks, Answer.CONFIRMED)
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
         """Returns once Kafka has them; tries again while Kafka is unavailable.
 
+        The attempt of a result that Kafka refuses fails.
+
         Raises:
             TypeError, ValueError: one of them cannot be encoded; none is sent.
         """
-        await self._send(self._results, encode_results(self._worker_id, results))
 
-    async def _send(self, topic: str, value: bytes) -> None:
-        async def write() -> None:
+        async def write(value: bytes) -> None:
             with translated():
-                await self._producer.send_and_wait(topic, value, key=self._record_key)
+                await self._producer.send_and_wait(self._results, value, key=self._record_key)
 
-        await retry_until_available(write, waiting_for=f"write to {topic}", backoff=WORKER_BACKOFF)
+        await retry_until_available(
+            lambda: write_results(write, self._worker_id, results),
+            waiting_for=f"write to {self._results}",
+            backoff=WORKER_BACKOFF,
+        )
+
+    async def _write_heartbeat(self, heartbeat: Heartbeat) -> None:
+        try:
+            with translated():
+                await self._producer.send_and_wait(self._heartbeats, heartbeat.encode(), key=self._record_key)
+        except RecordsRefused as error:
+            # Heartbeats are small: the topic takes none at all, until an operator changes it. The
+            # worker stops its attempts when their leases run out (`HeartbeatSender`).
+            raise KafkaUnavailable(str(error)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Sequence
@@ -11,9 +10,8 @@ from typing import Protocol
 
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.result import RESULTS_PER_RECORD, Failure, StageResult, encode_results
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, unwritable
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import Outcome
 from penstock.kafka.connection import MAX_RECORD_BYTES
 from penstock.process import run_all
 
@@ -141,10 +139,7 @@ def _encodable(result: StageResult) -> StageResult:
     try:
         encode_results("", [result])
     except (TypeError, ValueError) as error:
-        failure = Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {error}")
-        return dataclasses.replace(
-            result, outcome=Outcome.FAIL, next_stage=None, context=None, delay_ms=0, error=failure
-        )
+        return unwritable(result, error)
     return result
 
 

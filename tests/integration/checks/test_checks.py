@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.support.services import make_topics, producing, write
-from tests.support.topics import create_topics
+from tests.support.topics import create_topics, use_writers_stamps
 
 from penstock.checks import moving, queued
 from penstock.checks.app import Rule, check
@@ -89,6 +89,7 @@ async def read_all(settings, group, topic):
 
 
 async def write_long_ago(settings, topic, value):
+    await use_writers_stamps(settings, [full_name(settings, topic)])
     async with producing(settings.kafka) as producer:
         await producer.send_and_wait(
             full_name(settings, topic), value, partition=0, timestamp_ms=int((time.time() - 120) * 1000)

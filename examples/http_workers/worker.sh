@@ -146,6 +146,8 @@ work() {
 while [[ -z $stopping ]]; do
   post hold_task <<<"{\"worker\": \"$worker\", \"type\": \"$type\", \"max\": 1, \"wait_s\": 20}" >"$dir/held" &
   running=$!
+  # A signal between the condition and this line found no request that it could end.
+  [[ -n $stopping ]] && kill -- "-$running" 2>/dev/null
   # Rejected: for example, the type is not registered yet.
   wait "$running" || { [[ -n $stopping ]] || sleep 1; continue; }
   running=''

@@ -543,11 +543,12 @@ async def test_self_check_mode_starts_when_all_targets_are_slow(platform: Bench,
     """
     target.answer = blocking = BlockingAnswer()
     callbacks = [make_callback(f"{target.url}/blocked{number}", number) for number in range(1, 21)]
-    settings = {**SELF_CHECK, "callback_schedule_s": ("0.2", "0.2")}
+    # Ten targets must become abnormal by their third attempt before any has ended its last one.
+    settings = {**SELF_CHECK, "callback_schedule_s": ("0.2",) * 5}
     async with platform.service(**settings):
         await platform.enqueue(*callbacks)
         # One attempt more than the schedule allows.
-        await wait_until(lambda: _all_tried(platform, 4), timeout=120)
+        await wait_until(lambda: _all_tried(platform, 7), timeout=120)
         await wait_until(lambda: _all_normal(platform))
         blocking.unblocked.set()
         await wait_until(platform.all_delivered, timeout=120)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable
 
 import pytest
 
-from penstock.concurrency.stall_detector import StallDetector
+from penstock.concurrency import stall_detector
+from penstock.concurrency.stall_detector import LoopWatchdog, StallDetector
 from penstock.errors import Stalled
 
 
@@ -31,3 +33,27 @@ def test_work_that_was_at_rest_starts_anew() -> None:
     marks["a"] = 1
     detector.check(3_600)
     detector.check(3_610)
+
+
+@pytest.mark.parametrize(("limit_s", "every_s"), [(60.0, 0.5), (0.6, 0.1)])
+async def test_the_watchdog_is_rewound_often(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, every_s: float
+) -> None:
+    """O2a: the process of a stalled loop ends close to the limit, and not up to a third of it early."""
+    rewound: list[float] = []
+    slept: list[float] = []
+
+    class Watchdog(LoopWatchdog):
+        def rewind(self, limit_s: float) -> None:
+            rewound.append(limit_s)
+
+    async def sleep(delay_s: float) -> None:
+        slept.append(delay_s)
+        if len(slept) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(stall_detector.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await Watchdog().run(limit_s)
+    assert rewound == [limit_s] * 3
+    assert slept == pytest.approx([every_s] * 3)

@@ -14,11 +14,11 @@ from penstock.contracts.heartbeat import Heartbeat, Kind, claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
-from penstock.errors import GatewayUnavailable, SettingsError, Unavailable
+from penstock.errors import GatewayUnavailable, SettingsError, Throttled, Unavailable
 from penstock.http.credentials import Credentials
 from penstock.worker import Done, Worker, WorkerSettings
+from penstock.worker.gateway_client import WAIT_S, Refusals
 from penstock.worker.gateway_client import GatewayClient as RealGateway
-from penstock.worker.gateway_client import Refusals
 from penstock.worker.heartbeat_sender import HeartbeatSender as RealHeartbeatSender
 from penstock.worker.heartbeat_sender import wait_room
 from penstock.worker.http_transport import HttpPuller, HttpTransport
@@ -371,6 +371,36 @@ async def test_a_full_worker_does_not_start_a_long_poll(impostor, monkeypatch):
         await wait_until(lambda: len(found.asked) > 1)
         pulling.cancel()
     assert [body["wait_s"] for _, body in found.asked[:2]] == [0, 0.01]
+
+
+@pytest.mark.parametrize(
+    ("error", "wait_s"),
+    [
+        pytest.param(Throttled("too much at once", retry_after_s=0.0), WAIT_S, id="429"),
+        pytest.param(GatewayUnavailable("connection refused"), 0.0, id="no gateway"),
+    ],
+)
+async def test_a_throttled_worker_keeps_its_long_poll(error, wait_s):
+    """O2, T6: a 429 shows that the gateway is available, and requests without a wait would load it more. After
+    a failure the next request is answered at once."""
+    waits = []
+    asked = asyncio.Event()
+
+    class Gateway:
+        async def post(self, _path, body):
+            waits.append(body["wait_s"])
+            if len(waits) == 2:
+                raise error
+            if len(waits) == 3:
+                asked.set()
+                await asyncio.Event().wait()
+            return EMPTY, 0.0
+
+    puller = HttpPuller(Gateway(), "t", InFlight(10), HeartbeatSender(), "w", lambda _claimed: None, {})
+    pulling = asyncio.create_task(puller.run())
+    await asked.wait()
+    pulling.cancel()
+    assert waits == [0.0, WAIT_S, wait_s]
 
 
 def test_an_invalid_key_file_is_refused(tmp_path):

@@ -1,7 +1,8 @@
 """Revocations of leases (`revoked.schema.json`).
 
 Every worker reads all of them from its start on. A worker that misses one keeps running the
-attempt, and the fence rejects its result.
+attempt, and the fence rejects its result. The heartbeat processor writes the revocation again after
+each heartbeat for an attempt that is over.
 """
 
 from __future__ import annotations

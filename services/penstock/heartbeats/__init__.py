@@ -11,6 +11,8 @@ Guarantees
   when it is assigned.
 - The last worker to claim an attempt holds it. A beat extends its worker's lease. It starts one on
   an attempt without a lease, but it takes none from another worker.
+- A worker that has missed a revocation gets another one: at each recount the leases of ended
+  attempts are dropped, and each later heartbeat for one of them is answered with a revocation.
 - A lease expires only while its attempt is still the worker's: the write compares attempt and
   worker.
 - A lease expires only after this process has read every heartbeat that was written before the

@@ -20,6 +20,7 @@ from penstock.core.task import IN_FLIGHT
 from penstock.heartbeats.metrics import Metrics
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.heartbeats.unwatched import Recount
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
 from penstock.metrics import Sample
@@ -30,7 +31,7 @@ from penstock.postgres.expiry import ExpiredLease, expire
 log = logging.getLogger(__name__)
 
 # `UnwatchedAttempts.find`.
-FindUnwatched = Callable[[Collection[int], Callable[[AttemptId], bool], float], Awaitable[list[Lease]]]
+FindUnwatched = Callable[[Collection[int], Callable[[AttemptId], bool], float], Awaitable[Recount]]
 
 # More expiries at once than this number, and than this share of all leases, are a mass expiry: it
 # is verified first.
@@ -84,7 +85,7 @@ class LeaseTracker:
         publisher: of the events of expiries.
         watermark: until when all heartbeats were read.
         results: until when all results are in PostgreSQL.
-        find_unwatched: finds running attempts that have no lease.
+        find_unwatched: reads the running attempts, and finds those that have no lease.
         evict: called with a worker that has lost its last lease, and the types of its lost tasks.
         clock: monotonic seconds (`loop.time`).
         chance: random numbers from 0 to 1, for jitter.
@@ -236,7 +237,7 @@ class LeaseTracker:
                 await self._expire(now_s)
             if now_s >= next_recount_s:
                 next_recount_s = now_s + self._settings.recount_s
-                await self._watch_unwatched(now_s)
+                await self._recount(now_s)
             # A wait for PostgreSQL is no stall: beats are read meanwhile.
             last_s = self._clock()
 
@@ -252,16 +253,30 @@ class LeaseTracker:
         for lease in (*self._wheel, *(claim.lease for claim in self._claims.values())):
             lease.seen_s += stalled_s
 
-    async def _watch_unwatched(self, now_s: float) -> None:
-        """Grants leases on attempts that run by PostgreSQL and have none."""
-        found = await self._find_unwatched(self._partitions, self._is_watched, now_s)
-        found = [lease for lease in found if lease.partition in self._partitions]
+    async def _recount(self, now_s: float) -> None:
+        """Compares leases with PostgreSQL: missing ones begin, and those of ended attempts end.
+
+        A worker that has missed its revocation renews the lease of an ended attempt. Its next
+        heartbeat finds no lease, counts as a claim, and so leads to another revocation.
+        """
+        watched = [(lease.attempt_id, lease.worker) for lease in self._wheel]
+        recount = await self._find_unwatched(self._partitions, self._is_watched, now_s)
+        found = [lease for lease in recount.unwatched if lease.partition in self._partitions]
         for lease in found:
             self._wheel.grant(lease)
         if found:
             log.warning(
                 "Running attempts without a lease get one",
                 extra={"event": "unwatched_attempts_found", "attempts": len(found)},
+            )
+        held = {(lease.attempt_id, lease.worker) for lease in recount.held}
+        over = [one for one in watched if one not in held]
+        for attempt_id, worker in over:
+            self._wheel.end(attempt_id, worker)
+        if over:
+            log.info(
+                "Leases of ended attempts are dropped; the next heartbeat of each is answered with a revocation",
+                extra={"event": "ended_leases_dropped", "attempts": len(over)},
             )
 
     async def _write_settled(self, now_s: float) -> None:

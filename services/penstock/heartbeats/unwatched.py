@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import asyncpg
 
@@ -20,6 +21,19 @@ from penstock.heartbeats.results_progress import ResultsProgress
 from penstock.postgres import leases
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """The running attempts of some partitions.
+
+    Attributes:
+        held: a lease for each of them.
+        unwatched: those of the leases that are missing and that no result will end.
+    """
+
+    held: list[Lease]
+    unwatched: list[Lease]
 
 
 class UnwatchedAttempts:
@@ -38,8 +52,8 @@ class UnwatchedAttempts:
 
     async def find(
         self, partitions: Collection[int], is_watched: Callable[[AttemptId], bool], now_s: float
-    ) -> list[Lease]:
-        """Returns new leases for unwatched attempts.
+    ) -> Recount:
+        """Reads the running attempts of partitions, and finds the unwatched ones.
 
         Args:
             partitions: of `heartbeats` that this process has.
@@ -49,20 +63,12 @@ class UnwatchedAttempts:
         Raises:
             PostgresUnavailable: no server.
         """
-        try:
-            if self._candidates and not await self._committed():
-                return []
-        except Unavailable as error:
-            log.info(
-                "The committed offsets of results are unknown; searching for unwatched attempts later",
-                extra={"event": "unwatched_search_postponed", "error": str(error)},
-            )
-            return []
-        unwatched = [
-            lease
-            for lease in await leases.held(self._pool, partitions, now_s)
-            if not is_watched(lease.attempt_id)
-        ]
+        # Before the query: afterwards a candidate that still runs has no result on Kafka.
+        conclusive = await self._is_conclusive()
+        held = await leases.held(self._pool, partitions, now_s)
+        if not conclusive:
+            return Recount(held, [])
+        unwatched = [lease for lease in held if not is_watched(lease.attempt_id)]
         found = [lease for lease in unwatched if lease.attempt_id in self._candidates]
         self._candidates = {lease.attempt_id for lease in unwatched} - {lease.attempt_id for lease in found}
         if self._candidates:
@@ -75,7 +81,18 @@ class UnwatchedAttempts:
                     extra={"event": "unwatched_search_restarted", "error": str(error)},
                 )
                 self._candidates = set()
-        return found
+        return Recount(held, found)
+
+    async def _is_conclusive(self) -> bool:
+        """Whether the results that were on Kafka at the last search are all committed."""
+        try:
+            return not self._candidates or await self._committed()
+        except Unavailable as error:
+            log.info(
+                "The committed offsets of results are unknown; searching for unwatched attempts later",
+                extra={"event": "unwatched_search_postponed", "error": str(error)},
+            )
+            return False
 
     async def _committed(self) -> bool:
         committed = await self._progress.committed(self._ends)

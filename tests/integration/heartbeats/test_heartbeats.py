@@ -219,7 +219,9 @@ async def test_attempts_with_an_unread_result_are_not_lost(settings, pool):
         unwatched = UnwatchedAttempts(progress, pool)
 
         async def find_unwatched():
-            return [lease.attempt_id for lease in await unwatched.find({3}, lambda _attempt_id: False, 0.0)]
+            recount = await unwatched.find({3}, lambda _attempt_id: False, 0.0)
+            assert [lease.attempt_id for lease in recount.held] == [attempt_id]
+            return [lease.attempt_id for lease in recount.unwatched]
 
         assert [await find_unwatched(), await find_unwatched(), await find_unwatched()] == [[], [], []]
         # The stage processor commits the record after its restart.
@@ -341,6 +343,37 @@ async def find_revoked(settings, attempt_ids):
     records = await read(settings.kafka, f"{settings.prefix}revoked")
     found = [attempt_id for record in records for attempt_id in record["tasks"]]
     return all(list(attempt_id) in found for attempt_id in attempt_ids) and found
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "paused", "next attempt", "deleted"])
+async def test_a_worker_is_told_again_and_again_what_is_over(settings, pool, ended):
+    """W5, H3: while a worker sends heartbeats for an attempt that is over, it gets a revocation after
+    each. So a lost revocation is repeated until its worker reads it; other attempts get none."""
+    over, alive = await release_tasks(pool, settings, 2)
+    fast = dataclasses.replace(settings, recount_s=0.3)
+    changes = {
+        "cancelled": "state = 'cancelled', finished_at = now()",
+        "paused": "state = 'paused', attempt = attempt + 1",
+        "next attempt": "state = 'ready', attempt = attempt + 1",
+    }
+    async with running_service(create_app(fast)):
+        await send(settings, Kind.CLAIM, [over, alive])
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 2 FROM task WHERE state = 'running'"))
+        # The revocation of this change is lost.
+        if ended == "deleted":
+            await pool.execute("DELETE FROM task WHERE id = $1", over[0])
+        else:
+            reset = "worker = NULL, lease_partition = NULL, lease_ms = NULL"
+            await pool.execute(f"UPDATE task SET {changes[ended]}, {reset} WHERE id = $1", over[0])
+
+        async def told_twice():
+            await send(settings, Kind.BEAT, [over, alive])
+            return len(await read(settings.kafka, f"{settings.prefix}revoked")) >= 2
+
+        await wait_until(told_twice, every=0.3)
+        revoked = await find_revoked(settings, [over])
+        assert list(alive) not in revoked
+        assert await state_of(pool, alive) == "running"
 
 
 async def test_a_malformed_heartbeat_is_rejected_and_delays_no_other(settings, pool):

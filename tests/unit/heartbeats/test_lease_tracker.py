@@ -14,6 +14,7 @@ from penstock.heartbeats import lease_tracker, read_watermark
 from penstock.heartbeats.lease_tracker import VERIFY_WITHIN_S, LeaseTracker
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.heartbeats.unwatched import Recount
 from penstock.metrics import LEASE_OVERDUE_SECONDS
 from penstock.postgres.queries import query
 
@@ -106,7 +107,7 @@ class Rig:
         self.stages = StageProcessor()
 
         async def find_unwatched(_partitions, _is_watched, _now_s):
-            return []
+            return Recount(list(self.leases._wheel), [])
 
         self.leases = LeaseTracker(
             dataclasses.replace(HeartbeatsSettings(), tick_s=1.0),

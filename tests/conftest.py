@@ -36,6 +36,7 @@ from tests.support.shared_servers import (
     make_template,
     run,
 )
+from tests.support.stuck_tests import StuckTests
 
 # Examples have no time limit: machines are noisy. CI runs twice as many examples as a developer.
 hypothesis.settings.register_profile(
@@ -56,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     config.pluginmanager.register(RunSummary())
     config.pluginmanager.register(OpenConnections())
+    config.pluginmanager.register(StuckTests())
     if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-tests-")
         config.stash[_TEMP_ROOT] = Path(os.environ["PYTEST_DEBUG_TEMPROOT"])

@@ -64,12 +64,13 @@ class OpenConnections:
     def take_leaked(self) -> list[str]:
         """Closes the connections of closed loops; returns the origin of those that their owner left open."""
         leaked = []
-        for transport, origin in list(self._made.items()):
+        # A copy: another thread may open a connection meanwhile.
+        for transport in [found for reference in self._made.keyrefs() if (found := reference()) is not None]:
             sock, loop = transport._sock, transport._loop
             if sock is None or (loop is not None and not loop.is_closed()):
                 continue
             if not transport._closing and not _awaits_peer(transport):
-                leaked.append(origin)
+                leaked.append(self._made[transport])
             # Otherwise the interpreter reports it again when it collects it.
             sock.close()
             transport._sock, transport._closing = None, True

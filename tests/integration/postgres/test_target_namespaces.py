@@ -7,6 +7,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import asyncpg
@@ -23,7 +24,8 @@ from penstock.postgres.migrations import migrate
 from penstock.postgres.targets import CHANNEL, StoredTarget
 
 FOLDER = schemas_folder() / "postgres" / "migrations"
-BEFORE = 21
+# The last migration of the release before, and of the release with these migrations.
+BEFORE, LAST = 21, 24
 
 # Statements of the previous release, copied unchanged.
 TAKE_OWNERSHIP = "INSERT INTO target AS t (url, owner) VALUES ($1, $2) ON CONFLICT (url) DO UPDATE SET owner = excluded.owner"
@@ -48,12 +50,18 @@ LIMIT = (
 INSERT_CALLBACK = "INSERT INTO callback (id, target, task_id, body, due_at) VALUES ($1, $2, $3, '{}', now())"
 
 
+async def upgrade(dsn: str, step: Step | None, last: int = LAST) -> list[str]:
+    """Applies the migrations up to number `last`: later releases require both steps of this one."""
+    with TemporaryDirectory() as folder:
+        for file in sorted(FOLDER.glob("*.sql"))[:last]:
+            shutil.copy(file, folder)
+        return await migrate(dsn, step, folder=Path(folder))
+
+
 @pytest.fixture
-async def old(empty_database: str, tmp_path: Path) -> AsyncIterator[Any]:
+async def old(empty_database: str) -> AsyncIterator[Any]:
     """Creates a database of the previous release, and connects to it."""
-    for file in sorted(FOLDER.glob("*.sql"))[:BEFORE]:
-        shutil.copy(file, tmp_path)
-    await migrate(empty_database, folder=tmp_path)
+    await upgrade(empty_database, None, BEFORE)
     connection = await asyncpg.connect(empty_database, server_settings={"search_path": "penstock"})
     yield connection
     await connection.close()
@@ -98,7 +106,7 @@ async def test_the_state_of_an_address_is_copied_to_every_namespace(old: Any, em
     for url, state, count in (("http://slow/", "abnormal", 12), ("http://quiet/", "normal", 0)):
         await old.execute(TAKE_OWNERSHIP, url, "old")
         await old.execute(SAVE_SNAPSHOT, url, "old", state, count)
-    assert await migrate(empty_database, Step.PRE) == ["0022_target_namespaces", "0023_callback_namespaces"]
+    assert await upgrade(empty_database, Step.PRE) == ["0022_target_namespaces", "0023_callback_namespaces"]
     all_namespaces = ("acme", "beta", "default")
     assert await states(old, "http://gone/") == dict.fromkeys(all_namespaces, "disabled")
     assert await states(old, "http://slow/") == dict.fromkeys(all_namespaces, "abnormal")
@@ -126,7 +134,7 @@ async def test_a_database_without_namespaces_keeps_its_targets(old: Any, empty_d
     await old.execute(SAVE_SNAPSHOT, "http://quiet/", "old", "normal", 0)
     columns = "url, state, why, count, slow_at, called_at, failures, rate, attempts, changed_at"
     before = await old.fetch(f"SELECT {columns} FROM target")
-    await migrate(empty_database, Step.PRE)
+    await upgrade(empty_database, Step.PRE)
     assert await old.fetch(f"SELECT {columns} FROM callback_target") == before
     assert await states(old, "http://quiet/") == {"default": "normal"}
 
@@ -136,7 +144,7 @@ async def test_old_and_new_code_exchange_changes_between_the_steps(old: Any, emp
     code's changes of a target reach old code. Each change is notified, and neither side undoes the
     other's. Callbacks of old code get their namespace."""
     acme_task, _beta_task, plain_task = [await task(old, name) for name in ("acme--o", "beta--o", "o")]
-    await migrate(empty_database, Step.PRE)
+    await upgrade(empty_database, Step.PRE)
     notified: list[str] = []
     await old.add_listener(CHANNEL, lambda *arguments: notified.append(arguments[-1]))
     url, all_namespaces = "http://a/", ("acme", "beta", "default")
@@ -197,7 +205,7 @@ async def test_old_and_new_code_exchange_changes_between_the_steps(old: Any, emp
     assert tuple(await old_state(old, "http://new/")) == ("normal", None, 2.0, 0)
     await old.reset()
 
-    assert await migrate(empty_database, Step.POST) == ["0024_target_namespaces.post"]
+    assert await upgrade(empty_database, Step.POST) == ["0024_target_namespaces.post"]
     assert await old.fetchval("SELECT to_regclass('penstock.target')") is None
     triggers_left = "SELECT count(*) FROM pg_trigger WHERE tgrelid IN ('callback'::regclass, 'callback_target'::regclass) AND NOT tgisinternal"
     assert await old.fetchval(triggers_left) == 0
@@ -212,7 +220,7 @@ async def test_old_code_copies_no_change_of_new_code_to_other_namespaces(
     snapshots and changes of the address copy neither to other namespaces, including later ones."""
     for name in ("acme--o", "beta--o"):
         await task(old, name)
-    await migrate(empty_database, Step.PRE)
+    await upgrade(empty_database, Step.PRE)
     for url, later in (("http://known/", "gamma"), ("http://unknown/", "delta")):
         acme, other_namespaces = TargetId("acme", url), set(await namespaces(old)) - {"acme"}
         if later == "gamma":
@@ -245,7 +253,7 @@ async def test_old_snapshots_do_not_repeat_a_change(old: Any, empty_database: st
     other namespace after an enable. With one of two disabled, old code reads that one's reason."""
     for name in ("acme--o", "beta--o"):
         await task(old, name)
-    await migrate(empty_database, Step.PRE)
+    await upgrade(empty_database, Step.PRE)
     url = "http://a/"
     acme, beta = TargetId("acme", url), TargetId("beta", url)
     await targets.limit(old, acme, 2.0)
@@ -284,7 +292,7 @@ async def test_two_concurrent_enables_leave_the_address_enabled(old: Any, empty_
     address enabled for old code."""
     for name in ("acme--o", "beta--o"):
         await task(old, name)
-    await migrate(empty_database, Step.PRE)
+    await upgrade(empty_database, Step.PRE)
     url = "http://a/"
     acme, beta = TargetId("acme", url), TargetId("beta", url)
     assert await targets.disable(old, acme, "ours")
@@ -314,7 +322,7 @@ async def test_enabling_an_abnormal_target_is_not_undone_by_old_snapshots(
     the address. PostgreSQL rejects the old snapshot, and old code reads the address again."""
     for name in ("acme--o", "beta--o"):
         await task(old, name)
-    await migrate(empty_database, Step.PRE)
+    await upgrade(empty_database, Step.PRE)
     notified: list[str] = []
     await old.add_listener(CHANNEL, lambda *arguments: notified.append(arguments[-1]))
     url = "http://a/"

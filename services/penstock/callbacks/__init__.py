@@ -6,14 +6,15 @@ A record on `callbacks` is one event for one target. It moves through the servic
 1. `receiver` decodes it, and `target_store` loads its target into `target_cache`.
 2. `router` puts the callback into a lane of its path (`lanes`), holds it, or postpones it.
 3. `ledger` claims the attempt: it records the attempt's number, and Kafka's record is acknowledged.
-4. `caller` calls the target within the limits of `egress`; a slow call moves to the `slow_pool`.
+4. `caller` signs the callback and calls the target within the limits of `egress`; a slow call moves
+   to the slow pool (`router`).
 5. `outcomes` decides by `core.delivery`, and `ledger` records the outcome.
 
 A callback that is to be retried waits in PostgreSQL until the `requeuer` publishes its record
 again, on `callbacks.diverted`. That path has its own small pool of slots.
 
 A circuit breaker (`core.health`) opens for a target with many slow calls: the target is abnormal.
-Callbacks of abnormal and disabled targets are held in PostgreSQL and on no topic. The `drainer`
+Callbacks of abnormal and disabled targets are held in PostgreSQL and on no topic. The `Drainer`
 makes some of them due: one as a probe while the target hangs, then at a bounded rate
 (`core.drain`). They take the diverted path too.
 

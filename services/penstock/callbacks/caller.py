@@ -1,8 +1,7 @@
-"""Calls one target over HTTP, and turns aiohttp's errors into results.
+"""Signs a callback, calls its target over HTTP, and turns aiohttp's errors into results.
 
 Guarantees, however a target behaves: a call ends within its timeout, holds a few kilobytes at most,
-follows no redirect, uses
-no proxy and keeps no cookie. It raises no error that a target caused.
+follows no redirect, uses no proxy and keeps no cookie. It raises no error that a target caused.
 
 It connects only to public and allowed addresses (`egress`). A forbidden address is a failed attempt
 and retried by the schedule, because names change their addresses, and operators change what they
@@ -16,7 +15,7 @@ none of the headers that were sent, and no forbidden address.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,13 +24,13 @@ from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
+from standardwebhooks import Webhook
 
 from penstock import __version__, tracing
 from penstock.callbacks import egress
 from penstock.callbacks.egress import ForbiddenAddress
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.signing import Signer
-from penstock.callbacks.timeout_queue import Deadlines
+from penstock.concurrency.timeout_queue import Deadlines
 from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import parse_retry_after
 
@@ -81,6 +80,36 @@ class CallResult:
             "message": self.message,
             "status": self.status,
             "excerpt": self.excerpt,
+        }
+
+
+class Signer:
+    """Signs by the Standard Webhooks convention.
+
+    Every active secret signs, so that targets can verify during a rotation.
+
+    Args:
+        secrets: each `whsec_` and base64.
+    """
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        self._webhooks = [Webhook(secret) for secret in secrets]
+
+    def headers(self, message_id: str, body: bytes, now: datetime) -> dict[str, str]:
+        """The three headers by which a target verifies a message.
+
+        Args:
+            message_id: the same for all attempts.
+            body: of the request, exactly; UTF-8.
+            now: time of sending, in UTC.
+        """
+        text = body.decode()
+        return {
+            "webhook-id": message_id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(
+                webhook.sign(msg_id=message_id, timestamp=now, data=text) for webhook in self._webhooks
+            ),
         }
 
 

@@ -3,7 +3,7 @@
 Isolation of slow targets (C5)
 - A lane has at most `target_slots` calls, and at most one while few slots are free.
 - Suspect targets, whose latest call was slow, hold at most `suspect_slots` together.
-- A call that turns out slow frees its slot and moves to the `slow_pool`, which is bounded, too.
+- A call that turns out slow frees its slot and moves to the slow pool, which is bounded, too.
 - A callback that would wait too long at the pace of its target leaves its lane at once
   (`take_excess`). One that does wait too long, behind targets that hold all slots, leaves it later
   (`take_overdue`).
@@ -17,7 +17,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.callbacks.in_flight import InFlight, Record
+from penstock.callbacks.receiver import InFlight, Record
+from penstock.callbacks.settings import LaneBounds
 from penstock.core.call_pacer import CallPacer
 from penstock.core.target import TargetId
 
@@ -40,29 +41,6 @@ _RESERVE = 0.25
 # multiples of the target's slots.
 _AHEAD_S = 0.05
 _MOST_AHEAD = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneBounds:
-    """The bounds of the lanes of one path.
-
-    Attributes:
-        slots: most calls under way.
-        target_slots: most calls under way to one target. A quick target holds further slots for
-            attempts claimed ahead.
-        suspect_slots: most calls under way to all suspect targets together.
-        lane_size: most callbacks that wait in one lane.
-        total_size: when more callbacks wait in all lanes together, each lane keeps no more than its
-            share.
-        longest_wait_s: a callback that would wait longer leaves its lane.
-    """
-
-    slots: int
-    target_slots: int
-    suspect_slots: int
-    lane_size: int
-    total_size: int
-    longest_wait_s: float
 
 
 @dataclass(slots=True)

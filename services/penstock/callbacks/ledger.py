@@ -22,7 +22,8 @@ import asyncpg
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from penstock.callbacks.in_flight import InFlight, Withdrawal
+from penstock.callbacks.receiver import InFlight
+from penstock.callbacks.router import Withdrawal
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import Callback

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from penstock import metrics
-from penstock.callbacks.drainer import Drainer
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.ledger import Ledger
-from penstock.callbacks.router import Router
+from penstock.callbacks.requeuer import Drainer
+from penstock.callbacks.router import Router, SlowPool
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.slow_pool import SlowPool
 from penstock.callbacks.target_cache import TargetCache
 from penstock.core.delivery import Dead, Delivered, Outcome
 from penstock.metrics import Sample

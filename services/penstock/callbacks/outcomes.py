@@ -12,8 +12,8 @@ from collections.abc import Callable
 import orjson
 
 from penstock.callbacks.caller import CallResult
-from penstock.callbacks.in_flight import InFlight
 from penstock.callbacks.ledger import EndedAttempt
+from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import origin_of
 from penstock.core.delivery import Dead, Delivered, Outcome, Reason, RetryIn

@@ -20,21 +20,18 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks import ledger
 from penstock.callbacks.caller import Caller, CallResult
-from penstock.callbacks.drainer import Drainer
-from penstock.callbacks.in_flight import InFlight, Withdrawal
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.ledger import EndedAttempt, Ledger
 from penstock.callbacks.metrics import Metrics
 from penstock.callbacks.outcomes import Outcomes
-from penstock.callbacks.receiver import Receiver
-from penstock.callbacks.requeuer import Requeuer
-from penstock.callbacks.router import Router
+from penstock.callbacks.receiver import InFlight, Receiver
+from penstock.callbacks.requeuer import Drainer, Requeuer
+from penstock.callbacks.router import Call, Router, SlowPool, Withdrawal
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.slow_pool import Call, SlowPool
 from penstock.callbacks.target_cache import Attempt, TargetCache
 from penstock.callbacks.target_store import TargetStore
-from penstock.callbacks.timeout_queue import TimeoutQueue
 from penstock.concurrency.batcher import Batcher
+from penstock.concurrency.timeout_queue import TimeoutQueue
 from penstock.core.delivery import Dead, Delivered, Reason
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import TargetId

@@ -1,17 +1,20 @@
 """Decodes records of callbacks, and keeps the callbacks whose target is not in memory yet.
 
 Guarantees: a callback that breaks its contract is rejected alone. A record is received only while
-this process owns its partition.
+this process owns its partition. A record may carry several callbacks; it is acknowledged when all of
+them are settled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
-from penstock.callbacks.in_flight import InFlight, split
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target_cache import Target, TargetCache
+from penstock.contracts.event import Callback
 from penstock.contracts.inbound import decode_callbacks
 from penstock.core.target import TargetId
 from penstock.kafka.processor import Delivery
@@ -19,6 +22,42 @@ from penstock.kafka.processor import Delivery
 # After so many callbacks the event loop runs other tasks. A burst would otherwise delay the calls
 # under way, and their durations decide how many callbacks may wait for a target.
 YIELD_EVERY = 50
+
+
+class Record(Protocol):
+    """The Kafka record of a callback, or the callback's part of it."""
+
+    @property
+    def topic(self) -> str:
+        """Its topic without the deployment's prefix."""
+
+    @property
+    def partition(self) -> int:
+        """The partition of its topic."""
+
+    def settle(self) -> None:
+        """PostgreSQL holds its state, so that the record can be acknowledged."""
+
+
+# Not frozen: the pipeline fills in the fields as the callback moves on.
+@dataclass(slots=True)
+class InFlight:
+    """A callback that this process has received and not finished.
+
+    Attributes:
+        callback: the record's content.
+        record: settled once PostgreSQL holds the callback's state.
+        uncounted: attempts that the retry schedule does not count, from before a replay or from
+            self-check mode; known once claimed.
+        queued_at_s: when it entered its lane, on the loop's clock.
+        claimed_at_s: when its attempt was recorded, on the loop's clock.
+    """
+
+    callback: Callback
+    record: Record
+    uncounted: int = 0
+    queued_at_s: float = 0.0
+    claimed_at_s: float = 0.0
 
 
 class Receiver:
@@ -73,7 +112,7 @@ class Receiver:
             # While this record waited, its partition moved to another process, which reads it
             # again.
             return []
-        parts = split(delivery, len(callbacks))
+        parts = _split(delivery, len(callbacks))
         return [InFlight(callback, part) for callback, part in zip(callbacks, parts, strict=True)]
 
     def wait_for_target(self, in_flight: InFlight) -> bool:
@@ -117,3 +156,40 @@ class Receiver:
     def _recount(self) -> None:
         self._count = sum(map(len, self._waiting.values()))
         self._has_room.set()
+
+
+class _RecordPart:
+    """The part of a record that one callback settles.
+
+    Args:
+        record: the whole record.
+        settle: called once, when this part is settled first.
+    """
+
+    __slots__ = ("_settle", "partition", "topic")
+
+    def __init__(self, record: Record, settle: Callable[[], None]) -> None:
+        self.topic = record.topic
+        self.partition = record.partition
+        self._settle: Callable[[], None] | None = settle
+
+    def settle(self) -> None:
+        """Idempotent."""
+        if self._settle is not None:
+            settle, self._settle = self._settle, None
+            settle()
+
+
+def _split(record: Record, count: int) -> list[Record]:
+    """Splits a record into `count` parts; settling all of them settles the record."""
+    if count == 1:
+        return [record]
+    unsettled = count
+
+    def settle_part() -> None:
+        nonlocal unsettled
+        unsettled -= 1
+        if not unsettled:
+            record.settle()
+
+    return [_RecordPart(record, settle_part) for _ in range(count)]

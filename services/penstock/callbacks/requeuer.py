@@ -1,6 +1,7 @@
-"""The requeuer: publishes records of callbacks that are due again.
+"""Returns callbacks from PostgreSQL to Kafka.
 
-They are due for a retry, or because a record was lost.
+The `Drainer` of each process makes held callbacks of its own targets due. The `Requeuer` publishes
+the records of due callbacks: drained ones, retries, and those whose record was lost.
 
 Every replica runs a requeuer, and an advisory lock of its session makes one of them active. Every
 statement uses that session, so a replica that loses the lock fails. Publishing a record twice is
@@ -20,8 +21,11 @@ import logging
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from penstock.callbacks.router import Router
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.target_cache import TargetCache
 from penstock.callbacks.target_store import TargetCleaner
+from penstock.core.target import TargetId
 from penstock.errors import PostgresUnavailable
 from penstock.kafka.outbox import redeliver
 from penstock.postgres import callbacks
@@ -37,6 +41,59 @@ SHORTEST_SLEEP_S = 0.2
 LONGEST_SLEEP_S = 30.0
 # How soon another process takes over after a crash.
 LOCK_EVERY_S = 5.0
+
+
+class Drainer:
+    """Drains the targets of this process in turn.
+
+    Args:
+        pool: of the database.
+        cache: decides how many callbacks each target may receive.
+        router: decides how many callbacks the diverted path has room for.
+
+    Attributes:
+        drained: callbacks drained since the start.
+    """
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], cache: TargetCache, router: Router) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._router = router
+        self.drained = 0
+
+    async def drain(self, now_s: float) -> bool:
+        """Makes some held callbacks due; returns whether there were any.
+
+        Args:
+            now_s: seconds on the monotonic clock.
+
+        Raises:
+            PostgresUnavailable: perhaps nothing was drained; the targets are found again by a
+                search.
+        """
+        cache, room = self._cache, self._router.drain_room
+        wanted: dict[TargetId, int] = {}
+        for target_id in cache.held:
+            target = cache.peek(target_id)
+            if target is None or target.disabled:
+                continue
+            if room <= 0:
+                break
+            waiting = self._router.diverted.waiting_for(target_id)
+            allowed = min(target.drain.allow(now_s, hanging=target.hanging, waiting=waiting), room)
+            if allowed:
+                wanted[target_id] = allowed
+                room -= allowed
+        if not wanted:
+            return False
+        # Before the statement: a callback that is held while it runs marks its target again.
+        for target_id in wanted:
+            del cache.held[target_id]
+        drained = await callbacks.drain_held(self._pool, wanted)
+        self.drained += sum(drained.values())
+        # A target that had as many as wanted may have more; it goes behind the other targets.
+        cache.mark_held(target_id for target_id, most in wanted.items() if drained.get(target_id, 0) >= most)
+        return bool(drained)
 
 
 class Requeuer:

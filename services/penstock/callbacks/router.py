@@ -3,14 +3,19 @@
 Kafka records are acknowledged in order, so no callback stays longer than its target's pace
 justifies. The methods return the callbacks that have to leave as `Withdrawal`s; the pipeline
 records those in PostgreSQL.
+
+Calls that turn out slow move to the `SlowPool` and use no slot of a lane.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from penstock.callbacks.in_flight import InFlight, Record, Withdrawal
 from penstock.callbacks.lanes import Lanes
+from penstock.callbacks.receiver import InFlight, Record
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target_cache import Target, TargetCache
 from penstock.core.call_pacer import CallPacer
@@ -21,6 +26,94 @@ from penstock.kafka.topics import CALLBACKS_DIVERTED
 # An attempt that was claimed ahead and could not be called within so many seconds is not made: its
 # target has become slow.
 STALE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """A callback that leaves this process without a call and waits in PostgreSQL.
+
+    Attributes:
+        in_flight: the callback.
+        due_in_s: seconds until its record is published again; None holds it until its target may be
+            called.
+        claimed: whether an attempt was recorded. Its number is used up, but the retry schedule does
+            not count it.
+    """
+
+    in_flight: InFlight
+    due_in_s: float | None
+    claimed: bool = False
+
+    @property
+    def attempt(self) -> tuple[str, int]:
+        """Id of the callback, and the attempts recorded so far."""
+        callback = self.in_flight.callback
+        return callback.id, callback.attempt + self.claimed
+
+    @property
+    def uncounted(self) -> int | None:
+        """Attempts that the schedule does not count from now on; None for no change."""
+        return self.in_flight.uncounted + 1 if self.claimed else None
+
+
+# Compared by identity: `TimeoutQueue` needs that.
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call under way.
+
+    Attributes:
+        in_flight: the callback.
+        lanes: whose slot it uses.
+        in_self_check: whether self-check mode was on when it began.
+        slow: whether it has turned out slow.
+        in_slow_pool: whether it uses a slot of the slow pool, and none of the lanes.
+        timer: the end of its extended time.
+        extensions: how often its time was extended.
+    """
+
+    in_flight: InFlight
+    lanes: Lanes
+    in_self_check: bool
+    slow: bool = False
+    in_slow_pool: bool = False
+    timer: asyncio.TimerHandle | None = None
+    extensions: int = 0
+
+
+class SlowPool:
+    """A bulkhead for slow calls, bounded in total and per target.
+
+    Args:
+        slots: most calls in total.
+        target_slots: most calls to one target.
+    """
+
+    def __init__(self, slots: int, target_slots: int) -> None:
+        self._free = slots
+        self._target_slots = target_slots
+        self._calls: Counter[TargetId] = Counter()
+
+    def __len__(self) -> int:
+        return self._calls.total()
+
+    def calls_to(self, target_id: TargetId) -> int:
+        """Calls to one target in the pool."""
+        return self._calls[target_id]
+
+    def enter(self, target_id: TargetId) -> bool:
+        """Takes a slot; False when none is free."""
+        if not self._free or self._calls[target_id] >= self._target_slots:
+            return False
+        self._free -= 1
+        self._calls[target_id] += 1
+        return True
+
+    def leave(self, target_id: TargetId) -> None:
+        """Frees the slot of a call that has ended."""
+        self._free += 1
+        self._calls[target_id] -= 1
+        if not self._calls[target_id]:
+            del self._calls[target_id]
 
 
 class Router:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from penstock.callbacks.lanes import LaneBounds
-from penstock.callbacks.signing import secret_problem
 from penstock.core.addresses import Network, parse_networks
 from penstock.core.delivery import DeliveryPolicy
 from penstock.core.drain import DrainPolicy
@@ -31,11 +31,37 @@ _DURATIONS = (
     "callback_republish_s",
 )
 LEAST_FORGET_S = 60.0
+_SECRET_PREFIX = "whsec_"  # noqa: S105 (a prefix, not a secret)
+# The bounds of the Standard Webhooks convention for a symmetric secret.
+_SECRET_BYTES = range(24, 65)
 _GENERATOR = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
 _NO_SECRET = (
     "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
     f"create one with: {_GENERATOR}"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneBounds:
+    """The bounds of the lanes of one path.
+
+    Attributes:
+        slots: most calls under way.
+        target_slots: most calls under way to one target. A quick target holds further slots for
+            attempts claimed ahead.
+        suspect_slots: most calls under way to all suspect targets together.
+        lane_size: most callbacks that wait in one lane.
+        total_size: when more callbacks wait in all lanes together, each lane keeps no more than its
+            share.
+        longest_wait_s: a callback that would wait longer leaves its lane.
+    """
+
+    slots: int
+    target_slots: int
+    suspect_slots: int
+    lane_size: int
+    total_size: int
+    longest_wait_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,3 +302,16 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         except ValueError as error:
             return [f"callback_allow={','.join(self.callback_allow)!r}: {error}"]
         return []
+
+
+def secret_problem(secret: str) -> str | None:
+    """The problem of an invalid secret, without showing it; None for a valid one."""
+    if not secret.startswith(_SECRET_PREFIX):
+        return f"does not begin with {_SECRET_PREFIX}"
+    try:
+        decoded = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        return f"is not base64 after {_SECRET_PREFIX}"
+    if len(decoded) not in _SECRET_BYTES:
+        return f"has {len(decoded)} bytes, and must have {_SECRET_BYTES[0]} to {_SECRET_BYTES[-1]}"
+    return None

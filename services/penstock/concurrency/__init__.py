@@ -1,1 +1,1 @@
-"""Mechanisms that all services share: retry, micro-batching, stall detection."""
+"""Mechanisms that all services share: retry, micro-batching, stall detection, timeouts."""

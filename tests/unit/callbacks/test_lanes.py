@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.callbacks.in_flight import InFlight
-from penstock.callbacks.lanes import LaneBounds, Lanes
-from penstock.callbacks.slow_pool import SlowPool
+from penstock.callbacks.lanes import Lanes
+from penstock.callbacks.receiver import InFlight
+from penstock.callbacks.settings import LaneBounds
 from penstock.contracts.event import Callback
 from penstock.core.call_pacer import CallPacer
 from penstock.core.target import TargetId
@@ -555,12 +555,3 @@ def test_schedules_of_the_pacer_expire():
     assert bound.acquire(TARGETS[0], "path", 80.0, 0.01) == 100.0
     assert bound.acquire(TARGETS[1], "path", 200.0, 0.01) is None
     assert len(bound) == 1
-
-
-def test_the_slow_pool_is_bounded_in_total_and_per_target():
-    """C7a: a call that finds no room keeps its slot in the lane."""
-    pool = SlowPool(3, 2)
-    assert [pool.enter(target) for target in "aaabb"] == [True, True, False, True, False]
-    pool.leave("a")
-    assert pool.enter("b")
-    assert len(pool) == 3

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.callbacks.timeout_queue import Deadlines, TimeoutQueue
+from penstock.concurrency.timeout_queue import Deadlines, TimeoutQueue
 
 TIMEOUT_S = 3.0
 CLOSE_S = 1e-6

@@ -11,8 +11,8 @@ import pytest
 from tests.support.callback_targets import make_callback
 from tests.support.waiting import wait_until
 
-from penstock.callbacks.in_flight import InFlight
 from penstock.callbacks.ledger import Ledger
+from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.postgres import callbacks

@@ -50,7 +50,7 @@ CREATE FUNCTION penstock.backlog_state(state text) RETURNS text
                 ELSE state END
 $$;
 
-COMMENT ON FUNCTION penstock.backlog_state(state text) IS 'under which state a task is counted; null is not at all';
+COMMENT ON FUNCTION penstock.backlog_state(state text) IS 'state under which `backlog` counts a task; NULL: it does not count the task';
 
 CREATE FUNCTION penstock.count_deleted() RETURNS trigger
     LANGUAGE plpgsql
@@ -146,15 +146,15 @@ CREATE TABLE penstock.api_key (
     CONSTRAINT api_key_role_check CHECK ((role = ANY (ARRAY['reader'::text, 'submitter'::text, 'worker'::text, 'operator'::text, 'admin'::text])))
 );
 
-COMMENT ON COLUMN penstock.api_key.digest IS 'SHA-256 of its secret of 256 random bits';
+COMMENT ON COLUMN penstock.api_key.digest IS 'SHA-256 of the secret, which has 256 random bits';
 
-COMMENT ON COLUMN penstock.api_key.namespaces IS 'in which it may do what its role allows; NULL is all of them';
+COMMENT ON COLUMN penstock.api_key.namespaces IS 'namespaces for which the role is valid; NULL: all';
 
-COMMENT ON COLUMN penstock.api_key.rate IS 'requests a second of one gateway; NULL is its setting';
+COMMENT ON COLUMN penstock.api_key.rate IS 'most requests per second to one gateway; NULL: the setting of the gateway';
 
-COMMENT ON COLUMN penstock.api_key.last_used_at IS 'noted at most once a minute by each gateway';
+COMMENT ON COLUMN penstock.api_key.last_used_at IS 'time of the last use; each gateway updates it at most once a minute';
 
-COMMENT ON COLUMN penstock.api_key.replaced_by IS 'id of the key that takes its place: both hold until this one expires';
+COMMENT ON COLUMN penstock.api_key.replaced_by IS 'id of the API key that replaces this one; both are valid until this one expires';
 
 CREATE TABLE penstock.attempt (
     task_id bigint NOT NULL,
@@ -194,25 +194,25 @@ CREATE TABLE penstock.audit (
     CONSTRAINT audit_verb_check CHECK ((verb = ANY (ARRAY['cancel'::text, 'pause'::text, 'resume'::text, 'reprioritise'::text, 'recover'::text])))
 );
 
-COMMENT ON COLUMN penstock.audit.seq IS 'order of asking';
+COMMENT ON COLUMN penstock.audit.seq IS 'order of the requests';
 
-COMMENT ON COLUMN penstock.audit.filter IS 'which tasks, as it was asked: openapi.json, TaskFilter';
+COMMENT ON COLUMN penstock.audit.filter IS 'the tasks to change, as requested (TaskFilter in openapi.json)';
 
-COMMENT ON COLUMN penstock.audit.priority IS 'with reprioritise: the new one';
+COMMENT ON COLUMN penstock.audit.priority IS 'new priority, for the verb reprioritise';
 
-COMMENT ON COLUMN penstock.audit.rate IS 'most tasks a second; NULL is as fast as it goes';
+COMMENT ON COLUMN penstock.audit.rate IS 'most tasks per second; NULL: no limit';
 
-COMMENT ON COLUMN penstock.audit.found_in IS 'how many of those changed were in which state';
+COMMENT ON COLUMN penstock.audit.found_in IS 'number of changed tasks by the state before the change';
 
-COMMENT ON COLUMN penstock.audit.behind IS 'id of the last task it has looked at';
+COMMENT ON COLUMN penstock.audit.behind IS 'id of the last task that the operation has examined';
 
-COMMENT ON COLUMN penstock.audit.upto IS 'the largest id when it was asked: it goes no further';
+COMMENT ON COLUMN penstock.audit.upto IS 'largest task id at the time of the request; the operation ends there';
 
-COMMENT ON COLUMN penstock.audit.next_at IS 'when its rate lets it go on';
+COMMENT ON COLUMN penstock.audit.next_at IS 'time of the next batch, by the rate';
 
-COMMENT ON COLUMN penstock.audit.actor IS 'the key or the subject of the token that asked; NULL where nobody was asked who they are';
+COMMENT ON COLUMN penstock.audit.actor IS 'API key or subject of the token that made the request; NULL: the gateway did not authenticate';
 
-COMMENT ON COLUMN penstock.audit.namespaces IS 'those the actor is confined to; NULL is all of them';
+COMMENT ON COLUMN penstock.audit.namespaces IS 'namespaces of the actor; NULL: all';
 
 CREATE TABLE penstock.audit_request (
     seq bigint NOT NULL,
@@ -224,11 +224,11 @@ CREATE TABLE penstock.audit_request (
     remote text
 );
 
-COMMENT ON TABLE penstock.audit_request IS 'what was asked of gateways that ask who it is, questions left out; rows older than PENSTOCK_GATEWAY_AUDIT_DAYS are removed';
+COMMENT ON TABLE penstock.audit_request IS 'authenticated requests that may change something; rows older than PENSTOCK_GATEWAY_AUDIT_DAYS are removed';
 
-COMMENT ON COLUMN penstock.audit_request.route IS 'method and pattern, as in openapi.json';
+COMMENT ON COLUMN penstock.audit_request.route IS 'method and path template, as in openapi.json';
 
-COMMENT ON COLUMN penstock.audit_request.status IS 'HTTP status of the answer; 499 when the client had gone before it';
+COMMENT ON COLUMN penstock.audit_request.status IS 'HTTP status of the answer; 499: the client disconnected before it';
 
 ALTER TABLE penstock.audit_request ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.audit_request_seq_seq
@@ -257,9 +257,9 @@ CREATE TABLE penstock.backlog (
 )
 WITH (fillfactor='50');
 
-COMMENT ON TABLE penstock.backlog IS 'tasks that have not ended, as of the changes that were folded in; `backlog_change` has the others';
+COMMENT ON TABLE penstock.backlog IS 'number of unfinished tasks; `backlog_change` has the changes that are not included yet';
 
-COMMENT ON COLUMN penstock.backlog.state IS 'of the tasks; in_flight is queued or running';
+COMMENT ON COLUMN penstock.backlog.state IS 'state of the tasks; in_flight: queued or running';
 
 CREATE TABLE penstock.backlog_change (
     type text NOT NULL,
@@ -270,7 +270,7 @@ CREATE TABLE penstock.backlog_change (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='5000');
 
-COMMENT ON TABLE penstock.backlog_change IS 'changes of `backlog` that task-sync has not folded in yet';
+COMMENT ON TABLE penstock.backlog_change IS 'changes of `backlog` that task-sync has not added to it yet';
 
 CREATE TABLE penstock.callback (
     id text NOT NULL,
@@ -297,27 +297,27 @@ CREATE TABLE penstock.callback (
 )
 WITH (fillfactor='80');
 
-COMMENT ON COLUMN penstock.callback.due_at IS 'while pending: when its record is written (again) unless its fate is known by then';
+COMMENT ON COLUMN penstock.callback.due_at IS 'while pending: when the record is published again, unless the outcome is recorded before';
 
-COMMENT ON COLUMN penstock.callback.headers IS 'sent beside the standard ones, or as a content type instead; values are secrets';
+COMMENT ON COLUMN penstock.callback.headers IS 'headers of the call, in addition to the standard ones; content-type replaces the standard one; values are secrets';
 
-COMMENT ON COLUMN penstock.callback.ordered IS 'waits for those of its task and target with a lower seq';
+COMMENT ON COLUMN penstock.callback.ordered IS 'whether it waits for unfinished callbacks of its task and target with a lower seq';
 
-COMMENT ON COLUMN penstock.callback.seq IS 'order of creation; of one task also the order of its transitions';
+COMMENT ON COLUMN penstock.callback.seq IS 'order of creation; within a task, the order of its transitions';
 
-COMMENT ON COLUMN penstock.callback.diverted IS 'it was held once: its records go to the diverted topic';
+COMMENT ON COLUMN penstock.callback.diverted IS 'whether it was held before; its records then go to the diverted topic';
 
-COMMENT ON COLUMN penstock.callback.replayed_after IS 'attempts made before it was replayed last: its schedule began anew after them';
+COMMENT ON COLUMN penstock.callback.replayed_after IS 'attempts before the last replay; the retry schedule begins anew after them';
 
-COMMENT ON COLUMN penstock.callback.spent IS 'attempts that its schedule does not count: made before it was replayed, or while the service suspected itself';
+COMMENT ON COLUMN penstock.callback.spent IS 'attempts that the retry schedule does not count: those before a replay and those in self-check mode';
 
-COMMENT ON COLUMN penstock.callback.published IS 'records written again on end of which nothing has come: neither begun, put back nor held';
+COMMENT ON COLUMN penstock.callback.published IS 'publications since it was last claimed, postponed or held';
 
-COMMENT ON COLUMN penstock.callback.published_at IS 'when the last of them was written';
+COMMENT ON COLUMN penstock.callback.published_at IS 'time of the last publication by the requeuer';
 
-COMMENT ON COLUMN penstock.callback.waits_since IS 'while pending: since when its records are written again and it is not begun; null while that is as it should be';
+COMMENT ON COLUMN penstock.callback.waits_since IS 'while pending: time of the first publication without a claim; NULL: it is not overdue';
 
-COMMENT ON COLUMN penstock.callback.namespace IS 'of its task''s type; with the target''s address, whom it is owed to';
+COMMENT ON COLUMN penstock.callback.namespace IS 'namespace of the type of the task; with the URL it identifies the target';
 
 ALTER TABLE penstock.callback ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.callback_seq_seq
@@ -346,21 +346,21 @@ CREATE TABLE penstock.callback_target (
 )
 WITH (fillfactor='70');
 
-COMMENT ON TABLE penstock.callback_target IS 'targets of callbacks: their health, whoever judges it, and what operators have said about them';
+COMMENT ON TABLE penstock.callback_target IS 'targets of callbacks: their health, their owner and the settings by operators';
 
-COMMENT ON COLUMN penstock.callback_target.namespace IS 'of the types whose tasks call it: the beginning of their names';
+COMMENT ON COLUMN penstock.callback_target.namespace IS 'namespace of the types whose tasks call the target';
 
-COMMENT ON COLUMN penstock.callback_target.why IS 'while disabled: what it answered, or what the operator said';
+COMMENT ON COLUMN penstock.callback_target.why IS 'while disabled: the reason, from the answer of the target or from an operator';
 
-COMMENT ON COLUMN penstock.callback_target.count IS 'slow calls it is charged with: penstock.core.health';
+COMMENT ON COLUMN penstock.callback_target.count IS 'count of slow calls in the health window (penstock.core.health)';
 
-COMMENT ON COLUMN penstock.callback_target.failures IS 'quick failures on end';
+COMMENT ON COLUMN penstock.callback_target.failures IS 'consecutive quick failures';
 
-COMMENT ON COLUMN penstock.callback_target.rate IS 'most calls a second; NULL is the setting of the callbacks service';
+COMMENT ON COLUMN penstock.callback_target.rate IS 'most calls per second; NULL: the setting of the callbacks service';
 
-COMMENT ON COLUMN penstock.callback_target.attempts IS 'the last few: at, callback, attempt, took_ms, status, message';
+COMMENT ON COLUMN penstock.callback_target.attempts IS 'the latest attempts: at, callback, attempt, took_ms, status, message';
 
-COMMENT ON COLUMN penstock.callback_target.owner IS 'the process that judges it: nobody else''s snapshot is kept';
+COMMENT ON COLUMN penstock.callback_target.owner IS 'process that owns the target; only its snapshots are saved';
 
 CREATE TABLE penstock.history (
     id bigint NOT NULL,
@@ -394,11 +394,11 @@ CREATE TABLE penstock.history (
 )
 PARTITION BY RANGE (finished_at);
 
-COMMENT ON TABLE penstock.history IS 'tasks that ended a while ago, each as it was when it was moved';
+COMMENT ON TABLE penstock.history IS 'tasks that ended a while ago, each as it was when it was moved here';
 
-COMMENT ON COLUMN penstock.history.attempts IS 'rows of attempt, by step and attempt';
+COMMENT ON COLUMN penstock.history.attempts IS 'rows of `attempt`, by step and attempt';
 
-COMMENT ON COLUMN penstock.history.callbacks_owed IS 'rows of callback, in the order of their creation, without their headers, whose values are secrets';
+COMMENT ON COLUMN penstock.history.callbacks_owed IS 'rows of `callback`, in the order of creation, without headers, whose values are secrets';
 
 CREATE TABLE penstock.history_part (
     day date NOT NULL,
@@ -415,15 +415,15 @@ CREATE TABLE penstock.history_part (
     CONSTRAINT history_part_check1 CHECK (((dropped_at IS NULL) OR (sealed_at IS NOT NULL)))
 );
 
-COMMENT ON TABLE penstock.history_part IS 'partitions of history, those that were dropped, too: the manifest of the archive';
+COMMENT ON TABLE penstock.history_part IS 'partitions of `history`, including dropped ones: the manifest of the archive';
 
-COMMENT ON COLUMN penstock.history_part.part IS 'from 1; a task that is moved after its day was dropped begins another';
+COMMENT ON COLUMN penstock.history_part.part IS 'number from 1; a task that is moved after its partition was dropped goes to a new part of the day';
 
-COMMENT ON COLUMN penstock.history_part.tasks IS 'counted in the statement that moves them';
+COMMENT ON COLUMN penstock.history_part.tasks IS 'number of tasks, updated by the statement that moves them';
 
-COMMENT ON COLUMN penstock.history_part.sealed_at IS 'since when no task is moved into it';
+COMMENT ON COLUMN penstock.history_part.sealed_at IS 'time after which no task is moved here';
 
-COMMENT ON COLUMN penstock.history_part.archived_at IS 'when its object had been read back and found whole';
+COMMENT ON COLUMN penstock.history_part.archived_at IS 'time at which its object was read back and verified';
 
 CREATE SEQUENCE penstock.id_ahead
     START WITH 1
@@ -529,29 +529,29 @@ CREATE TABLE penstock.task (
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.1');
 
-COMMENT ON COLUMN penstock.task.step IS 'stages entered so far: with id and attempt it is the fence, also when a stage is visited twice';
+COMMENT ON COLUMN penstock.task.step IS 'stages entered so far; id, step and attempt are the fence, also when a stage is visited twice';
 
 COMMENT ON COLUMN penstock.task.failures IS 'attempts of the current stage whose handler failed';
 
 COMMENT ON COLUMN penstock.task.losses IS 'attempts of the current stage whose worker was lost';
 
-COMMENT ON COLUMN penstock.task.context_ref IS 'JSON: key, sha256 and size of an object above the inline limit';
+COMMENT ON COLUMN penstock.task.context_ref IS 'JSON with key, sha256 and size of the object that has a context above the inline limit';
 
-COMMENT ON COLUMN penstock.task.callbacks IS 'each a URL, or JSON: url and perhaps events, headers (secrets), format, ordered';
+COMMENT ON COLUMN penstock.task.callbacks IS 'targets, each a URL or JSON with url, events, headers (secrets), format, ordered';
 
-COMMENT ON COLUMN penstock.task.lease_partition IS 'while running: the heartbeats partition over which its worker reports';
+COMMENT ON COLUMN penstock.task.lease_partition IS 'while running: partition of the topic `heartbeats` that has the heartbeats of its worker';
 
-COMMENT ON COLUMN penstock.task.lease_ms IS 'while running: milliseconds without a sign of life after which its lease expires, as claimed';
+COMMENT ON COLUMN penstock.task.lease_ms IS 'while running: length of the lease in milliseconds, from the claim';
 
-COMMENT ON COLUMN penstock.task.max_attempts IS 'while running: tries that its stage may have, as claimed; null is the limit of its type';
+COMMENT ON COLUMN penstock.task.max_attempts IS 'while running: most attempts of the stage, from the claim; NULL: the limit of the type';
 
-COMMENT ON COLUMN penstock.task.pausing IS 'while running: to be paused when its stage ends, instead of going on';
+COMMENT ON COLUMN penstock.task.pausing IS 'while running: whether the task is paused when its stage ends';
 
-COMMENT ON COLUMN penstock.task.key IS 'tenant or resource that it counts for; empty is none, written so in types that are released key by key';
+COMMENT ON COLUMN penstock.task.key IS 'concurrency key: the tenant or resource for which limits apply; empty: none';
 
-COMMENT ON COLUMN penstock.task.tracked IS 'released under a limit: counted while in flight, and its end wakes the type''s owner';
+COMMENT ON COLUMN penstock.task.tracked IS 'whether it was released under a limit: it counts while in flight, and its end notifies the owner of the type';
 
-COMMENT ON COLUMN penstock.task.traceparent IS 'W3C traceparent of its submission, if that was sampled';
+COMMENT ON COLUMN penstock.task.traceparent IS 'W3C traceparent of the submission, if it was sampled';
 
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.task_id_seq
@@ -599,13 +599,13 @@ CREATE TABLE penstock.task_type (
     CONSTRAINT task_type_starts_per_s_check CHECK ((starts_per_s > (0)::double precision))
 );
 
-COMMENT ON COLUMN penstock.task_type.callbacks IS 'as task.callbacks: of tasks submitted without their own';
+COMMENT ON COLUMN penstock.task_type.callbacks IS 'targets of tasks that were submitted without any, as in task.callbacks';
 
-COMMENT ON COLUMN penstock.task_type.keyed IS 'released key by key: it is fair, has max_per_key or settings of keys (type_key)';
+COMMENT ON COLUMN penstock.task_type.keyed IS 'whether tasks are released by concurrency key: the type is fair, has max_per_key, or has rows in type_key';
 
-COMMENT ON COLUMN penstock.task_type.ageing_s IS 'a task gains a level of priority with so many seconds since its submission; null is never';
+COMMENT ON COLUMN penstock.task_type.ageing_s IS 'seconds since submission after which a task gains a level of priority; NULL: never';
 
-COMMENT ON COLUMN penstock.task_type.finish_first IS 'tasks in a later stage go before those in their first';
+COMMENT ON COLUMN penstock.task_type.finish_first IS 'whether tasks in a later stage are released before those in their first stage';
 
 CREATE TABLE penstock.type_key (
     type text NOT NULL,
@@ -618,7 +618,7 @@ CREATE TABLE penstock.type_key (
     CONSTRAINT type_key_weight_check CHECK (((weight >= 1) AND (weight <= 1000)))
 );
 
-COMMENT ON TABLE penstock.type_key IS 'what operators have said of keys; a key without a row is not paused, weighs 1 and has max_per_key of its type';
+COMMENT ON TABLE penstock.type_key IS 'settings of concurrency keys by operators; a key without a row is not paused, has weight 1 and the max_per_key of its type';
 
 ALTER TABLE ONLY penstock.api_key
     ADD CONSTRAINT api_key_pkey PRIMARY KEY (id);

@@ -12,7 +12,7 @@ from aiohttp import web
 from penstock import process
 from penstock.errors import CannotStart
 from penstock.gateway.authentication import Authentication
-from penstock.gateway.broker import Broker
+from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.callbacks import CallbackRoutes
 from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
 from penstock.gateway.hold import WorkerRoutes
@@ -65,12 +65,12 @@ def create_app(
                 raise CannotStart(
                     f"the database lacks {', '.join(missing)}: run `penstock migrate` against it"
                 )
-            broker = Broker(settings, pool)
+            producer = BackgroundProducer(settings, pool)
             types = TypeCache(pool)
             limiter = SubmissionLimiter(settings)
             request_metrics = RequestMetrics()
-            workers = WorkerRoutes(settings, pool, types, objects, broker)
-            operations = OperationRoutes(settings, pool, broker)
+            workers = WorkerRoutes(settings, pool, types, objects, producer)
+            operations = OperationRoutes(settings, pool, producer)
             authentication = Authentication(settings, pool, types)
             app = web.Application(
                 middlewares=[
@@ -80,7 +80,7 @@ def create_app(
                 client_max_size=settings.gateway_body_limit_bytes,
             )
             app.on_response_prepare.append(add_security_headers)
-            app.add_routes(TaskRoutes(settings, pool, types, objects, broker, limiter).routes())
+            app.add_routes(TaskRoutes(settings, pool, types, objects, producer, limiter).routes())
             app.add_routes(BacklogRoutes(settings, pool).routes())
             app.add_routes(TypeRoutes(settings, pool, types).routes())
             app.add_routes(ConcurrencyKeyRoutes(settings, pool).routes())
@@ -88,7 +88,7 @@ def create_app(
             app.add_routes(CallbackRoutes(settings, pool).routes())
             app.add_routes(operations.routes())
             app.add_routes(workers.routes())
-            pages = PageRoutes(pool, broker, show_reasons=not settings.auth_kinds)
+            pages = PageRoutes(pool, producer, show_reasons=not settings.auth_kinds)
             app.add_routes(pages.routes())
             require_rules(app.router.routes())
 
@@ -104,7 +104,7 @@ def create_app(
             async with authentication, serving(settings, NAME, samples, pages.probes()):
                 await process.run_with_background(
                     _serve(app, settings, workers, stopping, started),
-                    broker.run(),
+                    producer.run(),
                     keep_fresh(settings, types),
                     operations.run(),
                     authentication.run(),

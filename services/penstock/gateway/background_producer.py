@@ -28,8 +28,8 @@ from penstock.settings import Kafka
 STOP_S = 5.0
 
 
-class Broker:
-    """Sends to Kafka once connected.
+class BackgroundProducer:
+    """A producer that connects in the background, and sends once it is connected.
 
     Args:
         settings: address of Kafka.
@@ -43,9 +43,8 @@ class Broker:
         self._publisher: Publisher | None = None
         self._connect_error = "not connected yet"
 
-    @property
-    def producer(self) -> AIOKafkaProducer:
-        """The producer.
+    def ensure_connected(self) -> AIOKafkaProducer:
+        """Returns the connected producer.
 
         Raises:
             KafkaUnavailable: no broker has been reached yet.
@@ -62,7 +61,7 @@ class Broker:
                 recover, `run` raises as well, and the process is replaced.
         """
         try:
-            await send_all(self.producer, self._settings.prefix + topic.name, records)
+            await send_all(self.ensure_connected(), self._settings.prefix + topic.name, records)
         except RecordsRefused as error:
             # Records of ours are small: the topic takes none at all, until an operator changes it.
             raise KafkaUnavailable(str(error)) from error
@@ -98,7 +97,7 @@ class Broker:
         Raises:
             KafkaUnavailable: no broker answers.
         """
-        await probe(self.producer, self._settings.kafka)
+        await probe(self.ensure_connected(), self._settings.kafka)
 
     async def run(self) -> None:
         """Connects, then publishes until cancelled; then completes what is under way.

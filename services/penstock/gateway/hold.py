@@ -35,7 +35,7 @@ from penstock.errors import (
 )
 from penstock.gateway.access import grant_of
 from penstock.gateway.audit import NOTHING_CHANGED
-from penstock.gateway.broker import Broker
+from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.openapi import conform, find_faults
 from penstock.gateway.ready_consumer import ReadyConsumer
 from penstock.gateway.report_limiter import ReportLimiter
@@ -75,7 +75,7 @@ class WorkerRoutes:
         pool: the database, which knows the state of the attempts in heartbeats.
         types: the registered types.
         objects: stores contexts above the inline limit.
-        broker: sends claims, heartbeats and results.
+        producer: sends claims, heartbeats and results.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class WorkerRoutes:
         pool: asyncpg.Pool[asyncpg.Record],
         types: TypeCache,
         objects: ObjectStore,
-        broker: Broker,
+        producer: BackgroundProducer,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._types = types
         self._objects = objects
-        self._broker = broker
+        self._producer = producer
         self._reports = ReportLimiter(settings.gateway_queue_bytes)
         self._consumers: dict[str, ReadyConsumer] = {}
         self._backoffs: defaultdict[str, IdleBackoff] = defaultdict(
@@ -123,7 +123,7 @@ class WorkerRoutes:
 
         # Raises before the gateway joins a group, since it cannot claim anything without a
         # producer.
-        _ = self._broker.producer
+        self._producer.ensure_connected()
         claimed = await self._consumer(task_type).hold(
             raw["worker"],
             int(raw.get("max", 1)),
@@ -228,7 +228,7 @@ class WorkerRoutes:
         if consumer is None or consumer.closed:
             backoff = self._backoffs[task_type.name]
             backoff.joining(asyncio.get_running_loop().time())
-            consumer = ReadyConsumer(self._settings, self._broker, self._objects, task_type, backoff)
+            consumer = ReadyConsumer(self._settings, self._producer, self._objects, task_type, backoff)
             self._consumers[task_type.name] = consumer
             running = asyncio.create_task(self._run(task_type.name, consumer))
             self._running.add(running)
@@ -261,12 +261,12 @@ class WorkerRoutes:
             worker,
             ((beat.attempt_id, LeaseTerms(beat.lease_ms, beat.max_attempts)) for beat in beats),
         )
-        await asyncio.gather(*(self._broker.send_results(worker, chunk) for chunk in _chunks(results)))
+        await asyncio.gather(*(self._producer.send_results(worker, chunk) for chunk in _chunks(results)))
         if results:
             # After the results: a lease that ended before would let the task run again.
             ended = [result.fence.attempt_id for result in results]
             heartbeats.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
-        await self._broker.send(HEARTBEATS, [(record_key, heartbeat.encode()) for heartbeat in heartbeats])
+        await self._producer.send(HEARTBEATS, [(record_key, heartbeat.encode()) for heartbeat in heartbeats])
 
 
 def _is_connected(request: web.Request) -> bool:

@@ -28,7 +28,7 @@ from penstock.core.task import Priority, State
 from penstock.errors import Conflict, InvalidRecord, NotFound, PostgresUnavailable
 from penstock.gateway import views
 from penstock.gateway.access import grant_of
-from penstock.gateway.broker import Broker
+from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES, timestamp_in
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import id_cursor, page_size, split_page
@@ -67,13 +67,15 @@ class OperationRoutes:
     Args:
         settings: limits.
         pool: the database.
-        broker: publishes the outbox entries of cancellations.
+        producer: publishes the outbox entries of cancellations.
     """
 
-    def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], broker: Broker) -> None:
+    def __init__(
+        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], producer: BackgroundProducer
+    ) -> None:
         self._settings = settings
         self._pool = pool
-        self._broker = broker
+        self._producer = producer
         # By id: when the next batch is due, on the loop's clock.
         self._due: dict[str, float] = {}
         self._filters: dict[str, TaskFilter] = {}
@@ -303,7 +305,7 @@ class OperationRoutes:
             await operations.fail(self._pool, operation_id, f"{type(error).__name__}: {error}")
             wait_s = None
         else:
-            self._broker.enqueue(result.outbox_entry)
+            self._producer.enqueue(result.outbox_entry)
             wait_s = result.wait_s
         if wait_s is None:
             self._due.pop(operation_id, None)

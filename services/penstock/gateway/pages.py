@@ -15,7 +15,7 @@ from aiohttp import web
 import penstock
 from penstock.gateway import openapi
 from penstock.gateway.api_reference import STYLE, render
-from penstock.gateway.broker import Broker
+from penstock.gateway.background_producer import BackgroundProducer
 from penstock.http.server import respond
 from penstock.metrics.serving import ALIVE, Probe, readiness
 from penstock.postgres import health as postgres_health
@@ -53,20 +53,20 @@ class PageRoutes:
 
     Args:
         pool: the database; /readyz probes it.
-        broker: the connection to Kafka; /readyz probes it.
+        producer: the connection to Kafka; /readyz probes it.
         show_reasons: whether /readyz has the reasons, which name servers; otherwise only the log
             has them.
     """
 
     def __init__(
-        self, pool: asyncpg.Pool[asyncpg.Record], broker: Broker, *, show_reasons: bool = True
+        self, pool: asyncpg.Pool[asyncpg.Record], producer: BackgroundProducer, *, show_reasons: bool = True
     ) -> None:
         self._show_reasons = show_reasons
         self._checking = asyncio.Lock()
         self._checked_at_s = 0.0
         self._cached: tuple[dict[str, Any], int] | None = None
         self._pool = pool
-        self._broker = broker
+        self._producer = producer
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -81,7 +81,7 @@ class PageRoutes:
 
     def probes(self) -> dict[str, Probe]:
         """The probes of the servers that a gateway needs."""
-        return {"postgres": partial(postgres_health.probe, self._pool), "kafka": self._broker.probe}
+        return {"postgres": partial(postgres_health.probe, self._pool), "kafka": self._producer.probe}
 
     async def home(self, _request: web.Request) -> web.Response:
         """GET /."""

@@ -34,7 +34,7 @@ from penstock.errors import (
     SessionLost,
     Unavailable,
 )
-from penstock.gateway.broker import Broker
+from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest
 from penstock.gateway.settings import GatewaySettings
 from penstock.kafka import membership
@@ -60,7 +60,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
 
     Args:
         settings: limits and times.
-        broker: sends the claims.
+        producer: sends the claims.
         objects: resolves large contexts, since HTTP workers cannot reach the object store.
         task_type: the type.
         backoff: how long unread records wait for a request before the gateway leaves the group.
@@ -69,13 +69,13 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
     def __init__(
         self,
         settings: GatewaySettings,
-        broker: Broker,
+        producer: BackgroundProducer,
         objects: ObjectStore,
         task_type: TaskType,
         backoff: IdleBackoff,
     ) -> None:
         self._settings = settings
-        self._broker = broker
+        self._producer = producer
         self._objects = objects
         self._type = task_type
         self._backoff = backoff
@@ -313,11 +313,11 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             claimed = [record.task for record in request.records if record.task is not None]
             claims = claims_of(request.worker, claimed, request.max_attempts)
             records += [(request.worker.encode(), claim.encode()) for claim in claims]
-        await self._broker.send(HEARTBEATS, records)
+        await self._producer.send(HEARTBEATS, records)
 
     async def _report_corrupt(self, worker: str, results: list[StageResult]) -> None:
         if results:
-            await self._broker.send_results(worker, results)
+            await self._producer.send_results(worker, results)
 
     def _fail_all(self, error: Exception) -> None:
         while self._requests:

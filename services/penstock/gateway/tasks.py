@@ -28,8 +28,8 @@ from penstock.errors import (
 )
 from penstock.gateway import views
 from penstock.gateway.access import grant_of, visible_types
+from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.batcher import SubmissionBatcher
-from penstock.gateway.broker import Broker
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
@@ -71,7 +71,7 @@ class TaskRoutes:
         pool: the database.
         types: the registered types.
         objects: stores contexts above the inline limit.
-        broker: publishes the outbox entries of cancellations.
+        producer: publishes the outbox entries of cancellations.
         limiter: limits submissions while PostgreSQL is behind.
     """
 
@@ -81,14 +81,14 @@ class TaskRoutes:
         pool: asyncpg.Pool[asyncpg.Record],
         types: TypeCache,
         objects: ObjectStore,
-        broker: Broker,
+        producer: BackgroundProducer,
         limiter: SubmissionLimiter,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._types = types
         self._objects = objects
-        self._broker = broker
+        self._producer = producer
         self._limiter = limiter
         self._batcher = SubmissionBatcher(pool, settings.gateway_submit_wait_s)
 
@@ -229,7 +229,7 @@ class TaskRoutes:
         cancelled, outbox_entry = await advance.cancel(
             self._pool, [task_id], source=self._settings.event_source
         )
-        self._broker.enqueue(outbox_entry)
+        self._producer.enqueue(outbox_entry)
         if not cancelled:
             state = (await tasks.get(self._pool, task_id))["state"]
             if state != State.CANCELLED:
@@ -245,7 +245,7 @@ class TaskRoutes:
         cancelled, outbox_entry = await advance.cancel(
             self._pool, visible, source=self._settings.event_source
         )
-        self._broker.enqueue(outbox_entry)
+        self._producer.enqueue(outbox_entry)
         remaining = set(ids) - set(cancelled)
         ended = await tasks.existing_ids(self._pool, remaining & set(visible)) if remaining else set()
         return respond(

@@ -26,7 +26,7 @@ from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import CannotStart, KafkaUnavailable, SessionLost
-from penstock.gateway import broker
+from penstock.gateway import background_producer
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS, PLATFORM, STAGE_RESULTS, ready, workers_group
@@ -389,7 +389,7 @@ async def test_a_fatal_error_of_the_producer_ends_the_gateway(
         producers.append(make_producer(settings))
         return producers[-1]
 
-    monkeypatch.setattr(broker, "make_producer", make)
+    monkeypatch.setattr(background_producer, "make_producer", make)
     gateway: Any = None
     with pytest.raises(SessionLost, match="OutOfOrderSequence"):  # noqa: PT012 (raised by the end of the block)
         async with ready_gateway(kafka, database, tmp_path) as gateway:

@@ -15,7 +15,7 @@ from penstock.postgres import operations
 from penstock.postgres.operations import BatchResult
 
 
-class Broker:
+class Producer:
     def enqueue(self, entry: OutboxEntry) -> None:
         """Publishes nothing."""
 
@@ -37,7 +37,7 @@ async def test_an_operation_that_another_coroutine_has_ended_is_removed(
 
     monkeypatch.setattr(operations, "run_batch", run_batch)
     routes = OperationRoutes(
-        cast(Any, SimpleNamespace(event_source="test")), cast(Any, None), cast(Any, Broker())
+        cast(Any, SimpleNamespace(event_source="test")), cast(Any, None), cast(Any, Producer())
     )
     routes._filters["one"], routes._due["one"] = TaskFilter(), 0.0
     await asyncio.gather(routes._run_batch("one"), routes._run_batch("one"))

@@ -1,10 +1,12 @@
-# `make` lists the targets. Each target installs its dependencies first; Python 3.11 or later and make are enough.
+# `make` lists the targets. Each target installs its dependencies first; Python 3.11 or later and
+# make are enough.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes that run the tests. They share one Kafka and one PostgreSQL, and most tests wait more than they compute.
+# Processes that run the tests. They share one Kafka and one PostgreSQL, and most tests wait more
+# than they compute.
 WORKERS ?= 6
 PYTEST := $(BIN)/python -m pytest tests --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 # Hundreds of processes are started by the tests: each would compile every module again.

@@ -127,17 +127,17 @@ def rate(arrivals: dict[str, float]) -> float:
 
 async def latencies(place: Environment, targets: int, seconds: float, *, bare: bool) -> list[float]:
     """Milliseconds from the commit (or the start of a bare call) to the arrival, at a steady rate."""
-    begun: dict[str, float] = {}
+    started_s: dict[str, float] = {}
     callbacks = place.make(targets, int(PACE * seconds))
     begin = time.monotonic()
     for number, callback in enumerate(callbacks):
         await asyncio.sleep(max(0.0, begin + number / PACE - time.monotonic()))
         if not bare:
             await place.enqueue([callback])
-        begun[callback.id] = time.monotonic()
+        started_s[callback.id] = time.monotonic()
         await (place.call(callback) if bare else place.publish([callback]))
     arrivals = await place.arrivals(len(callbacks))
-    return [(at_s - begun[name]) * 1000 for name, at_s in arrivals.items()]
+    return [(at_s - started_s[name]) * 1000 for name, at_s in arrivals.items()]
 
 
 @asynccontextmanager

@@ -162,19 +162,19 @@ async def lose(
     simulated: WorkerPool, connection: asyncpg.Connection, workers: int, share: int
 ) -> dict[str, float]:
     """Stops workers; measures the seconds from the last heartbeat of each task until its attempt expires."""
-    heard: dict[int, float] = {}
+    contact_s: dict[int, float] = {}
     now_s, now = time.monotonic(), time.time()
     for sender, beating in zip(simulated.senders[:workers], simulated.beating[:workers], strict=True):
         beating.cancel()
         for queue in sender._queues.values():  # noqa: SLF001 (no public access, since only this benchmark needs it)
             attempts = queue._attempts.items()  # noqa: SLF001 (as above)
-            heard |= {key[0]: now - (now_s - attempt.contact_s) for key, attempt in attempts}
+            contact_s |= {key[0]: now - (now_s - attempt.contact_s) for key, attempt in attempts}
     while await connection.fetchval("SELECT count(*) FROM penstock.attempt") < workers * share:
         await asyncio.sleep(0.2)
     rows = await connection.fetch(
         "SELECT task_id, extract(epoch FROM finished_at)::float8 AS at FROM penstock.attempt"
     )
-    found = [row["at"] - heard[row["task_id"]] for row in rows]
+    found = [row["at"] - contact_s[row["task_id"]] for row in rows]
     return {
         "found p50 (s)": round(percentile(found, 0.5), 2),
         "found p99 (s)": round(percentile(found, 0.99), 2),

@@ -1,12 +1,14 @@
-// A worker in Node (18 or later) without dependencies: it runs the stages of a module, several tasks at a time.
+// A worker in Node (18 or later) without dependencies: it runs the stages of a module, several
+// tasks at a time.
 //
 //     PENSTOCK_GATEWAY=http://127.0.0.1:8420 node worker.mjs TYPE STAGES.mjs
 //
 // If the gateway authenticates, set PENSTOCK_API_KEY to a key with the role worker.
 //
-// The module's default export has a function per stage: (context, { task, signal }) => result. A plain result means done,
-// next(stage, context) enters another stage, and retry(delayMs) retries later. An exception fails the attempt, permanently when
-// it has `permanent: true`. `signal` is aborted when the attempt is revoked; its result is then not reported.
+// The module's default export has a function per stage: (context, { task, signal }) => result. A
+// plain result means done, next(stage, context) enters another stage, and retry(delayMs) retries
+// later. An exception fails the attempt, permanently when it has `permanent: true`. `signal` is
+// aborted when the attempt is revoked; its result is then not reported.
 import { realpathSync } from 'node:fs'
 import { hostname } from 'node:os'
 import { resolve } from 'node:path'

@@ -5,10 +5,11 @@
 #
 # If the gateway authenticates, set PENSTOCK_API_KEY to a key with the role worker.
 #
-# The command reads the task's context as JSON and writes the result as JSON (no output is null). PENSTOCK_TASK_ID,
-# PENSTOCK_STAGE and PENSTOCK_ATTEMPT identify the attempt. A stage name on file descriptor 3 is the next stage, with the result
-# as its context. Exit status 0 is done, 75 (EX_TEMPFAIL) is a retry after RETRY_MS, and any other is a failure with the end of
-# standard error. When the attempt is revoked, the command gets SIGTERM and nothing is reported.
+# The command reads the task's context as JSON and writes the result as JSON (no output is null).
+# PENSTOCK_TASK_ID, PENSTOCK_STAGE and PENSTOCK_ATTEMPT identify the attempt. A stage name on file
+# descriptor 3 is the next stage, with the result as its context. Exit status 0 is done, 75
+# (EX_TEMPFAIL) is a retry after RETRY_MS, and any other is a failure with the end of standard
+# error. When the attempt is revoked, the command gets SIGTERM and nothing is reported.
 set -uo pipefail
 set -m # each background job is a process group of its own, so that it can be ended with its children
 export LC_ALL=C
@@ -27,8 +28,8 @@ running='' stopping=''
 trap 'stopping=1; [[ -n $running ]] && kill -- "-$running" 2>/dev/null' TERM INT
 trap 'rm -rf "$dir"' EXIT
 
-# Posts standard input and writes the answer, or the error to standard error. Repeats the request after Retry-After when the
-# gateway does not answer, or answers 429 or 503.
+# Posts standard input and writes the answer, or the error to standard error. Repeats the request
+# after Retry-After when the gateway does not answer, or answers 429 or 503.
 post() {
   local body=$dir/body.$BASHPID answer=$dir/answer.$BASHPID status
   cat >"$body"
@@ -36,7 +37,8 @@ post() {
     curl --config "$dir/curl" --silent --show-error --fail-with-body --max-time 60 --retry 1000000 --retry-delay 1 \
       --header 'Content-Type: application/json' --data-binary "@$body" --output "$answer" "$gateway/$1"
     status=$?
-    # Status 22 is an HTTP error. With any other there was no answer, and repeating the request is safe.
+    # Status 22 is an HTTP error. With any other there was no answer, and repeating the request is
+    # safe.
     ((status == 0 || status == 22)) && break
     sleep 1
   done
@@ -74,7 +76,8 @@ members() {
     }'
 }
 
-# Sends a heartbeat three times in each lease; ends the command (process group $1) when the attempt is revoked.
+# Sends a heartbeat three times in each lease; ends the command (process group $1) when the attempt
+# is revoked.
 beat() {
   local every answer name value
   every=$(awk -v ms="${task[lease_ms]}" 'BEGIN { print ms / 3000 }')
@@ -90,7 +93,8 @@ beat() {
   done
 }
 
-# Reports the task with outcome $1; $2, then standard input if $3 says so, and $4 complete the entry.
+# Reports the task with outcome $1; $2, then standard input if $3 says so, and $4 complete the
+# entry.
 report() {
   {
     printf '{"worker": "%s", "results": [{"id": %s, "step": %s, "stage": %s, "attempt": %s, "outcome": "%s"%s' \

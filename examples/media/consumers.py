@@ -13,12 +13,12 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 
 @asynccontextmanager
-async def callback_receiver(secret: str, told: Callable[[dict[str, Any]], None]) -> AsyncIterator[str]:
+async def callback_receiver(secret: str, on_event: Callable[[dict[str, Any]], None]) -> AsyncIterator[str]:
     """Listens on a loopback port for callbacks; yields the URL to give to Penstock.
 
     Args:
         secret: `whsec_…`, the one Penstock signs with.
-        told: called with each event whose signature is right.
+        on_event: called with each event whose signature is valid.
     """
     webhook = Webhook(secret)
 
@@ -28,7 +28,7 @@ async def callback_receiver(secret: str, told: Callable[[dict[str, Any]], None])
             event = webhook.verify(await request.read(), dict(request.headers))
         except WebhookVerificationError as error:
             return web.Response(status=401, text=str(error))
-        told(event)
+        on_event(event)
         return web.Response(status=204)
 
     app = web.Application()
@@ -44,18 +44,18 @@ async def callback_receiver(secret: str, told: Callable[[dict[str, Any]], None])
         await runner.cleanup()
 
 
-async def consume_events(kafka: str, prefix: str, told: Callable[[dict[str, Any]], None]) -> None:
+async def consume_events(kafka: str, prefix: str, on_event: Callable[[dict[str, Any]], None]) -> None:
     """Reads the topic `events` from its beginning, until cancelled.
 
     Args:
         kafka: bootstrap servers.
         prefix: of the deployment's topics.
-        told: called with each event; an event may come more than once, with the same id.
+        on_event: called with each event; an event may come more than once, with the same id.
     """
     consumer = AIOKafkaConsumer(f"{prefix}events", bootstrap_servers=kafka, auto_offset_reset="earliest")
     await consumer.start()
     try:
         async for record in consumer:
-            told(orjson.loads(record.value))
+            on_event(orjson.loads(record.value))
     finally:
         await consumer.stop()

@@ -29,9 +29,9 @@ def test_every_stage_uses_the_base_argument() -> None:
 
 
 def test_compose_takes_every_image_from_a_variable() -> None:
-    """Issue 7: ours and others', each with a default that is tagged; the base has the default of the Dockerfile; all are told in
-    .env.example, as they are."""
-    told = dict(re.findall(r"^#?([A-Z_]+_IMAGE)=(.+)$", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    """Issue 7: each image has a tagged default, and .env.example lists it. The default of the base
+    image is that of the Dockerfile."""
+    listed = dict(re.findall(r"^#?([A-Z_]+_IMAGE)=(.+)$", (ROOT / ".env.example").read_text(), re.MULTILINE))
     named = {service["image"] for service in COMPOSE["services"].values()}
     (base,) = {
         service["build"]["args"]["PYTHON_IMAGE"]
@@ -44,7 +44,7 @@ def test_compose_takes_every_image_from_a_variable() -> None:
         assert found, image
         assert ":" in found["default"], image
         if not found["default"].endswith(":local"):
-            assert told[found["name"]] == found["default"]
+            assert listed[found["name"]] == found["default"]
 
 
 @pytest.mark.parametrize("where", ["environment", "file", "nowhere"])

@@ -65,10 +65,10 @@ def found() -> Iterator[Call]:
                 and node.func.value.id in {"log", "logger"}
                 and node.func.attr in LEVELS
             ):
-                yield judged(module, node.lineno, node.func.attr, node)
+                yield checked(module, node.lineno, node.func.attr, node)
 
 
-def judged(module: str, line: int, level: str, call: ast.Call) -> Call:
+def checked(module: str, line: int, level: str, call: ast.Call) -> Call:
     """The call, with the rules it breaks."""
     faults = []
     message = text(call.args[0]) if call.args else ""
@@ -163,4 +163,4 @@ def test_the_rules_find_faults(code: str, fault: str) -> None:
     assert isinstance(call, ast.Expr)
     assert isinstance(call.value, ast.Call)
     assert isinstance(call.value.func, ast.Attribute)
-    assert [fault in found for found in judged("m.py", 1, call.value.func.attr, call.value).faults] == [True]
+    assert [fault in found for found in checked("m.py", 1, call.value.func.attr, call.value).faults] == [True]

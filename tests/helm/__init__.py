@@ -1,1 +1,1 @@
-"""The Helm chart, rendered by helm and judged without a cluster."""
+"""The Helm chart, rendered by helm and checked without a cluster."""

@@ -1,6 +1,6 @@
 """The rendered chart is valid for Kubernetes, safe by default, and consistent with the code.
 
-Nothing here runs on a cluster: objects are rendered by helm and judged as they are.
+Nothing here runs on a cluster: helm renders the objects, and the tests check them.
 """
 
 from __future__ import annotations

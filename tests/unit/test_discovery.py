@@ -33,21 +33,21 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
+def unused_address() -> Iterator[str]:
     """An address without a listener."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{unused.getsockname()[1]}"
 
 
-def deployed(place: Path, nobody: str) -> DataDir:
+def deployed(place: Path, unused_address: str) -> DataDir:
     """A data directory as `penstock up` leaves it while it runs; none of its servers answers."""
     owned = DataDir(place)
     addresses = Addresses(
         pid=os.getpid(),
-        gateway=f"http://{nobody}",
-        kafka=nobody,
-        postgres=f"postgresql://u:secret@{nobody}/d",
+        gateway=f"http://{unused_address}",
+        kafka=unused_address,
+        postgres=f"postgresql://u:secret@{unused_address}/d",
         prefix="x.",
         objects=f"file://{place}/objects",
     )
@@ -56,12 +56,12 @@ def deployed(place: Path, nobody: str) -> DataDir:
     return owned
 
 
-def test_addresses_of_a_killed_owner_are_ignored_while_the_next_one_starts(nobody: str) -> None:
+def test_addresses_of_a_killed_owner_are_ignored_while_the_next_one_starts(unused_address: str) -> None:
     """O1: the new owner holds the lock and has not published its addresses yet."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     place = Path(".penstock")
-    owned = deployed(place, nobody)
+    owned = deployed(place, unused_address)
     state = place / "state.json"
     state.write_text(state.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {ended.pid}'))
     assert f'"pid": {ended.pid}' in state.read_text()
@@ -70,13 +70,13 @@ def test_addresses_of_a_killed_owner_are_ignored_while_the_next_one_starts(nobod
     owned.close()
 
 
-def test_worker_and_client_find_the_deployment_of_their_directory(nobody: str) -> None:
+def test_worker_and_client_find_the_deployment_of_their_directory(unused_address: str) -> None:
     """O1: they find it without settings."""
-    owned = deployed(Path(".penstock"), nobody)
+    owned = deployed(Path(".penstock"), unused_address)
     found = Worker().settings
-    assert (found.kafka, found.prefix) == (nobody, "x.")
+    assert (found.kafka, found.prefix) == (unused_address, "x.")
     assert found.objects == f"file://{Path('.penstock')}/objects"
-    assert SyncClient().url == f"http://{nobody}"
+    assert SyncClient().url == f"http://{unused_address}"
     owned.close()
 
 
@@ -87,10 +87,10 @@ def test_without_a_deployment_the_defaults_apply() -> None:
     assert local_environment() == {}
 
 
-def test_a_stopped_deployment_is_not_taken_for_another(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_deployment_is_an_error(unused_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """O1: another deployment may listen at the default addresses. Worker, client and every verb refuse
-    and name the directory; whoever names servers or a gateway is not refused."""
-    deployed(Path(".penstock"), nobody).close()
+    and name the directory. They accept given servers or a given gateway."""
+    deployed(Path(".penstock"), unused_address).close()
     stopped = rf"the deployment in {Path('.penstock').absolute()} is stopped: start it with `penstock up`"
     with pytest.raises(SettingsError, match=stopped):
         SyncClient()
@@ -102,21 +102,21 @@ def test_a_stopped_deployment_is_not_taken_for_another(nobody: str, monkeypatch:
         assert "is stopped: start it with `penstock up`" in outcome.stderr
 
     assert SyncClient("http://127.0.0.1:1").url == "http://127.0.0.1:1"
-    assert Platform.load(kafka=nobody).kafka == nobody
-    assert CliRunner().invoke(cli, ["topics", "--kafka", nobody]).exit_code == 5
+    assert Platform.load(kafka=unused_address).kafka == unused_address
+    assert CliRunner().invoke(cli, ["topics", "--kafka", unused_address]).exit_code == 5
     assert CliRunner().invoke(cli, ["list", "--gateway", "http://127.0.0.1:1"]).exit_code == 5
     monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
     assert CliRunner().invoke(cli, ["list"]).exit_code == 5
     assert SyncClient().url == "http://127.0.0.1:1"
 
 
-def test_a_worker_finds_the_deployment_it_is_told(
-    nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_finds_the_deployment_of_its_environment(
+    unused_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """O1: PENSTOCK_DATA_DIR names it; a directory without a deployment is an error."""
-    owned = deployed(tmp_path / "data", nobody)
+    owned = deployed(tmp_path / "data", unused_address)
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "data"))
-    assert Worker().settings.kafka == nobody
+    assert Worker().settings.kafka == unused_address
     owned.close()
     with pytest.raises(
         SettingsError, match=r"no `penstock up` of this user runs in .*/data.*PENSTOCK_DATA_DIR"
@@ -126,10 +126,10 @@ def test_a_worker_finds_the_deployment_it_is_told(
 
 @pytest.mark.parametrize("name", ["kafka", "postgres", "prefix", "objects"])
 def test_the_environment_and_keywords_win_as_a_whole(
-    nobody: str, name: str, monkeypatch: pytest.MonkeyPatch
+    unused_address: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """O1: with one address set, no address comes from a local deployment."""
-    owned = deployed(Path(".penstock"), nobody)
+    owned = deployed(Path(".penstock"), unused_address)
     given = Platform.load(**{name: "given"})
     monkeypatch.setenv(f"PENSTOCK_{name.upper()}", "given")
     for settings in (given, Platform.load()):
@@ -139,14 +139,16 @@ def test_the_environment_and_keywords_win_as_a_whole(
     owned.close()
 
 
-def test_check_says_where_it_looked(nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_says_where_it_looked(
+    unused_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """O8: the origin of each address, and how to name a deployment; --data-dir wins over the environment."""
-    owned = deployed(tmp_path / "data", nobody)
+    owned = deployed(tmp_path / "data", unused_address)
     monkeypatch.setenv("PENSTOCK_POSTGRES", "postgresql://u@127.0.0.1:1/elsewhere")
     for verb in ("check", "migrate"):
         outcome = CliRunner().invoke(cli, [verb, "--data-dir", str(tmp_path / "data")])
         assert outcome.exit_code == 5, outcome.stderr
-        assert nobody in outcome.stderr
+        assert unused_address in outcome.stderr
         assert f"postgres is that of the deployment in {tmp_path / 'data'}" in outcome.stderr
         assert "secret" not in outcome.stderr
         assert "Unclosed" not in outcome.stderr
@@ -158,7 +160,7 @@ def test_check_says_where_it_looked(nobody: str, tmp_path: Path, monkeypatch: py
     assert f"no `penstock up` runs in {Path('.penstock').absolute()}" in outcome.stderr
     assert "--data-dir or PENSTOCK_DATA_DIR" in outcome.stderr
 
-    outcome = CliRunner().invoke(cli, ["topics", "--kafka", nobody])
+    outcome = CliRunner().invoke(cli, ["topics", "--kafka", unused_address])
     assert outcome.exit_code == 5
     assert "kafka is the value of --kafka" in outcome.stderr
     assert "no `penstock up`" not in outcome.stderr
@@ -168,7 +170,7 @@ def test_check_says_where_it_looked(nobody: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     "verb", [["check"], ["migrate"], ["topics"], ["list"], ["types"], ["types", "add", "a"]]
 )
-def test_a_directory_in_which_nothing_runs_is_told(verb: list[str], tmp_path: Path) -> None:
+def test_a_directory_without_a_running_deployment_is_an_error(verb: list[str], tmp_path: Path) -> None:
     """O8: a verb must not silently use the default addresses."""
     outcome = CliRunner().invoke(cli, [*verb, "--data-dir", str(tmp_path / "data")])
     assert outcome.exit_code == 6
@@ -176,10 +178,10 @@ def test_a_directory_in_which_nothing_runs_is_told(verb: list[str], tmp_path: Pa
 
 
 def test_the_gateway_of_a_data_directory_is_asked(
-    nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unused_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """O8: --gateway, then --data-dir, then the environment; also where a group's option stands before its verb."""
-    owned = deployed(tmp_path / "data", nobody)
+    owned = deployed(tmp_path / "data", unused_address)
     monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
     there = ["--data-dir", str(tmp_path / "data")]
     for arguments in (
@@ -190,7 +192,7 @@ def test_the_gateway_of_a_data_directory_is_asked(
     ):
         outcome = CliRunner().invoke(cli, arguments)
         assert outcome.exit_code == 5
-        assert nobody in outcome.stderr
+        assert unused_address in outcome.stderr
     assert "127.0.0.1:1 " in CliRunner().invoke(cli, ["list"]).stderr
     assert (
         "127.0.0.1:2 " in CliRunner().invoke(cli, ["list", *there, "--gateway", "http://127.0.0.1:2"]).stderr

@@ -95,7 +95,7 @@ def test_ids_do_not_replace_what_every_entry_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("POST https://a.example/hook?key=secret failed", "POST https://a.example/hook?… failed"),
         ("at 'http://a/b?c=d&e=f#x'", "at 'http://a/b?…#x'"),
@@ -105,13 +105,13 @@ def test_ids_do_not_replace_what_every_entry_has() -> None:
         ("nothing at all?yes", "nothing at all?yes"),
     ],
 )
-def test_urls_keep_their_secrets(text: str, told: str) -> None:
+def test_urls_keep_their_secrets(text: str, expected: str) -> None:
     """Keys in queries and passwords before hosts are in no log, in whichever format and member they come."""
-    assert logs.redacted(text) == told
+    assert logs.redacted(text) == expected
     found = entry(text, target=text)
-    assert found["message"] == found["target"] == told
+    assert found["message"] == found["target"] == expected
     record = logging.makeLogRecord({"msg": text})
-    assert told in logs.TextFormatter(logs.TEXT).format(record)
+    assert expected in logs.TextFormatter(logs.TEXT).format(record)
 
 
 def test_a_traceback_is_in_its_entry() -> None:

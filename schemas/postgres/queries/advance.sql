@@ -35,8 +35,8 @@ WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
                       AND l.outcome = 'expired'));
 
 -- name: advance
--- Moves every task that is still in the attempt that ended, writes the attempt's history and wakes
--- task-sync. An ending whose attempt is over changes nothing and returns no row.
+-- Moves each task that is still in the attempt that ended, writes the attempt's history and notifies
+-- task-sync. A stale end changes nothing and returns no row.
 WITH input AS (
     SELECT *
     FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
@@ -49,7 +49,7 @@ WITH input AS (
                outcome, worker, started_ms, finished_ms)
 ), moved AS (
     UPDATE task t
-    -- A task that is paused, or is to be paused, waits to be resumed instead of going on by itself.
+    -- A paused task, or one that is to be paused, becomes `paused` instead of `ready`.
     SET state = CASE WHEN i.to_state IN ('ready', 'scheduled') AND (t.pausing OR t.state = 'paused') THEN 'paused'
                      ELSE i.to_state END,
         pausing = false,
@@ -73,16 +73,16 @@ WITH input AS (
         updated_at = now(),
         finished_at = CASE WHEN i.to_state IN ('succeeded', 'failed', 'quarantined') THEN now() END
     FROM input i
-    -- By primary key first: the statistics of a queue are always stale, and a plan that trusts them
-    -- is quadratic.
+    -- Joins by primary key: the statistics of a queue are always stale, and a plan by them can be
+    -- quadratic.
     WHERE t.id = ANY ($1::bigint[])
       AND t.id = i.id AND t.step = i.step AND t.stage = i.stage
-      -- A late result may end an attempt that has not begun, also the one that would have followed
-      -- the last.
+      -- A late result may end an attempt that has not started, also the one that would have
+      -- followed the last.
       AND (t.attempt = i.attempt
            AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready', 'paused')))
            OR $20::boolean AND t.attempt = i.attempt - 1 AND t.state IN ('failed', 'quarantined'))
-      -- A lease that moved to another worker is not this worker's to lose.
+      -- An expiry applies only while the same worker holds the lease.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
               t.updated_at, t.traceparent, t.tracked, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,

@@ -10,7 +10,7 @@ WITH deleted AS (
     INSERT INTO backlog AS b (type, stage, priority, state, tasks)
     SELECT type, stage, priority, state, sum(tasks) FROM deleted
     GROUP BY type, stage, priority, state HAVING sum(tasks) <> 0
-    -- In one order, so that two processes cannot deadlock.
+    -- Locks rows in one order, so that two processes cannot deadlock.
     ORDER BY type, stage, priority, state
     ON CONFLICT (type, priority, stage, state) DO UPDATE SET tasks = b.tasks + excluded.tasks
 )

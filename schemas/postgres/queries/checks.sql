@@ -51,7 +51,7 @@ FROM task WHERE state = 'running' AND lease_partition >= 0 AND lease_partition <
 GROUP BY lease_partition ORDER BY lease_partition;
 
 -- name: overdue
--- Due for longer than `grace` seconds and still not ready.
+-- Scheduled tasks that have been due for longer than `grace` seconds.
 SELECT id, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
 FROM task WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
 
@@ -117,8 +117,8 @@ FROM callback WHERE state = 'pending' AND published >= $2 ORDER BY seq LIMIT $1;
 -- name: uncalled
 -- Targets that have had published callbacks, and no call, for longer than `long` seconds, with the
 -- number of callbacks and the first one. A target with a lower rate gets three times the interval
--- between two calls. Callbacks that are found already (`known`) don't count, nor do those that have
--- been due for so long that they are counted anew.
+-- between two calls. It leaves out callbacks that were found already (`known`), and those
+-- that have been due for so long that they are counted anew.
 SELECT c.namespace, c.target, (array_agg(c.id ORDER BY c.seq))[1] AS id, count(*) AS callbacks, min(s.age_s) AS age_s
 FROM callback c
 LEFT JOIN callback_target t ON t.url = c.target AND t.namespace = c.namespace
@@ -131,7 +131,7 @@ WHERE c.state = 'pending' AND c.waits_since < now() - make_interval(secs => $2)
 GROUP BY c.target, c.namespace ORDER BY c.target, c.namespace LIMIT $1;
 
 -- name: divert
--- Makes due on the diverted path those that are still pending in the same attempt.
+-- Makes the callbacks due, on the diverted path, that are still pending in the same attempt.
 WITH due AS (
     UPDATE callback c
     SET due_at = now(), diverted = true, published = 0, waits_since = NULL

@@ -4,7 +4,8 @@
 SELECT pg_advisory_lock(hashtextextended('penstock.migrate', 0));
 
 -- name: limit_lock_wait
--- For table locks. The advisory lock above may take as long as another migration.
+-- Limits the wait for a table lock. The wait for the advisory lock has no limit, because another
+-- migration may hold it.
 SELECT set_config('lock_timeout', '2s', false);
 
 -- name: prepare

@@ -41,8 +41,8 @@ WITH deleted AS (
 ), chosen AS (
     SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2
 ), released AS (
-    -- By primary key with any statistics: the state is compared as an expression, so that
-    -- the planner uses no index on it. It is compared again, because a task may be cancelled
+    -- Joins by primary key with any statistics: the state is compared as an expression, so that
+    -- the planner uses no index on it. The state is compared again, because a task may be cancelled
     -- meanwhile. `updated_at` is the moment of queueing, by which task-sync proves that a record is
     -- lost.
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
@@ -66,7 +66,7 @@ DELETE FROM release WHERE id = ANY ($1::bigint[]);
 SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
        t.content_type, t.context, t.context_ref, t.traceparent
 FROM release r
--- By primary key: the state is an expression, so that the planner uses no index on it.
+-- Joins by primary key: the state is an expression, so that the planner uses no index on it.
 LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'
 WHERE r.type = $1
 ORDER BY r.id, t.priority, t.id;
@@ -82,8 +82,8 @@ SELECT id, step, attempt FROM task WHERE id = ANY ($1::bigint[]) AND state || ''
 
 -- name: queued_cutoffs
 -- The given types that have queued tasks. Kafka has the records of all tasks that were queued
--- before the cutoff, which is the time of the oldest batch note. Only the owner asks, between two
--- releases, so that no release is in progress.
+-- before the cutoff, which is the time of the oldest batch note. Only the owner runs this, between
+-- two releases, so that no release is in progress.
 SELECT i.type, least(now(), (SELECT min(r.created_at) FROM release r WHERE r.type = i.type)) AS cutoff
 FROM unnest($1::text[]) AS i (type)
 WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'queued');

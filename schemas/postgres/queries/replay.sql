@@ -100,7 +100,7 @@ CROSS JOIN LATERAL (
 ORDER BY f.seq LIMIT $5;
 
 -- name: find_pending
--- Among the first $6 that are due, because pending callbacks have no index by target.
+-- Searches the first $6 due callbacks, because pending ones have no index by target.
 SELECT id, namespace, target, seq
 FROM (
     SELECT id, namespace, target, seq, created_at FROM callback

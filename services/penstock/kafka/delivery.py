@@ -28,7 +28,7 @@ class ProcessorSettings(Progressing):
     )
 
     def validate(self) -> list[str]:
-        """Something must be in hand for anything to move."""
+        """Without a record in flight there is no progress to miss."""
         problems = super().validate()
         if self.max_in_flight < 1:
             problems.append(f"max_in_flight={self.max_in_flight} must be at least 1")

@@ -199,14 +199,14 @@ async def test_a_mass_expiry_is_verified(rig, logged, silent, others, suspicious
 async def test_a_lease_with_a_beat_that_was_not_read_yet_does_not_expire(rig, logged):
     """H8: beats that are not read yet count; leases without a beat expire."""
     await rig.hold(6)
-    heard = []
+    beats = []
 
     def write(_times):
-        # When all six are due: beats of four, written after the first request.
-        if logged("mass_expiry_checked") and not heard:
+        # When all six are due: beats of four tasks, written after the first request.
+        if logged("mass_expiry_checked") and not beats:
             rig.broker.end = 4
-            heard.extend(asyncio.create_task(rig.beat(number)) for number in range(1, 5))
-            heard[-1].add_done_callback(lambda _task: setattr(rig.broker, "expected", 4))
+            beats.extend(asyncio.create_task(rig.beat(number)) for number in range(1, 5))
+            beats[-1].add_done_callback(lambda _task: setattr(rig.broker, "expected", 4))
 
     rig.broker.on_request = write
     await rig.time.advance(LEASE_S + 2)

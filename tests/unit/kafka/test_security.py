@@ -26,7 +26,7 @@ NOTHING = "/there/is/no/such/file"
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"kafka_protocol": "TLS"}, "kafka_protocol='TLS' must be one of PLAINTEXT, SSL"),
         ({"kafka_protocol": "SASL_SSL"}, "kafka_protocol=SASL_SSL needs kafka_mechanism, one of PLAIN"),
@@ -64,12 +64,12 @@ NOTHING = "/there/is/no/such/file"
         ({**TOKENS, "kafka_user": "u"}, "kafka_user is set, but kafka_mechanism=OAUTHBEARER never uses it"),
     ],
 )
-def test_contradicting_settings_are_refused_by_name(given: dict[str, Any], told: str) -> None:
+def test_contradicting_settings_are_refused_by_name(given: dict[str, Any], expected: str) -> None:
     """D5: each contradiction is refused at the start; the error names the settings, and no
     secret."""
     with pytest.raises(SettingsError) as refused:
         Kafka.load({}, **given)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 @pytest.mark.parametrize("given", [{}, {"kafka_protocol": "SSL"}, {**SCRAM, "kafka_password": "p"}, TOKENS])
@@ -106,22 +106,22 @@ def test_a_local_deployment_is_reached_without_the_credentials_of_another_cluste
 
 @pytest.fixture
 async def issuer() -> Any:
-    """An issuer whose next answer a test sets, with its requests."""
-    told: dict[str, Any] = {"status": 200, "body": {"access_token": "t1", "expires_in": 100}, "asked": 0}
+    """An issuer: its next answer, which a test may change, and the number of its requests."""
+    state: dict[str, Any] = {"status": 200, "body": {"access_token": "t1", "expires_in": 100}, "asked": 0}
 
     async def answer(_request: web.Request) -> web.Response:
-        told["asked"] += 1
-        if told["status"] == 302:
-            return web.Response(status=302, headers={"Location": told["url"]})
-        return web.json_response(told["body"], status=told["status"])
+        state["asked"] += 1
+        if state["status"] == 302:
+            return web.Response(status=302, headers={"Location": state["url"]})
+        return web.json_response(state["body"], status=state["status"])
 
     app = web.Application()
     app.router.add_post("/token", answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    told["url"] = f"http://127.0.0.1:{runner.addresses[0][1]}/token"
-    yield told
+    state["url"] = f"http://127.0.0.1:{runner.addresses[0][1]}/token"
+    yield state
     await runner.cleanup()
 
 
@@ -159,7 +159,7 @@ async def test_a_token_is_cached_for_most_of_its_life(
         (200, [], TokenUnavailableError),
     ],
 )
-async def test_a_failing_issuer_is_reported_and_asked_rarely(
+async def test_a_failing_issuer_is_reported_and_called_rarely(
     issuer: dict[str, Any],
     credentials: tuple[ClientCredentials, list[float]],
     status: int,
@@ -170,10 +170,10 @@ async def test_a_failing_issuer_is_reported_and_asked_rarely(
     provider, clock = credentials
     issuer.update(status=status, body=body)
     for _ in range(3):
-        with pytest.raises(kind) as told:
+        with pytest.raises(kind) as refused:
             await provider.token()
-        assert "PENSTOCK_KAFKA_CLIENT_ID" in str(told.value) or kind is TokenUnavailableError
-        assert "s3cret" not in str(told.value)
+        assert "PENSTOCK_KAFKA_CLIENT_ID" in str(refused.value) or kind is TokenUnavailableError
+        assert "s3cret" not in str(refused.value)
     assert issuer["asked"] == 1
     clock[0] = tokens.RETRY_S
     issuer.update(status=200, body={"access_token": "t", "expires_in": 100})

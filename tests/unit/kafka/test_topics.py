@@ -58,7 +58,7 @@ def test_a_file_states_only_what_differs(declaring):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("[topics.evnts]\n", "topics.evnts: no such topic"),
         ("[topics.events]\nparitions = 1\n", "topics.events.paritions: no such key"),
@@ -81,11 +81,11 @@ def test_a_file_states_only_what_differs(declaring):
         ("[[[", "cannot be read as TOML"),
     ],
 )
-def test_an_invalid_file_is_refused_as_a_whole(declaring, text, told):
+def test_an_invalid_file_is_refused_as_a_whole(declaring, text, expected):
     """D5: at the start; the error names the table and the key."""
     with pytest.raises(SettingsError) as refused:
         config_of(declaring(text), EVENTS)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
 
 
 WANTED = TopicConfig(8, -1, {"retention.ms": "5", "min.insync.replicas": "2"})

@@ -27,10 +27,10 @@ def test_an_invalid_store_is_a_settings_error(url: str, words: str) -> None:
     """T4, O8: the error is one line, names the setting and comes at the start."""
     with pytest.raises(SettingsError) as refused:
         ObjectStore(url)
-    told = str(refused.value)
-    assert words in told
-    assert "set PENSTOCK_OBJECTS to file:///FOLDER or s3://" in told
-    assert "\n" not in told
+    message = str(refused.value)
+    assert words in message
+    assert "set PENSTOCK_OBJECTS to file:///FOLDER or s3://" in message
+    assert "\n" not in message
 
 
 def test_there_is_no_store_by_default() -> None:

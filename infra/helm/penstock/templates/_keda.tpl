@@ -10,10 +10,10 @@ this lag request maxReplicas.
 {{- $name := printf "%s-%s" (include "penstock.fullname" .root) .component }}
 {{- $keda := $worker.keda }}
 {{- if $worker.viaGateway }}
-{{- fail (printf "%s: keda needs a worker that reads Kafka: gateways fetch ahead, so with viaGateway the lag says nothing" .component) }}
+{{- fail (printf "%s: keda needs a worker that reads Kafka: gateways fetch ahead, so with viaGateway the lag does not show the backlog" .component) }}
 {{- end }}
 {{- if not (hasKey $worker "pool") }}
-{{- fail (printf "%s: keda needs pool (and backlog): a worker takes that many tasks into its hand, and what it has in hand is no lag" .component) }}
+{{- fail (printf "%s: keda needs pool (and backlog): a worker claims that many tasks ahead, and claimed tasks are not lag" .component) }}
 {{- end }}
 {{- $most := $keda.maxReplicas | default 8 | int }}
 {{- $least := hasKey $keda "minReplicas" | ternary $keda.minReplicas 1 | int }}

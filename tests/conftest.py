@@ -1,8 +1,8 @@
 """The servers that all tests share, and how tests are distributed over processes.
 
-One real Kafka and one real PostgreSQL serve a run and all of its processes; each test has topics of its own prefix and a
-database of its own, cloned from a template that was migrated once. PENSTOCK_TEST_KAFKA and PENSTOCK_TEST_POSTGRES
-name servers to use instead.
+One real Kafka and one real PostgreSQL serve a run and all of its processes; each test has topics
+of its own prefix and a database of its own, cloned from a template that was migrated once.
+PENSTOCK_TEST_KAFKA and PENSTOCK_TEST_POSTGRES name servers to use instead.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ _SERVERS = pytest.StashKey[SharedServers]()
 def pytest_configure(config: pytest.Config) -> None:
     """Gives this run a folder of its own for `tmp_path`.
 
-    Runs of one user share a folder otherwise, and each closes it to all others when it begins: an embedded PostgreSQL of
-    another run, which belongs to the user `postgres`, then cannot read its data when it restarts.
+    Runs of one user share a folder otherwise, and each closes it to all others when it begins:
+    an embedded PostgreSQL of another run, which belongs to the user `postgres`, then cannot read
+    its data when it restarts.
     """
     config.pluginmanager.register(RunSummary())
     config.pluginmanager.register(OpenConnections())
@@ -64,7 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Starts the servers where several processes are to share them; they inherit the environment."""
+    """Starts the servers where several processes are to share them; they inherit the
+    environment."""
     config = session.config
     is_controller = not hasattr(config, "workerinput") and getattr(config.option, "dist", "no") != "no"
     if is_controller and not config.option.collectonly and not {KAFKA, POSTGRES} & set(os.environ):
@@ -73,7 +75,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shuffles the tests when PENSTOCK_TEST_SEED is set: no test may depend on the one before it."""
+    """Shuffles the tests when PENSTOCK_TEST_SEED is set: no test may depend on the one before
+    it."""
     if seed := os.environ.get("PENSTOCK_TEST_SEED"):
         random.Random(seed).shuffle(items)
 
@@ -94,7 +97,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Notes whether all tests passed; otherwise the output gets the last lines of the servers' log."""
+    """Notes whether all tests passed; otherwise the output gets the last lines of the servers'
+    log."""
     session.config.stash[_PASSED] = exitstatus == 0
     servers = session.config.stash.get(_SERVERS, None)
     if exitstatus != 0 and servers is not None:
@@ -156,7 +160,8 @@ async def database(postgres_server: str, _template: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def empty_database(postgres_server: str) -> AsyncIterator[str]:
-    """URL of a database without any table that is this test's own, for the migrations themselves."""
+    """URL of a database without any table that is this test's own, for the migrations
+    themselves."""
     name = f"t_{_unique()}"
     await execute(postgres_server, f"CREATE DATABASE {name}")
     yield database_dsn(postgres_server, name)

@@ -12,7 +12,8 @@ from penstock.local.deployment import Options
 
 @pytest.fixture
 def shared_options(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> partial[Options]:
-    """Options of a deployment on the shared servers; further arguments of `Options` may be added."""
+    """Options of a deployment on the shared servers; further arguments of `Options` may be
+    added."""
     return partial(
         Options,
         data_dir=tmp_path / "data",

@@ -1,4 +1,5 @@
-"""A worker whose handlers hang until SIGUSR1; it writes the start time and process of each execution.
+"""A worker whose handlers hang until SIGUSR1; it writes the start time and process of each
+execution.
 
 python -m tests.acceptance.detection_worker LEDGER hang|finish
 """

@@ -77,10 +77,11 @@ def start_up(data_dir):
 
 
 async def test_up_prints_its_addresses_and_stops_services_in_order(start_up, data_dir):
-    """On SIGTERM, `up` stops the services that accept work first, ends with status 0 and leaves no process.
+    """On SIGTERM, `up` stops the services that accept work first, ends with status 0 and leaves
+    no process.
 
-    Its summary has the addresses. It reports a taken port and uses another one. A second `up` on the
-    same directory is refused.
+    Its summary has the addresses. It reports a taken port and uses another one. A second `up` on
+    the same directory is refused.
     """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -40,7 +40,8 @@ TIMEOUT_S = 600
 
 
 def free_port() -> int:
-    """Finds a free port. The engine cannot choose it, since it must not change when a container is recreated."""
+    """Finds a free port. The engine cannot choose it, since it must not change when a container
+    is recreated."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -130,7 +131,8 @@ class Platform:
         return (await asyncio.to_thread(self.compose_now, *words, **options)).stdout
 
     def build(self) -> None:
-        """Builds every image, as a user would: the platform's by compose, the others by the Dockerfiles."""
+        """Builds every image, as a user would: the platform's by compose, the others by the
+        Dockerfiles."""
         self.compose_now("build", "migrate")
         self.docker_now(
             "build", "-f", "infra/Dockerfile", "--target", "worker", "-t", self.images["worker"], "."

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.long
 
 
 async def test_up_starts_all_replicas_and_prints_the_address(platform: Platform) -> None:
-    """O3, O8: after `docker compose up` all containers are healthy, with two replicas of each processor. The
-    last container prints the address, and `cli` works."""
+    """O3, O8: after `docker compose up` all containers are healthy, with two replicas of each
+    processor. The last container prints the address, and `cli` works."""
     await platform.wait_healthy()
     assert "steps" in await platform.compose("run", "--rm", "cli", "types")
     assert f"Penstock is up: {platform.gateway_url}" in await platform.compose("logs", "where")
@@ -41,8 +41,8 @@ async def test_only_the_gateway_is_published_and_only_on_loopback(platform: Plat
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_services_run_without_root_and_cannot_write(platform: Platform, service: str) -> None:
-    """O5: a service runs under an init and not as root, has no capabilities, and writes only to tmpfs and its
-    volume."""
+    """O5: a service runs under an init and not as root, has no capabilities, and writes only to
+    tmpfs and its volume."""
     script = "id -u; touch /x /usr/local/x ~/x 2>&1 | grep -c 'Read-only'; tr '\\0' ' ' </proc/1/cmdline; echo; grep CapBnd /proc/self/status"
     output = await platform.compose("exec", "-T", service, "sh", "-c", script)
     user, refused, first, capabilities = output.split("\n")[:4]
@@ -52,7 +52,8 @@ async def test_services_run_without_root_and_cannot_write(platform: Platform, se
 
 
 async def test_images_are_small(platform: Platform) -> None:
-    """O5: besides the shared base image, the image of services has at most 145 MB, and the base of workers 65 MB."""
+    """O5: besides the shared base image, the image of services has at most 145 MB, and the base
+    of workers 65 MB."""
     sizes = [
         int(await platform.docker("image", "inspect", "-f", "{{.Size}}", name))
         for name in ("python:3.13-slim", platform.images["services"], platform.images["worker"])
@@ -63,7 +64,8 @@ async def test_images_are_small(platform: Platform) -> None:
 
 
 async def test_the_worker_image_has_only_the_sdk(platform: Platform) -> None:
-    """W1: the worker image has neither faust nor a database driver; the image of services has both."""
+    """W1: the worker image has neither faust nor a database driver; the image of services has
+    both."""
     names = ("penstock.worker", "aiokafka", "faust", "asyncpg", "hatchling")
     script = f"from importlib.util import find_spec; print(*[n for n in {names} if find_spec(n)])"
     found = {
@@ -81,7 +83,8 @@ async def test_the_worker_image_has_only_the_sdk(platform: Platform) -> None:
 
 
 async def test_tasks_submitted_over_http_succeed(platform: Platform) -> None:
-    """T5, C1: tasks submitted over HTTP succeed with their results, and the target receives their callbacks."""
+    """T5, C1: tasks submitted over HTTP succeed with their results, and the target receives
+    their callbacks."""
     async with Load(platform) as load:
         await load.progress(20)
     async with platform.client() as client:
@@ -112,7 +115,8 @@ async def test_tasks_of_the_console_producer_succeed(platform: Platform) -> None
 
 
 async def test_media_workers_scale(platform: Platform) -> None:
-    """O3: four replicas of the media example's worker, built on the worker image, create video and thumbnail."""
+    """O3: four replicas of the media example's worker, built on the worker image, create video
+    and thumbnail."""
     base = ("--build-arg", f"PENSTOCK_WORKER={platform.images['worker']}")
     await platform.docker(
         "build", "-f", "examples/media/Dockerfile", *base, "-t", platform.images["media"], "."
@@ -162,8 +166,8 @@ async def test_media_workers_scale(platform: Platform) -> None:
 
 @pytest.mark.parametrize("service", [*SERVICES, "kafka", "postgres"])
 async def test_a_killed_container_loses_no_task(platform: Platform, service: str) -> None:
-    """O1: after `docker kill` of one container under load, the other replica continues, and no acknowledged
-    task is lost."""
+    """O1: after `docker kill` of one container under load, the other replica continues, and no
+    acknowledged task is lost."""
     victim = (await platform.containers(service))[0]
     async with Load(platform) as load:
         await platform.docker("kill", victim)
@@ -176,8 +180,8 @@ async def test_a_killed_container_loses_no_task(platform: Platform, service: str
 
 @pytest.mark.parametrize("service", ["kafka", "postgres"])
 async def test_a_disconnected_server_loses_no_task(platform: Platform, service: str) -> None:
-    """O1, O4: a server that is disconnected under load makes the gateway unhealthy. Once it is connected
-    again, all services continue, and no task is lost."""
+    """O1, O4: a server that is disconnected under load makes the gateway unhealthy. Once it is
+    connected again, all services continue, and no task is lost."""
     network = f"{platform.name}_backend"
     [server] = await platform.containers(service)
     async with Load(platform) as load:
@@ -204,7 +208,8 @@ async def test_rolling_recreation_loses_no_task(platform: Platform) -> None:
 
 
 async def test_down_and_up_keep_all_tasks(platform: Platform) -> None:
-    """O1, O2b: after `down` and `up` all tasks exist, work continues, and `penstock check` is clean."""
+    """O1, O2b: after `down` and `up` all tasks exist, work continues, and `penstock check` is
+    clean."""
     async with platform.client() as client:
         before = [(task.id, task.state) async for task in client.list(type="steps")]
         await platform.compose("down")
@@ -218,7 +223,8 @@ async def test_down_and_up_keep_all_tasks(platform: Platform) -> None:
 
 
 def test_compose_refuses_missing_secrets(engine: None, tmp_path: Path) -> None:
-    """O5: compose names a missing secret and the command that creates it; .env.example has no secrets."""
+    """O5: compose names a missing secret and the command that creates it; .env.example has no
+    secrets."""
     found = Platform(tmp_path)
     for secret in ("POSTGRES_PASSWORD", "PENSTOCK_CALLBACK_SECRETS", "PENSTOCK_API_KEY", "GRAFANA_PASSWORD"):
         other_secrets = tmp_path / "others"

@@ -24,7 +24,8 @@ def test_every_topic_is_described_and_no_other():
 
 
 def test_every_reference_leads_somewhere():
-    """Operations lead to channels, channels to messages, messages to schema files, and each schema is used."""
+    """Operations lead to channels, channels to messages, messages to schema files, and each
+    schema is used."""
     used = set()
     for operation in DOCUMENT["operations"].values():
         assert operation["action"] in ("send", "receive")

@@ -1,4 +1,5 @@
-"""`make audit`: what is found fails, what could not be asked is said and does not, and neither looks like the other."""
+"""`make audit`: what is found fails, what could not be asked is said and does not, and neither
+looks like the other."""
 
 import importlib.util
 import sys

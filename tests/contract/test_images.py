@@ -49,7 +49,8 @@ def test_compose_takes_every_image_from_a_variable() -> None:
 
 @pytest.mark.parametrize("where", ["environment", "file", "nowhere"])
 def test_make_uses_the_configured_base(where: str, tmp_path: Path) -> None:
-    """Issue 7: `make images` takes the base from the same variable as compose, from the environment or .env."""
+    """Issue 7: `make images` takes the base from the same variable as compose, from the
+    environment or .env."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     if where == "file":
         (tmp_path / ".env").write_text(f"PENSTOCK_API_KEY=pk\nPENSTOCK_PYTHON_IMAGE={DIGEST}\n")

@@ -1,4 +1,5 @@
-"""Every log call of Penstock has a fixed sentence and a stable event key; docs/reference/log-events.md lists them.
+"""Every log call of Penstock has a fixed sentence and a stable event key;
+docs/reference/log-events.md lists them.
 
 PENSTOCK_WRITE_DOCS=1 pytest tests/contract/test_log_events.py    regenerates the page.
 """
@@ -38,7 +39,8 @@ EVENT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 
 
 class Call(NamedTuple):
-    """One log call: its place, level, event, sentence, fields and faults. Missing parts are empty."""
+    """One log call: its place, level, event, sentence, fields and faults. Missing parts are
+    empty."""
 
     module: str
     line: int

@@ -1,4 +1,5 @@
-"""schemas/messages and penstock.contracts agree: each example is valid and survives a round trip."""
+"""schemas/messages and penstock.contracts agree: each example is valid and survives a round
+trip."""
 
 import base64
 import json
@@ -201,7 +202,8 @@ def test_a_value_at_the_depth_limit_can_be_written_everywhere():
 def test_an_invalid_entry_does_not_affect_its_batch():
     """Invalid input never blocks later input: a batch is read entry by entry.
 
-    An invalid entry that names its attempt ends the attempt as a failure, because its worker has finished.
+    An invalid entry that names its attempt ends the attempt as a failure, because its worker has
+    finished.
     """
     good = StageResult(
         fence=Fence(1, 0, "a", 0), outcome=Outcome.DONE, context=Context.encode({"x": 1})

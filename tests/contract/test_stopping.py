@@ -1,4 +1,5 @@
-"""How long a stop takes at most: by the code, on the page that operators read, and in the compose file."""
+"""How long a stop takes at most: by the code, on the page that operators read, and in the
+compose file."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ DRAIN_S = WorkerSettings(objects=OBJECTS).drain_timeout_s
 
 @pytest.fixture
 def budgets(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Seconds from SIGTERM to the forced end of each service and of a worker, as each gives them to `process.run`."""
+    """Seconds from SIGTERM to the forced end of each service and of a worker, as each gives them
+    to `process.run`."""
     found: dict[str, float] = {}
 
     def run(name: str, _service: object, *, grace_s: float = GRACE_S, **_others: Any) -> int:

@@ -36,7 +36,8 @@ from penstock.errors import InvalidRecord
     ],
 )
 def test_a_callback_that_cannot_be_called_is_refused(url: str) -> None:
-    """C1: the submission is refused with a pointer, instead of retrying calls until the schedule ends."""
+    """C1: the submission is refused with a pointer, instead of retrying calls until the schedule
+    ends."""
     with pytest.raises(InvalidRecord) as refused:
         Submission.from_wire({"type": "t", "callbacks": ["https://shop.example/", url]})
     assert refused.value.pointer == "/callbacks/1"

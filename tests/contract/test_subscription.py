@@ -85,7 +85,8 @@ def test_an_object_with_defaults_is_a_url() -> None:
 
 
 def test_no_list_and_an_empty_list_differ() -> None:
-    """C1: without a list the callbacks of the type apply, and with an empty list none; also on the wire."""
+    """C1: without a list the callbacks of the type apply, and with an empty list none; also on
+    the wire."""
     silent, none = Submission.from_wire({"type": "t"}), Submission.from_wire({"type": "t", "callbacks": []})
     assert (silent.callbacks, none.callbacks) == (None, ())
     assert "callbacks" not in silent.to_wire()
@@ -245,7 +246,8 @@ def test_a_target_is_called_at_the_events_of_its_filter(task_events: str, event:
 
 
 def test_the_schemas_of_tasks_and_types_agree_with_the_code() -> None:
-    """Forms, names of events, formats and limits exist in two schemas and in code, and must agree."""
+    """Forms, names of events, formats and limits exist in two schemas and in code, and must
+    agree."""
     submitted, of_type = (schema(name)["properties"]["callbacks"] for name in ("submitted", "task-type"))
     assert submitted["items"] == of_type["items"]
     assert submitted["maxItems"] == of_type["maxItems"]

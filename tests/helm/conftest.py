@@ -18,7 +18,8 @@ VALUES = Path(__file__).parent / "values"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need helm are long: on a new machine it has to be built first, which takes minutes."""
+    """Tests that need helm are long: on a new machine it has to be built first, which takes
+    minutes."""
     for item in items:
         if "helm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.long)

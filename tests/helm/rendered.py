@@ -128,10 +128,11 @@ def is_allowed(
     protocol: str = "TCP",
     names: dict[str, int] | None = None,
 ) -> bool:
-    """Whether NetworkPolicies allow pods of a component to send to, or receive from, a peer on a port.
+    """Whether NetworkPolicies allow pods of a component to send to, or receive from, a peer on a
+    port.
 
-    As in the API: pods without a policy may connect to any peer; other pods may do what any of their
-    policies allows. `names` are the names of the ports at the receiving end.
+    As in the API: pods without a policy may connect to any peer; other pods may do what any of
+    their policies allows. `names` are the names of the ports at the receiving end.
     """
     labels = pod_of(workload(objects, component))["metadata"]["labels"]
     policies = [

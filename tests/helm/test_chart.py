@@ -106,7 +106,8 @@ def test_helm_lint_passes(helm: str, render: Render, name: str) -> None:
 @every_set
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_for_kubernetes(render: Render, name: str, version: str) -> None:
-    """Issue 7: every object is valid for the oldest and the newest Kubernetes, without unknown fields."""
+    """Issue 7: every object is valid for the oldest and the newest Kubernetes, without unknown
+    fields."""
     for found in render.objects(name):
         assert found["metadata"]["namespace"] == "tasks"
         if found["kind"] in CUSTOM:
@@ -125,7 +126,8 @@ def test_names_are_unique(render: Render, name: str) -> None:
 
 @every_set
 def test_every_container_is_confined(render: Render, name: str) -> None:
-    """Issue 7: no container runs as root, writes to its root, gains privileges, or has a token of the cluster."""
+    """Issue 7: no container runs as root, writes to its root, gains privileges, or has a token
+    of the cluster."""
     found = workloads(render.objects(name))
     assert {component_of(each) for each in found} >= {*SERVICES, "migrate", "topics"}
     for each in found:
@@ -151,7 +153,8 @@ def test_every_container_is_confined(render: Render, name: str) -> None:
 
 @every_set
 def test_pods_use_the_service_account(render: Render, name: str) -> None:
-    """Issue 7: pods use the service account of the release. Hooks do not, since they run before it exists."""
+    """Issue 7: pods use the service account of the release. Hooks do not, since they run before
+    it exists."""
     objects = render.objects(name)
     (account,) = of_kind(objects, "ServiceAccount")
     assert account["automountServiceAccountToken"] is False
@@ -162,8 +165,8 @@ def test_pods_use_the_service_account(render: Render, name: str) -> None:
 
 @every_set
 def test_every_selector_matches_only_its_pods(render: Render, name: str) -> None:
-    """Issue 7: selectors of Deployments, budgets, services, policies, monitors and constraints match only
-    their pods."""
+    """Issue 7: selectors of Deployments, budgets, services, policies, monitors and constraints
+    match only their pods."""
     objects = render.objects(name)
     pods = {component_of(each): pod_of(each)["metadata"]["labels"] for each in workloads(objects)}
 
@@ -242,7 +245,8 @@ def test_services_accept_their_environment(render: Render, name: str, tmp_path: 
 
 @every_set
 def test_no_object_has_a_secret(render: Render, name: str) -> None:
-    """Issue 7: secrets come from existing Secrets, as references or files; no object has one as text."""
+    """Issue 7: secrets come from existing Secrets, as references or files; no object has one as
+    text."""
     objects = render.objects(name)
     assert not of_kind(objects, "Secret")
     for each in workloads(objects):
@@ -256,7 +260,8 @@ def test_no_object_has_a_secret(render: Render, name: str) -> None:
 
 @every_set
 def test_every_file_is_mounted(render: Render, name: str) -> None:
-    """Issue 7: the file that a variable names is on a mounted volume, from the configured secret."""
+    """Issue 7: the file that a variable names is on a mounted volume, from the configured
+    secret."""
     for each in workloads(render.objects(name)):
         volumes = {volume["name"]: volume for volume in pod_of(each)["spec"]["volumes"]}
         held = {"/etc/penstock/topics/topics.toml"} if "topics" in volumes else set()
@@ -291,7 +296,8 @@ def test_grace_periods_exceed_forced_exits(render: Render, name: str) -> None:
 
 @every_set
 def test_services_are_probed(render: Render, name: str) -> None:
-    """Issue 7: probes of liveness and readiness use a port that the settings of the service open."""
+    """Issue 7: probes of liveness and readiness use a port that the settings of the service
+    open."""
     objects = render.objects(name)
     for component in SERVICES:
         found = workload(objects, component)
@@ -315,15 +321,16 @@ def test_services_are_probed(render: Render, name: str) -> None:
 
 
 def test_every_service_has_two_replicas(render: Render) -> None:
-    """Issue 7: each service has two replicas by default, and a new pod is ready before an old one ends."""
+    """Issue 7: each service has two replicas by default, and a new pod is ready before an old
+    one ends."""
     for each in of_kind(render.objects("minimal"), "Deployment"):
         assert each["spec"]["replicas"] == 2
         assert each["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
 def test_hooks_run_first_and_in_order(render: Render) -> None:
-    """Issue 7: before an install or upgrade, hooks create policies, then migrate, then create topics. A
-    failure stops the install or upgrade."""
+    """Issue 7: before an install or upgrade, hooks create policies, then migrate, then create
+    topics. A failure stops the install or upgrade."""
     objects = render.objects("everything")
     hooks = {
         (found["kind"], found["metadata"]["name"]): found["metadata"]["annotations"]
@@ -347,8 +354,8 @@ def test_hooks_run_first_and_in_order(render: Render) -> None:
 
 
 def test_the_second_migration_step_is_a_separate_hook(render: Render) -> None:
-    """O6: the second step of a migration breaks pods of the previous version, so it is an optional hook after
-    an upgrade."""
+    """O6: the second step of a migration breaks pods of the previous version, so it is an
+    optional hook after an upgrade."""
     assert "prod-tasks-migrate-after" not in {
         each["metadata"]["name"] for each in render.objects("everything")
     }
@@ -362,7 +369,8 @@ def test_the_second_migration_step_is_a_separate_hook(render: Render) -> None:
 
 
 def test_a_configured_authority_is_verified(render: Render) -> None:
-    """O5: with the certificate authority of PostgreSQL the driver must verify, unless the URL differs."""
+    """O5: with the certificate authority of PostgreSQL the driver must verify, unless the URL
+    differs."""
     given = ("--set", "postgres.caSecret.name=ca")
     modes = {
         environment_of(workload(objects, "stages")).get("PGSSLMODE")
@@ -372,7 +380,8 @@ def test_a_configured_authority_is_verified(render: Render) -> None:
 
 
 def test_declared_topics_reach_hook_and_services(render: Render) -> None:
-    """Issue 7: hook and services receive the declared topics unchanged, and restart after a change."""
+    """Issue 7: hook and services receive the declared topics unchanged, and restart after a
+    change."""
     objects = render.objects("everything")
     text = "[topics.events]\nretention_days = 14\n"
     for name in ("prod-tasks-topics", "prod-tasks-topics-hook"):
@@ -457,7 +466,8 @@ def test_keda_scales_by_the_lag_of_the_type(render: Render) -> None:
 
 
 def test_an_api_key_is_a_variable_or_a_file(render: Render) -> None:
-    """O5: a worker has its API key either as a variable or as a mounted file that a variable names."""
+    """O5: a worker has its API key either as a variable or as a mounted file that a variable
+    names."""
     by_variable = environment_of(workload(render.objects("keda"), "worker-thumbs"))
     assert by_variable["PENSTOCK_API_KEY"] == {"secretKeyRef": {"name": "thumbs-key", "key": "key"}}
     assert "PENSTOCK_API_KEY_FILE" not in by_variable
@@ -492,7 +502,8 @@ def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
 
 @pytest.mark.parametrize("name", ["keda", "everything"])
 def test_keda_authenticates_like_the_worker(render: Render, name: str) -> None:
-    """Issue 7: the trigger uses the authority, certificate and user of the worker, from the same secrets."""
+    """Issue 7: the trigger uses the authority, certificate and user of the worker, from the same
+    secrets."""
     objects = render.objects(name)
     for scaled in of_kind(objects, "ScaledObject"):
         trigger = scaled["spec"]["triggers"][0]
@@ -525,7 +536,8 @@ def test_keda_authenticates_like_the_worker(render: Render, name: str) -> None:
 
 
 def test_keda_reads_a_plain_user_name_from_the_worker(render: Render) -> None:
-    """Issue 7: KEDA reads a user name that is not a secret from the environment of the scaled container."""
+    """Issue 7: KEDA reads a user name that is not a secret from the environment of the scaled
+    container."""
     options = ("--set", "kafka.protocol=SASL_SSL", "--set", "kafka.sasl.mechanism=PLAIN", "--set")
     objects = render.objects("keda", *options, "kafka.sasl.user=penstock,kafka.sasl.passwordSecret.name=p")
     authentication = named(objects, "TriggerAuthentication", "prod-penstock-worker-resize")["spec"]

@@ -1,6 +1,7 @@
 """The values that the chart refuses, and the chart's README with all values.
 
-PENSTOCK_WRITE_DOCS=1 pytest tests/helm/test_values.py    regenerates infra/helm/penstock/README.md and the alerts.
+PENSTOCK_WRITE_DOCS=1 pytest tests/helm/test_values.py    regenerates
+infra/helm/penstock/README.md and the alerts.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ def notes_of(render: Render, folder: Path, *options: str) -> str:
 
 
 def test_notes_explain_the_next_steps(render: Render, tmp_path: Path) -> None:
-    """Issue 7: the notes explain how to reach the gateway and how to create a key, and list disabled parts."""
+    """Issue 7: the notes explain how to reach the gateway and how to create a key, and list
+    disabled parts."""
     default_notes = notes_of(render, tmp_path)
     assert "kubectl --namespace tasks port-forward service/prod-penstock-gateway 8420:8420" in default_notes
     assert "exec deployment/prod-penstock-gateway -- penstock keys create NAME --role" in default_notes
@@ -224,7 +226,8 @@ def test_the_readme_documents_every_value() -> None:
 
 
 def test_the_schema_has_every_value() -> None:
-    """Issue 7: every object of the schema refuses unknown keys, and the schema has every value of values.yaml."""
+    """Issue 7: every object of the schema refuses unknown keys, and the schema has every value
+    of values.yaml."""
     schema = json.loads((CHART / "values.schema.json").read_text())
 
     def check_closed(node: Any, where: str) -> None:
@@ -239,7 +242,8 @@ def test_the_schema_has_every_value() -> None:
 
 
 def test_alerts_equal_those_of_the_tree(render: Render) -> None:
-    """Issue 7: the PrometheusRule has the chart's copy of the alerts, which equals infra/observability."""
+    """Issue 7: the PrometheusRule has the chart's copy of the alerts, which equals
+    infra/observability."""
     copy = CHART / "files" / "alerts.yml"
     # A packaged tree may lack the original.
     if ALERTS.exists():

@@ -1,1 +1,2 @@
-"""Helpers that tests of several folders share: servers, running services, callback targets, waiting."""
+"""Helpers that tests of several folders share: servers, running services, callback targets,
+waiting."""

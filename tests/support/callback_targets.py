@@ -1,4 +1,5 @@
-"""A callback target on loopback that answers as a test chooses, and a callbacks service that calls it."""
+"""A callback target on loopback that answers as a test chooses, and a callbacks service that
+calls it."""
 
 from __future__ import annotations
 
@@ -194,7 +195,8 @@ class Bench:
 
     @asynccontextmanager
     async def process(self, folder: Path, **given: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        """The service as a process of its own, killed at the end if it still runs; its log is `folder`/service.log."""
+        """The service as a process of its own, killed at the end if it still runs; its log is
+        `folder`/service.log."""
         mark = folder / f"ready-{time.monotonic_ns()}"
         environ = {
             **os.environ,

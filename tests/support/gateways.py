@@ -47,7 +47,8 @@ class Caller:
         return await self._call("POST", path, **more)
 
     async def is_ready(self) -> bool:
-        """Whether the gateway reaches both PostgreSQL and Kafka: what a test awaits before it needs Kafka."""
+        """Whether the gateway reaches both PostgreSQL and Kafka: what a test awaits before it
+        needs Kafka."""
         return (await self.get("/readyz")).status == 200
 
     async def _call(self, method: str, path: str, **more: Any) -> Answer:
@@ -104,7 +105,8 @@ class Proxy:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self, dsn: str, *, port: int | None = None) -> str:
-        """Returns the URL that leads through here to the database of `dsn`; after a cut the same again, when given its port."""
+        """Returns the URL that leads through here to the database of `dsn`; after a cut the same
+        again, when given its port."""
         parts = urlsplit(dsn)
         options = parse_qs(parts.query)
         folder = options.get("host", [""])[0]

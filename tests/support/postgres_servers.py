@@ -1,4 +1,5 @@
-"""PostgreSQL servers of a single test, with certificates, standbys and kills; and a pooler before a server."""
+"""PostgreSQL servers of a single test, with certificates, standbys and kills; and a pooler
+before a server."""
 
 from __future__ import annotations
 
@@ -153,7 +154,8 @@ class Authority:
 
 
 class TlsFront:
-    """Adds PostgreSQL's TLS negotiation to a server that is built without TLS; refuses clients that do not ask for TLS."""
+    """Adds PostgreSQL's TLS negotiation to a server that is built without TLS; refuses clients
+    that do not ask for TLS."""
 
     def __init__(self, authority: Authority, server_port: int) -> None:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

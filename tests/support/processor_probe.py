@@ -1,6 +1,8 @@
-"""A service of one processor that misbehaves to order: `python processor_probe.py '{"log": …, "hold": ["150"]}'`.
+"""A service of one processor that misbehaves to order: `python processor_probe.py '{"log": …,
+"hold": ["150"]}'`.
 
-Every record it is given is written to the log as "partition offset value", hooks as "+partition" and "-partition".
+Every record it is given is written to the log as "partition offset value", hooks as "+partition"
+and "-partition".
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Probe:
     """Settles every record at once, but for the values that its order names.
 
     Args:
-        order: log (a file), settings (of the processor), and lists of values: hold (never settled), fails, exits,
+        order: log (a file), settings (of the processor), and lists of values: hold (never
+        settled), fails, exits,
             invalid, blocks (the event loop), away (a server is, at the first two calls).
     """
 

@@ -1,4 +1,5 @@
-"""Finds the named queries that a service can reach, by its code, and the rights that each query needs, by PostgreSQL."""
+"""Finds the named queries that a service can reach, by its code, and the rights that each query
+needs, by PostgreSQL."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def _tree(file: Path) -> ast.Module:
 
 @cache
 def _imported(file: Path) -> dict[str, tuple[str, str]]:
-    """Returns module and name in `penstock.postgres` by the name that a file imports; the name of a module itself is ""."""
+    """Returns module and name in `penstock.postgres` by the name that a file imports; the name
+    of a module itself is ""."""
     found = {}
     for node in ast.walk(_tree(file)):
         if isinstance(node, ast.ImportFrom) and node.module == "penstock.postgres":
@@ -65,7 +67,8 @@ def _module(name: str) -> Path:
 
 @cache
 def _definitions(module: str) -> dict[str, ast.AST]:
-    """Functions, constants and classes of a module; methods as `Class.method`, what a class does at once as `Class`."""
+    """Functions, constants and classes of a module; methods as `Class.method`, what a class does
+    at once as `Class`."""
     found: dict[str, ast.AST] = {}
     for node in _tree(_module(module)).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -83,7 +86,8 @@ def _definitions(module: str) -> dict[str, ast.AST]:
 
 
 def _mentions(node: ast.AST, file: Path) -> tuple[set[tuple[str, str]], set[str]]:
-    """The definitions of `penstock.postgres` that a piece of a file mentions, and every attribute it asks for."""
+    """The definitions of `penstock.postgres` that a piece of a file mentions, and every
+    attribute it asks for."""
     imported = _imported(file)
     own = file.stem if file.parent == ROOT / "postgres" else None
     places, attributes = set(), set()
@@ -100,7 +104,8 @@ def _mentions(node: ast.AST, file: Path) -> tuple[set[tuple[str, str]], set[str]
 
 
 def reached(*files: Path) -> set[str]:
-    """The queries that some modules can reach; a method by its name alone, so rather one too many than one too few."""
+    """The queries that some modules can reach; a method by its name alone, so rather one too
+    many than one too few."""
     queries: set[str] = set()
     places: set[tuple[str, str]] = set()
     attributes: set[str] = set()
@@ -169,7 +174,8 @@ END $$
 
 
 async def needs(connection: object, names: set[str]) -> set[tuple[str, str]]:
-    """The rights, as (table or FUNCTION name(arguments), privilege), that queries need; in a transaction that is rolled back.
+    """The rights, as (table or FUNCTION name(arguments), privilege), that queries need; in a
+    transaction that is rolled back.
 
     `connection` is a superuser's; the role it tries with is made and gone within.
     """

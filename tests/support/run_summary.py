@@ -1,4 +1,5 @@
-"""Sections that tests add to the end of a run's output, in one process or in several (pytest-xdist)."""
+"""Sections that tests add to the end of a run's output, in one process or in several
+(pytest-xdist)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _RECEIVED: list[tuple[str, str]] = []
 
 
 def add_summary(heading: str, text: Callable[[], str]) -> None:
-    """Adds a section; `text` is called after the last test of this process, and an empty text is left out."""
+    """Adds a section; `text` is called after the last test of this process, and an empty text is
+    left out."""
     _SECTIONS.append((heading, text))
 
 

@@ -34,7 +34,8 @@ def _file_is_alone(file: str) -> bool:
 
 
 def scope_of(nodeid: str) -> str:
-    """The tests of one scope run in one process, in their order; by default a test is a scope of its own.
+    """The tests of one scope run in one process, in their order; by default a test is a scope of
+    its own.
 
     The controller knows tests by their ids only: it reads the files for marks and fixtures.
     """
@@ -62,7 +63,8 @@ class Scheduling(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Keeps one test beyond the running one at each process: xdist's workers need to know the next test."""
+        """Keeps one test beyond the running one at each process: xdist's workers need to know
+        the next test."""
         if node.shutting_down or not self.workqueue:
             super()._reschedule(node)
         elif set(self.workqueue) == {ALONE}:
@@ -84,7 +86,8 @@ class Scheduling(LoadScopeScheduling):
         return crashed
 
     def _prepare_alone(self) -> None:
-        """Keeps one process, lets the others end, and gives it the scope `ALONE` when they have run all their tests."""
+        """Keeps one process, lets the others end, and gives it the scope `ALONE` when they have
+        run all their tests."""
         active = [node for node in self.assigned_work if not node.shutting_down]
         if not active:
             return

@@ -1,4 +1,5 @@
-"""A broker that authenticates its clients (TLS, SASL by every mechanism) and whose access lists deny by default."""
+"""A broker that authenticates its clients (TLS, SASL by every mechanism) and whose access lists
+deny by default."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from tests.support.topics import create_topics
 async def running_service(
     service: Callable[[asyncio.Event, Callable[[], None]], Awaitable[None]],
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Starts a service, waits until it is ready, and stops it at the end; raises what the service raised."""
+    """Starts a service, waits until it is ready, and stops it at the end; raises what the
+    service raised."""
     stopping, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.ensure_future(service(stopping, ready.set))
     waiting = asyncio.ensure_future(ready.wait())

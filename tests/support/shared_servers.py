@@ -1,7 +1,7 @@
 """One Kafka broker and one PostgreSQL server for all processes of a test run.
 
-The process that the user starts runs the servers. The processes that pytest-xdist starts find them by their environment
-variables, which are also the way to use servers that run already.
+The process that the user starts runs the servers. The processes that pytest-xdist starts find
+them by their environment variables, which are also the way to use servers that run already.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ async def make_template(server: str) -> str:
 
 
 class SharedServers:
-    """The servers of one run; `close` ends them, and the supervisor's reaper ends them after a crash."""
+    """The servers of one run; `close` ends them, and the supervisor's reaper ends them after a
+    crash."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-tests-"))

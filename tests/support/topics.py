@@ -1,4 +1,5 @@
-"""Topics on the shared broker: with few partitions, and known to clients before the test continues."""
+"""Topics on the shared broker: with few partitions, and known to clients before the test
+continues."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FEW_PARTITIONS = Path(__file__).with_name("topics.toml")
 async def create_topics(settings: Kafka, topics: Iterable[Topic]) -> None:
     """Creates topics and waits until the broker tells clients about every partition.
 
-    The broker confirms a creation before its metadata has the topic: a client that asks at once may get an unknown topic.
+    The broker confirms a creation before its metadata has the topic: a client that asks at once
+    may get an unknown topic.
     """
     wanted = list(topics)
     await connection.create_topics(settings, wanted)

@@ -21,7 +21,8 @@ async def wait_until(
     """Calls `condition`, plain or async, until its result is true, and returns that result.
 
     Raises:
-        TimeoutError: the result was not true within `timeout` seconds; the message has `what` and the last result.
+        TimeoutError: the result was not true within `timeout` seconds; the message has `what`
+        and the last result.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -46,7 +46,8 @@ def second(task: Task) -> Done:
 
 
 def hold_interpreter() -> None:
-    """No other thread runs for four seconds: calls by `PyDLL` keep the interpreter's lock, as a careless extension does."""
+    """No other thread runs for four seconds: calls by `PyDLL` keep the interpreter's lock, as a
+    careless extension does."""
     ctypes.PyDLL(None).sleep(4)
 
 

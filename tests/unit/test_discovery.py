@@ -142,7 +142,8 @@ def test_the_environment_and_keywords_win_as_a_whole(
 def test_check_says_where_it_looked(
     unused_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O8: the origin of each address, and how to name a deployment; --data-dir wins over the environment."""
+    """O8: the origin of each address, and how to name a deployment; --data-dir wins over the
+    environment."""
     owned = deployed(tmp_path / "data", unused_address)
     monkeypatch.setenv("PENSTOCK_POSTGRES", "postgresql://u@127.0.0.1:1/elsewhere")
     for verb in ("check", "migrate"):
@@ -180,7 +181,8 @@ def test_a_directory_without_a_running_deployment_is_an_error(verb: list[str], t
 def test_the_gateway_of_a_data_directory_is_asked(
     unused_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """O8: --gateway, then --data-dir, then the environment; also where a group's option stands before its verb."""
+    """O8: --gateway, then --data-dir, then the environment; also where a group's option stands
+    before its verb."""
     owned = deployed(tmp_path / "data", unused_address)
     monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
     there = ["--data-dir", str(tmp_path / "data")]

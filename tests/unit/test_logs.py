@@ -106,7 +106,8 @@ def test_ids_do_not_replace_what_every_entry_has() -> None:
     ],
 )
 def test_urls_keep_their_secrets(text: str, expected: str) -> None:
-    """Keys in queries and passwords before hosts are in no log, in whichever format and member they come."""
+    """Keys in queries and passwords before hosts are in no log, in whichever format and member
+    they come."""
     assert logs.redacted(text) == expected
     found = entry(text, target=text)
     assert found["message"] == found["target"] == expected
@@ -152,7 +153,8 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_process_logs_in_the_format_that_is_asked_for(form: str) -> None:
-    """Issue 7: each line of a process's standard error is one object, or one sentence with its fields."""
+    """Issue 7: each line of a process's standard error is one object, or one sentence with its
+    fields."""
     code = (
         "import logging\n"
         "from penstock import process\n"

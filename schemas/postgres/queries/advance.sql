@@ -35,8 +35,8 @@ WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
                       AND l.outcome = 'expired'));
 
 -- name: advance
--- Moves each task that is still in the attempt that ended, writes the attempt's history and notifies
--- task-sync. A stale end changes nothing and returns no row.
+-- Moves each task that is still in the attempt that ended, writes the attempt's history and
+-- notifies task-sync. A stale end changes nothing and returns no row.
 WITH input AS (
     SELECT *
     FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],

@@ -1,8 +1,8 @@
 """`penstock check`: proves on a live system that no task is in limbo (O2b); repairs tasks.
 
-Every task that is not final must have a lease over a partition that a heartbeat processor reads, a
-record on a ready topic, an unread claim or result, a timer, or something it waits for. Every event
-must be published or about to be. Every callback must be scheduled, published, held, delivered or
+Every unfinished task must have one of these: a lease over a partition that a heartbeat processor
+reads, a record on a ready topic, an unread claim or result, a timer, or something it waits for.
+Every event must be published, or be due to be published. Every callback must be scheduled, published, held, delivered or
 dead.
 
 The check cannot see leases: they are in the memory of the heartbeat processors. A running attempt

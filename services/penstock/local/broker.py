@@ -27,7 +27,8 @@ NAME = "kafka"
 
 # Serial garbage collection and the C1 compiler only: on a shared machine the C2 compiler costs more
 # CPU than it saves. Four runs of 24,000 records of 200 B, one per request, took 4.5, 2.8, 2.5 and
-# 2.3 s of CPU on 2 cores. With C2 they took 9.4, 6.5, 4.8 and 3.1 s (G1 as well: 8.8, 5.4, 3.2, 3.2).
+# 2.3 s of CPU on 2 cores. With C2 they took 9.4, 6.5, 4.8 and 3.1 s, and with C2 and G1 8.8, 5.4,
+# 3.2 and 3.2 s.
 JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _QUIET = (
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",

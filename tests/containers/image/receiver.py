@@ -1,4 +1,5 @@
-"""A callback target that verifies signatures; GET /received returns the state of each received task."""
+"""A callback target that verifies signatures; GET /received returns the state of each received
+task."""
 
 import os
 from pathlib import Path

@@ -1,8 +1,9 @@
-"""The setup of the load tests: a process of targets, a process of the callbacks service, and a paced load.
+"""The setup of the load tests: a process of targets, a process of the callbacks service, and a
+paced load.
 
-Latency is the time from passing a callback's record to the producer until its call arrives. Both processes
-read the same monotonic clock. Rows are committed beforehand: another service does that in production, and
-here it would use a share of two cores.
+Latency is the time from passing a callback's record to the producer until its call arrives. Both
+processes read the same monotonic clock. Rows are committed beforehand: another service does that
+in production, and here it would use a share of two cores.
 """
 
 from __future__ import annotations
@@ -228,11 +229,12 @@ def rss_mb(pid: int) -> float:
 
 
 def slowdown(during_fault: Sequence[list[float]], alone: Sequence[list[float]]) -> str:
-    """Describes a slowdown during a fault; "" if the p99 exceeds the usual one by at most a tenth or 20 ms.
+    """Describes a slowdown during a fault; "" if the p99 exceeds the usual one by at most a
+    tenth or 20 ms.
 
-    It compares the medians over the rounds, since load of the machine may affect one round. Latencies vary
-    more on a machine that runs other tests. So the short form tolerates a second, which still detects calls
-    that wait for hanging targets.
+    It compares the medians over the rounds, since load of the machine may affect one round.
+    Latencies vary more on a machine that runs other tests. So the short form tolerates a second,
+    which still detects calls that wait for hanging targets.
     """
     found_ms, usual_ms = median(map(p99, during_fault)), median(map(p99, alone))
     limit_ms = max(1.1 * usual_ms, usual_ms + (20 if LONG else 1000))

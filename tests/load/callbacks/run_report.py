@@ -1,4 +1,5 @@
-"""The results of a run of the load tests: a table at its end, and a file after a full form that passes."""
+"""The results of a run of the load tests: a table at its end, and a file after a full form that
+passes."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Run:
         console.print(table)
 
     def save(self) -> None:
-        """Adds the results to `benchmarks/results/callbacks-load.json`; results of other tests stay."""
+        """Adds the results to `benchmarks/results/callbacks-load.json`; results of other tests
+        stay."""
         path = RESULTS / "callbacks-load.json"
         found = json.loads(path.read_text())["found"] if path.exists() else {}
         at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,5 @@
-"""Issue 5, numbers 1 and 2: hanging targets do not slow down other targets, from the first second on."""
+"""Issue 5, numbers 1 and 2: hanging targets do not slow down other targets, from the first
+second on."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ SETTINGS = {"callback_schedule_s": "600"}
 async def test_hanging_targets_do_not_slow_down_healthy_ones(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 1: hanging targets do not raise the p99 of healthy targets. Hanging targets are diverted within ten
-    seconds of their tenth slow call."""
+    """Number 1: hanging targets do not raise the p99 of healthy targets. Hanging targets are
+    diverted within ten seconds of their tenth slow call."""
     healthy = targets.urls("healthy", HEALTHY)
     async with platform.process(tmp_path, **SETTINGS):
         found = await compare(
@@ -46,7 +47,8 @@ async def test_hanging_targets_do_not_slow_down_healthy_ones(
 async def test_hanging_targets_do_not_slow_down_their_partition(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 2: the same holds with all targets in one partition, and the group does not rebalance."""
+    """Number 2: the same holds with all targets in one partition, and the group does not
+    rebalance."""
 
     def in_one(group: str, count: int) -> list[str]:
         urls = targets.urls(group, 100 * count)
@@ -66,7 +68,8 @@ async def test_hanging_targets_do_not_slow_down_their_partition(
 async def compare(
     platform: Bench, targets: Targets, load: Load, healthy: list[str], hanging: list[list[str]]
 ) -> dict[str, object]:
-    """Runs the load of healthy targets alone and with hanging targets, in turn; returns the results.
+    """Runs the load of healthy targets alone and with hanging targets, in turn; returns the
+    results.
 
     Compares the first half with hanging targets separately: before the service has diverted them.
     """

@@ -1,4 +1,5 @@
-"""Issue 5, numbers 5 and 8: targets that recover with a backlog, and an egress failure that ends."""
+"""Issue 5, numbers 5 and 8: targets that recover with a backlog, and an egress failure that
+ends."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.long
 
 BACK, HELD = (50, 2000) if LONG else (6, 60)
-# Calls per second to each target. With 50 targets, two cores can do this on the diverted path next to
+# Calls per second to each target. With 50 targets, two cores can do this on the diverted path beside
 # servers and load. With a rate of 20 the cores would be the limit, at about 400 calls per second.
 RATE = 5.0 if LONG else 20.0
 CALLS = 100 if LONG else 40
@@ -27,8 +28,8 @@ SECONDS = 10 if LONG else 5
 async def test_a_backlog_drains_at_the_rate_limit(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 5: the drain keeps to the rate of each target and to the order, does not slow down other
-    targets, and loses no callback."""
+    """Number 5: the drain keeps to the rate of each target and to the order, does not slow down
+    other targets, and loses no callback."""
     await targets.behave(healthy={"after_s": 0.02}, back={"kind": "hang"})
     healthy = Stream(targets.urls("healthy", 40), CALLS / 40)
     back = targets.urls("back", BACK)
@@ -52,7 +53,7 @@ async def test_a_backlog_drains_at_the_rate_limit(
     ids = {callback.id for callback in held}
     settings = {
         "callback_drain_rate": str(RATE),
-        # Slots for all targets, so that the rate limits the drain, not the pool of the diverted path.
+        # There are slots for all targets, so that the rate limits the drain and not the pool.
         "callback_diverted_slots": str(BACK + 10),
         # Short intervals, so that probes detect recovered targets soon.
         "callback_probe_s": "1",
@@ -99,8 +100,8 @@ async def test_a_backlog_drains_at_the_rate_limit(
         healthy_p99_meanwhile_ms=[p99(found) for found in during_drain_s][:6],
     )
     assert all(numbers == sorted(numbers) for numbers in order.values())
-    # Calls to a target start 1 / RATE seconds apart, one at a time. Of the calls that arrive within a
-    # second, only the first can have started before that second.
+    # Calls to a target start 1 / RATE seconds apart, one at a time. Of the calls that arrive within
+    # a second, only the first can have started before that second.
     assert peak_rate <= RATE + 2
     assert not slowdown(during_drain_s, alone_s)
     # Not much slower than the limit either, including the wait for the probe of each target.
@@ -118,8 +119,8 @@ def _peak_calls_per_second(calls: list[tuple[float, str]]) -> int:
 async def test_an_egress_failure_diverts_no_target(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 8: when all targets hang at once, no target stays diverted. The service reaches its full rate
-    soon after they recover."""
+    """Number 8: when all targets hang at once, no target stays diverted. The service reaches its
+    full rate soon after they recover."""
     outage_s, slow_s, count = (60, 3.0, 100) if LONG else (10, 1.0, 100)
     await targets.behave(far={"after_s": 0.02})
     stream = Stream(targets.urls("far", count), 2.0)

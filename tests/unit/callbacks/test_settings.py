@@ -11,7 +11,8 @@ SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 
 
 def test_unsigned_callbacks_are_not_sent():
-    """C7: without a secret the service does not start, and its message has a command that makes a valid one."""
+    """C7: without a secret the service does not start, and its message has a command that makes
+    a valid one."""
     with pytest.raises(SettingsError) as refused:
         CallbacksSettings.load({})
     message = str(refused.value)

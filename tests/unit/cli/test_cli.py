@@ -184,7 +184,8 @@ def test_an_unreadable_input_ends_with_3(arguments: list[str], words: str) -> No
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], missing: str, command: str
 ) -> None:
-    """Issue 1: an installation of the SDK has every verb; a verb names the package that it lacks."""
+    """Issue 1: an installation of the SDK has every verb; a verb names the package that it
+    lacks."""
     real = builtins.__import__
 
     def without(name: str, *more: Any, **kwargs: Any) -> Any:
@@ -298,7 +299,8 @@ def test_a_narrow_terminal_wraps_cells_without_cutting_them(monkeypatch: pytest.
     ],
 )
 def test_an_invalid_rate_is_a_usage_error(rate: str, why: str) -> None:
-    """C6, O8: the error says what is wrong and what to write; a negative rate is not an unknown option."""
+    """C6, O8: the error says what is wrong and what to write; a negative rate is not an unknown
+    option."""
     outcome = CliRunner().invoke(cli, ["targets", "limit", "https://shop.example/", rate])
     assert outcome.exit_code == 2
     assert why in outcome.output

@@ -25,7 +25,8 @@ def test_what_is_no_video_is_told_so(clips):
 
 
 def test_transcode_and_thumbnail_can_be_run_again(clips, tmp_path):
-    """A stage may run twice; its files are whole at any time, and the second run writes the same."""
+    """A stage may run twice; its files are whole at any time, and the second run writes the
+    same."""
     video, image = tmp_path / "a.mp4", tmp_path / "a.jpg"
     for _ in range(2):
         assert transcode(clips[0], video) == 12

@@ -1,4 +1,5 @@
-"""infra/observability: its metrics exist, Prometheus accepts it, and the runbook has every alert."""
+"""infra/observability: its metrics exist, Prometheus accepts it, and the runbook has every
+alert."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ async def test_an_aborted_write_leaves_the_object_unchanged(tmp_path):
 
 
 async def test_memory_is_bounded_for_large_days(tmp_path):
-    """Scale: 60 MB of incompressible lines are written and verified in a fraction of that memory."""
+    """Scale: 60 MB of incompressible lines are written and verified in a fraction of that
+    memory."""
     store = ObjectStore(f"file://{tmp_path}")
 
     async def many():
@@ -104,7 +105,8 @@ def _noise(size):
 
 
 async def test_a_context_submitted_again_is_as_young_as_its_last_submission(tmp_path: Path) -> None:
-    """T4: docs/how-to/large-contexts.md tells to delete contexts by age, which is right only if storing one again makes it young."""
+    """T4: docs/how-to/large-contexts.md tells to delete contexts by age, which is right only if
+    storing one again makes it young."""
     store = ObjectStore(f"file://{tmp_path}")
     kept = await store.check_in(Context.encode("x" * 10_000))
     file = tmp_path / kept.ref.key

@@ -49,7 +49,8 @@ def test_a_folder_without_write_permission_is_a_settings_error(
 
 
 async def test_a_value_far_above_the_limit_of_submissions_is_kept(tmp_path: Path) -> None:
-    """T4: what handlers return goes through the store, so that no record limits it; docs/how-to/large-contexts.md promises that."""
+    """T4: what handlers return goes through the store, so that no record limits it;
+    docs/how-to/large-contexts.md promises that."""
     store = ObjectStore(f"file://{tmp_path}")
     value = "x" * 2_000_000
     kept = await store.check_in(Context.encode(value))

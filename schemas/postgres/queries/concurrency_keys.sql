@@ -3,8 +3,8 @@
 -- key.
 
 -- name: set
--- Null leaves a setting as it is; the limit changes when $6 is true. No row: the type's order
--- excludes keys.
+-- NULL leaves a setting unchanged; the limit is set when $6 is true. Returns no row when the type has
+-- an order that excludes concurrency keys.
 WITH changed AS (
     INSERT INTO type_key AS k (type, key, paused, weight, max_in_flight)
     SELECT y.name, $2, coalesce($3::boolean, false), coalesce($4::integer, 1), $5::integer FROM task_type y
@@ -22,7 +22,7 @@ SELECT k.*, pg_notify('penstock_types', k.type), (SELECT count(*) FROM keyed),
 FROM changed k;
 
 -- name: reset
--- One row when the key had settings.
+-- Returns one row when the key had settings.
 WITH deleted AS (
     DELETE FROM type_key WHERE type = $1 AND key = $2 RETURNING type
 ), keyed AS (
@@ -34,7 +34,7 @@ WITH deleted AS (
 SELECT d.type, pg_notify('penstock_types', d.type), (SELECT count(*) FROM keyed) FROM deleted d;
 
 -- name: find
--- Ordered by key, behind the last key of the page before ($2).
+-- A page in the order of keys, after the last key of the page before ($2).
 SELECT k.*,
        (SELECT count(*) FROM task t
         WHERE t.type = k.type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = k.key) AS in_flight

@@ -138,7 +138,7 @@ WHERE id = ANY ($1::bigint[]) AND state NOT IN ('succeeded', 'failed', 'cancelle
 RETURNING id;
 
 -- name: recover
--- Starts the last stage again, as a new attempt with all its tries. A task with a completed stage
+-- Starts the last stage again, as a new attempt without earlier failures and losses. A task with a completed stage
 -- is `tracked`, so that it counts as started (see `limits.heads`).
 WITH recovered AS (
     UPDATE task

@@ -132,27 +132,27 @@ ORDER BY f.url, f.namespace LIMIT $5;
 -- and no rate of their own, and were not called or changed for $4 seconds. It skips rows that
 -- another transaction has locked, and checks each row again before the deletion. Returns the last
 -- target of the page, unless it was the last page.
-WITH looked AS (
+WITH scanned AS (
     SELECT namespace, url, state = 'normal' AND count = 0 AND rate IS NULL
-                           AND greatest(called_at, changed_at) < now() - make_interval(secs => $4) AS quiet
+                           AND greatest(called_at, changed_at) < now() - make_interval(secs => $4) AS unused
     FROM callback_target WHERE (url, namespace) > ($2, $1)
     ORDER BY url, namespace LIMIT $3
-), quiet AS (
-    SELECT namespace, url FROM looked WHERE quiet
+), unused AS (
+    SELECT namespace, url FROM scanned WHERE unused
 ), chosen AS (
-    SELECT t.namespace, t.url FROM callback_target t JOIN quiet q ON t.url = q.url AND t.namespace = q.namespace
-    WHERE t.url = ANY (ARRAY(SELECT url FROM quiet)) FOR UPDATE OF t SKIP LOCKED
-), gone AS (
+    SELECT t.namespace, t.url FROM callback_target t JOIN unused q ON t.url = q.url AND t.namespace = q.namespace
+    WHERE t.url = ANY (ARRAY(SELECT url FROM unused)) FOR UPDATE OF t SKIP LOCKED
+), removed AS (
     DELETE FROM callback_target t USING chosen c
     WHERE t.url = ANY (ARRAY(SELECT url FROM chosen)) AND t.url = c.url AND t.namespace = c.namespace
       AND state = 'normal' AND count = 0 AND rate IS NULL
       AND greatest(called_at, changed_at) < now() - make_interval(secs => $4)
     RETURNING t.url
 ), last AS (
-    SELECT namespace, url FROM looked ORDER BY url DESC, namespace DESC LIMIT 1
+    SELECT namespace, url FROM scanned ORDER BY url DESC, namespace DESC LIMIT 1
 )
-SELECT (SELECT count(*) FROM gone)::integer AS deleted, l.namespace, l.url
-FROM (SELECT count(*) = $3 AS more FROM looked) m
+SELECT (SELECT count(*) FROM removed)::integer AS deleted, l.namespace, l.url
+FROM (SELECT count(*) = $3 AS more FROM scanned) m
 LEFT JOIN last l ON m.more;
 
 -- name: backlog

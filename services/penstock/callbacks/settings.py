@@ -66,7 +66,7 @@ class LaneBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class CallbacksSettings(ProcessorSettings, Platform, Metered):
-    """The settings of callbacks only; the base classes have the shared ones."""
+    """The settings of the callbacks service; the base classes have those of several services."""
 
     # Without repr, since logs and tracebacks contain settings.
     callback_secrets: tuple[str, ...] = field(
@@ -133,8 +133,7 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
     )
     callback_forget_s: float = option(
         604_800.0,
-        "Seconds after its last call until a target is deleted that is normal, has a count of 0 and no rate of its "
-        "own.",
+        "Seconds without a call after which a target is deleted, if it is normal, has count 0 and no rate of its own.",
     )
     callback_slow_s: float = option(_HEALTH.slow_s, "Seconds after which a call counts as slow.")
     callback_abnormal_count: int = option(

@@ -58,7 +58,7 @@ class Queued:
         """The tasks that have been queued since before the first search and have no record now.
 
         Raises:
-            PostgresUnavailable, KafkaUnavailable: it is unknown.
+            PostgresUnavailable, KafkaUnavailable: the result is unknown.
         """
         self._since = self._since or await checks.now(self._pool)
         types = await checks.queued_types(self._pool, self._since)
@@ -70,8 +70,8 @@ class Queued:
             await self._read(types)
         except TimeoutError:
             lacks = (
-                f"more is unread, for one of {', '.join(types)}, on heartbeats or on stage-results, than can be read: "
-                "which queued tasks have a record is unknown"
+                "it is unknown which queued tasks have a record: there are too many unread records on heartbeats, on "
+                f"stage-results, or on the ready topic of {' or '.join(types)}"
             )
             return {"unproven": Found([Offender(Rule.UNPROVEN, "topic", types[0], lacks)], 1)}
         first: list[Offender] = []
@@ -100,7 +100,7 @@ class Queued:
                 yield found
 
     async def release_again(self, attempt_ids: Sequence[AttemptId]) -> int:
-        """Makes ready those that are still queued since the first search; returns how many.
+        """Makes the attempts ready that have been queued since the first search; returns how many.
 
         Raises:
             PostgresUnavailable: perhaps no task is.

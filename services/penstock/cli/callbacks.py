@@ -124,8 +124,8 @@ def replay(
     With a filter the command counts the callbacks and asks first; --yes does not ask.
 
     A replayed callback keeps counting its attempts, and its retry schedule starts again. Replaying
-    twice is safe, because a replayed callback is no longer dead. This is also the redrive of the
-    topic callbacks.dead.
+    twice is safe, because a replayed callback is no longer dead. The topic callbacks.dead needs no
+    other redrive.
     """
     filters = [options[name] for name in ("target", "task_id", "since", "until") if options[name] is not None]
     if not ids and not filters:

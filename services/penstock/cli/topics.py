@@ -151,7 +151,8 @@ def acls(
 ) -> None:
     """Prints the rights of each service on Kafka, as commands of kafka-acls.
 
-    The command needs no connection to Kafka. With --json it prints the `authorization` of a Strimzi KafkaUser for each service.
+    The command needs no connection to Kafka. With --json it prints the `authorization` of a Strimzi
+    KafkaUser for each service.
     """
     settings = DeploymentSettings(Kafka, options).settings
     allowed = access.acls(settings.prefix, services or access.SERVICES, types=types)

@@ -1,4 +1,4 @@
-"""Acknowledges records in order that are settled out of order. Pure: no I/O, no clock.
+"""Finds the offsets to commit of records that are settled out of order. Pure: no I/O, no clock.
 
 A committed offset means that all records before it are done, so an offset may be committed only
 when all records before it in its partition are settled. Records in flight belong to a generation of
@@ -17,8 +17,8 @@ from enum import Enum
 # The topic's name and the partition's number.
 Partition = tuple[str, int]
 
-# Settled records whose offset is kept count against the limit, one tenth each: they cost little
-# memory.
+# So many settled records that wait for an earlier one count as one record against the limit: they
+# cost little memory.
 SETTLED_PER_RECORD = 10
 
 

@@ -12,7 +12,7 @@ from penstock.concurrency.batcher import Batcher
 from penstock.contracts.submission import Submission
 from penstock.errors import Unavailable
 from penstock.postgres import tasks
-from penstock.postgres.connection import lent
+from penstock.postgres.connection import acquired_connection
 from penstock.postgres.tasks import Submitted
 
 # A larger statement is no faster, and delays the requests behind it.
@@ -62,7 +62,7 @@ class SubmissionBatcher:
     async def _insert(self, requests: Sequence[_SubmitRequest]) -> None:
         submissions = [submission for request in requests for submission in request.submissions]
         try:
-            async with lent(self._pool, self._connect_s) as connection:
+            async with acquired_connection(self._pool, self._connect_s) as connection:
                 submitted = await tasks.submit(connection, submissions)
         except Unavailable as error:
             for request in requests:

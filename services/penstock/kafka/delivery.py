@@ -50,8 +50,8 @@ class Delivery:
     Args:
         settle: called with the delivery when its effects are durable.
         reject: publishes an invalid part of the record to `<topic>.rejected`.
-        topic: bare name.
-        message: Faust's.
+        topic: name without the deployment's prefix.
+        message: the record, as Faust has it.
     """
 
     __slots__ = (
@@ -84,11 +84,11 @@ class Delivery:
         self.value: bytes = message.value or b""
 
     def ids(self) -> dict[str, object]:
-        """The fields of a log record about it."""
+        """The fields that identify the record in a log entry."""
         return {"topic": self.topic, "partition": self.partition, "offset": self.offset}
 
     def settle(self) -> None:
-        """Acknowledges it, because its effects are durable; in any order, and more than once."""
+        """Acknowledges it once its effects are durable; records may be settled in any order, and twice."""
         self._settle(self)
 
     async def reject_part(self, invalid: Invalid, part: bytes) -> None:

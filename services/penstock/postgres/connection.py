@@ -259,8 +259,8 @@ async def open_pool(
 
 
 @asynccontextmanager
-async def lent(pool: asyncpg.Pool[asyncpg.Record], wait_s: float) -> AsyncIterator[Any]:
-    """A connection of a pool for the time of a `with` block.
+async def acquired_connection(pool: asyncpg.Pool[asyncpg.Record], wait_s: float) -> AsyncIterator[Any]:
+    """A connection of a pool for a `with` block.
 
     Raises:
         Throttled: none was free within `wait_s` seconds, or the server accepted none.

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 async def listen(settings: Kafka, revoked: Callable[[Revocation], None]) -> None:
     """Passes on every revocation that is written from now on, until cancelled.
 
-    After an outage of the broker it reads on where it stopped, so it misses no revocation.
+    After an outage of the broker it continues at the next offset, so it misses no revocation.
     """
     partition = TopicPartition(settings.prefix + REVOKED.name, 0)
     position: int | None = None
@@ -39,7 +39,7 @@ async def listen(settings: Kafka, revoked: Callable[[Revocation], None]) -> None
                     try:
                         revoked(Revocation.decode(record.value or b""))
                     except InvalidRecord as invalid:
-                        # Only the platform writes here: a foreign record revokes nothing.
+                        # Only the platform writes to this topic, so the record is no revocation.
                         log.error(  # noqa: TRY400 (the error is a field)
                             "A record of the revocations topic cannot be read; skipping it",
                             extra={

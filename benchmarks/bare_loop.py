@@ -76,7 +76,7 @@ async def sync(kafka: str, dsn: str, prefix: str) -> None:
 
 
 async def worker(kafka: str, _dsn: str, prefix: str, log: str | None) -> None:
-    """Claims each poll with one record, commits, runs the no-op stages and reports results in batches."""
+    """Claims each poll with one record, runs the no-op stages and reports results in batches."""
     results: list[dict] = []
     has_results = asyncio.Event()
     starts = open(log, "w", buffering=1) if log else None  # noqa: ASYNC230, SIM115 (a benchmark's log, once)

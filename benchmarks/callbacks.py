@@ -1,11 +1,12 @@
-"""Callbacks: deliveries per second and added latency for 1, 100 and 10,000 targets, compared with a bare client.
+"""Callbacks: deliveries per second and added latency, compared with a bare client.
 
     python -m benchmarks.callbacks [--calls 3000] [--rounds 15] [--seconds 15]
 
-The bare client is an aiohttp loop with the same targets and the same number of concurrent calls as
-the callbacks service. It has no queue, database or signature. Deliveries per second are measured on
-a backlog, from the first call to the last. Latency is measured at 20 callbacks per second, from the
-commit of the row (or the start of a bare call) to the arrival.
+There are 1, 100 and 10,000 targets. The bare client is an aiohttp loop with the same targets and
+the same number of concurrent calls as the callbacks service. It has no queue, database or
+signature. Deliveries per second are measured on a backlog, from the first call to the last. Latency
+is measured at 20 callbacks per second, from the commit of the row (or the start of a bare call) to
+the arrival.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def rate(arrivals: dict[str, float]) -> float:
 
 
 async def latencies(place: Environment, targets: int, seconds: float, *, bare: bool) -> list[float]:
-    """Milliseconds from the commit (or the start of a bare call) to the arrival, at a steady rate."""
+    """Milliseconds from the commit (of a bare call: its start) to the arrival."""
     started_s: dict[str, float] = {}
     callbacks = place.make(targets, int(PACE * seconds))
     begin = time.monotonic()

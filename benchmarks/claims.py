@@ -1,4 +1,4 @@
-"""Claim contention: 1 to 64 workers claim tasks through Kafka, and by five other methods for comparison.
+"""Claim contention: 1 to 64 workers claim tasks through Kafka and by five other methods.
 
     make bench-claims                # also installs benchmarks/requirements.txt
     python -m benchmarks.claims [--seconds 5] [--tasks 100000] [--workers 1 4 16 64]

@@ -161,7 +161,7 @@ async def beat(deployment: Deployment, settings: Kafka, seconds: float) -> dict[
 async def lose(
     simulated: WorkerPool, connection: asyncpg.Connection, workers: int, share: int
 ) -> dict[str, float]:
-    """Stops workers; measures the seconds from the last heartbeat of each task until its attempt expires."""
+    """Stops workers; measures the seconds from each task's last heartbeat to its expiry."""
     contact_s: dict[int, float] = {}
     now_s, now = time.monotonic(), time.time()
     for sender, beating in zip(simulated.senders[:workers], simulated.beating[:workers], strict=True):

@@ -1,4 +1,4 @@
-"""Latency at low load: 30 tasks per second of three no-op stages, Penstock compared with the bare loop.
+"""Latency at low load (30 tasks per second of three no-op stages), and of the bare loop.
 
     python -m benchmarks.latency [--rate 30] [--seconds 30]
 

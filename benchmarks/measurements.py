@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
 def report(
     name: str, figures: Mapping[str, Mapping[str, Any]], claims: Mapping[str, tuple[str, bool]]
 ) -> int:
-    """Prints the measurements and claims and writes the result file; returns 0 when every claim holds.
+    """Prints measurements and claims, writes the result file; returns 0 when every claim holds.
 
     Args:
         name: name of the benchmark and of its file.
@@ -69,7 +69,7 @@ def _module() -> str:
 
 
 class CpuMeter:
-    """Measures the CPU seconds (user and system) of processes and their children, from its creation on."""
+    """Measures the CPU seconds (user and system) of processes and their children."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)

@@ -1,4 +1,4 @@
-"""A worker with three stages that only pass the context on, for the throughput and latency benchmarks."""
+"""A worker with three stages that only pass the context on, for benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from penstock.worker import Done, Next, Task, Worker
 
 
 def make_worker(log: str | None, types: Sequence[str]) -> Worker:
-    """Creates the worker; with `log` it writes the seconds from the context's `at` to the first stage there, one line per task."""
+    """Creates the worker.
+
+    With `log` it writes a line per task there: the seconds from the context's `at` to the first stage.
+    """
     worker = Worker()
     starts = open(log, "a", buffering=1) if log else None  # noqa: SIM115 (open as long as the process)
 

@@ -1,4 +1,4 @@
-"""The cost of replicas: the same load on one, two and four replicas of every service and worker, with three brokers.
+"""The cost of replicas: the same load on one, two and four replicas, with three brokers.
 
     python -m benchmarks.scaling [--tasks 12000] [--rounds 3] [--types 1]
 
@@ -65,7 +65,7 @@ def roles(loop: Whole, brokers: Supervisor) -> dict[str, list[int]]:
 
 
 async def settle(loop: Whole) -> None:
-    """Waits until every worker has partitions of every type, so that rebalances are not measured."""
+    """Waits until every worker has partitions of every type: rebalances are not measured."""
     settings = Kafka(kafka=loop.deployment.kafka, prefix=loop.deployment.environment["PENSTOCK_PREFIX"])
     groups = [workers_group(settings.prefix, name) for name in loop.types]
     async with admin_client(settings) as admin:
@@ -94,7 +94,7 @@ async def submit_at(loop: Whole, tasks: int, per_s: float) -> None:
 
 
 async def measure(loop: Whole, brokers: Supervisor, tasks: int, per_s: float | None) -> dict[str, float]:
-    """Submits tasks, waits for their end, and returns tasks per second, CPU milliseconds per task, and WAL.
+    """Runs tasks to their end; returns tasks per second, CPU milliseconds per task, and WAL.
 
     Args:
         loop: the system to measure.
@@ -165,7 +165,7 @@ class Bench:
         return measured
 
     async def round(self, name: str) -> dict[str, dict[str, float]]:
-        """Runs one, two and four replicas at full load, and one replica at the load per replica of two and of four."""
+        """Runs 1, 2 and 4 replicas at full load, and one at the load per replica of 2 and 4."""
         found: dict[str, dict[str, float]] = {}
 
         def keep(row: str, measured: dict[str, float]) -> None:
@@ -215,7 +215,7 @@ async def run(tasks: int, rounds: int, types: Sequence[str]) -> int:
     }
 
     def grown(column: str, more: str, one: str) -> tuple[str, bool]:
-        """The median of the rounds' ratios, since the machine's other load changes between rounds."""
+        """The median of the rounds' ratios, since other load changes between rounds."""
         ratio = median(each[more][column] / each[one][column] for each in found)
         return f"{ratio:.2f}", ratio <= MOST_GROWTH
 

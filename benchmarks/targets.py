@@ -53,7 +53,7 @@ class Behaviour:
 
 @dataclass
 class CallLog:
-    """Received calls as (path, webhook-id, arrival); aborted ones as (path, webhook-id, arrival, end)."""
+    """Received calls: (path, webhook-id, arrival), and the end of aborted ones."""
 
     calls: list[tuple[str, str, float]] = field(default_factory=list)
     broken: list[tuple[str, str, float, float]] = field(default_factory=list)

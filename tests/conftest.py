@@ -154,7 +154,7 @@ async def database(postgres_server: str, _template: str) -> AsyncIterator[str]:
     name = f"t_{_unique()}"
     await execute(postgres_server, f"CREATE DATABASE {name} TEMPLATE {_template} STRATEGY FILE_COPY")
     yield database_dsn(postgres_server, name)
-    # By force: what a failed test left connected must not fail the next one.
+    # FORCE closes the connections that a failed test left open.
     await execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
@@ -174,7 +174,7 @@ async def prefix(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     name = f"t-{_unique()}."
     yield name
     if "kafka_servers" in request.fixturenames:
-        # Thousands of abandoned partitions would slow the broker down for everyone.
+        # Thousands of abandoned partitions would slow the broker down for all tests.
         async with admin_client(Kafka(kafka=request.getfixturevalue("kafka_servers"))) as client:
             topics = [topic for topic in await client.list_topics() if topic.startswith(name)]
             if topics:

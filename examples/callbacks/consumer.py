@@ -1,4 +1,4 @@
-"""Consumes the topic `events` in a consumer group: at-least-once delivery, and each event takes effect once.
+"""Consumes the topic `events` in a consumer group; each event takes effect once.
 
     python -m examples.callbacks.consumer --kafka 127.0.0.1:9092 --group shop --effects shop.db
 

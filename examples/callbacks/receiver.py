@@ -1,4 +1,4 @@
-"""Receives callbacks over HTTP: verifies each signature, processes each event once, and answers fast.
+"""Receives callbacks over HTTP: verifies signatures and processes each event once.
 
     python -m examples.callbacks.receiver --secret whsec_… --port 9000 --effects hooks.db
 

@@ -110,12 +110,12 @@ class Fetching:
     """Prints the progress of fetching Kafka as lines, since a progress bar needs a terminal."""
 
     def __init__(self) -> None:
-        self._told = 0
+        self._printed = 0
 
     def __call__(self, done: int, total: int) -> None:
         """Called by the deployment after each file."""
-        if done == total or done - self._told >= 10:
-            self._told = done
+        if done == total or done - self._printed >= 10:
+            self._printed = done
             console.print(f"  fetched {done} of {total} jars")
 
 

@@ -95,7 +95,7 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
 
 
 def _with_watchdog(service: Service, stall_s: float) -> Service:
-    """Returns the service with a watchdog: a process that is alive without progress has failed (O2a)."""
+    """Returns the service with a watchdog: a process without progress has failed (O2a)."""
 
     async def watched(stopping: asyncio.Event, ready: Ready) -> None:
         await run_with_background(service(stopping, ready), watch_loop(stall_s))
@@ -160,7 +160,7 @@ async def run_all(*parts: Awaitable[None]) -> None:
 
 
 async def run_with_background(main: Awaitable[None], *background: Awaitable[None]) -> None:
-    """Runs `main` to its end and the background parts concurrently; then cancels the background parts.
+    """Runs `main` and the background parts concurrently; cancels those when `main` ends.
 
     Raises:
         Exception: the first failure of any part, as it was raised; the rest is cancelled.
@@ -239,7 +239,10 @@ def _after(delay_s: float, action: Callable[[], None]) -> threading.Timer:
 
 
 class ExitTimer:
-    """Ends the process (status 1) `delay_s` seconds after `start`, unless cancelled; usable from any thread."""
+    """Ends the process (status 1) `delay_s` seconds after `start`, unless cancelled.
+
+    Any thread may use it.
+    """
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s

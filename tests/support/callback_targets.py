@@ -55,7 +55,7 @@ class Call:
 
 @dataclass
 class Target:
-    """A server; `answer` is asked for each call's response."""
+    """A server; `answer` makes the response to each call."""
 
     url: str = ""
     calls: list[Call] = field(default_factory=list)
@@ -112,7 +112,7 @@ async def target_server() -> AsyncIterator[Target]:
 
 @dataclass
 class Bench:
-    """A broker, a database and the way to put callbacks on them."""
+    """A broker and a database, with methods that enqueue and publish callbacks."""
 
     kafka: Kafka
     postgres: str

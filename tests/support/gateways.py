@@ -60,7 +60,7 @@ class Caller:
 
 
 def _conforms(method: str, path: str, status: int, content_type: str, body: Any) -> None:
-    """Every answer in every test is one that the API's description promises."""
+    """Checks that an answer conforms to openapi.json."""
     api = openapi.document()
     for template, item in api["paths"].items():
         if method.lower() in item and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
@@ -105,8 +105,8 @@ class Proxy:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self, dsn: str, *, port: int | None = None) -> str:
-        """Returns the URL that leads through here to the database of `dsn`; after a cut the same
-        again, when given its port."""
+        """Returns the URL of the database `dsn` through this proxy. After a cut, the port of the
+        first URL gives the same URL."""
         parts = urlsplit(dsn)
         options = parse_qs(parts.query)
         folder = options.get("host", [""])[0]

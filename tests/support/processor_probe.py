@@ -1,8 +1,9 @@
-"""A service of one processor that misbehaves to order: `python processor_probe.py '{"log": …,
-"hold": ["150"]}'`.
+"""A service with one processor that misbehaves as its order says.
 
-Every record it is given is written to the log as "partition offset value", hooks as "+partition"
-and "-partition".
+    python processor_probe.py '{"log": …, "hold": ["150"]}'
+
+It writes each record to the log as "partition offset value", and each assigned or revoked partition
+as "+partition" or "-partition".
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ NAME = "prober"
 
 
 class Probe:
-    """Settles every record at once, but for the values that its order names.
+    """Settles each record at once, except those with the values in its order.
 
     Args:
-        order: log (a file), settings (of the processor), and lists of values: hold (never
-        settled), fails, exits,
-            invalid, blocks (the event loop), away (a server is, at the first two calls).
+        order: log (a file), settings (of the processor), and lists of values: hold (never settled),
+            fails, exits, invalid, blocks (the event loop), away (the first two calls find a server
+            unavailable).
     """
 
     def __init__(self, order: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""Finds the named queries that a service can reach, by its code, and the rights that each query
-needs, by PostgreSQL."""
+"""Finds the named queries that a service can reach in its code, and the rights that PostgreSQL
+requires for each query."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def all_queries() -> dict[str, str]:
 
 
 def _named(node: ast.AST) -> set[str]:
-    """The queries that constants below `node` name, whole or up to where a variable begins."""
+    """The queries that constants below `node` name, in whole or up to a variable part."""
     found: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and isinstance(part.value, str):
@@ -67,8 +67,8 @@ def _module(name: str) -> Path:
 
 @cache
 def _definitions(module: str) -> dict[str, ast.AST]:
-    """Functions, constants and classes of a module; methods as `Class.method`, what a class does
-    at once as `Class`."""
+    """Functions, constants and classes of a module: methods as `Class.method`, statements in the
+    body of a class as `Class`."""
     found: dict[str, ast.AST] = {}
     for node in _tree(_module(module)).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -86,8 +86,8 @@ def _definitions(module: str) -> dict[str, ast.AST]:
 
 
 def _mentions(node: ast.AST, file: Path) -> tuple[set[tuple[str, str]], set[str]]:
-    """The definitions of `penstock.postgres` that a piece of a file mentions, and every
-    attribute it asks for."""
+    """The definitions of `penstock.postgres` that a piece of a file mentions, and all attributes
+    that it uses."""
     imported = _imported(file)
     own = file.stem if file.parent == ROOT / "postgres" else None
     places, attributes = set(), set()
@@ -104,8 +104,8 @@ def _mentions(node: ast.AST, file: Path) -> tuple[set[tuple[str, str]], set[str]
 
 
 def reached(*files: Path) -> set[str]:
-    """The queries that some modules can reach; a method by its name alone, so rather one too
-    many than one too few."""
+    """The queries that some modules can reach. Methods match by name alone, so the result may
+    have too many queries and never too few."""
     queries: set[str] = set()
     places: set[tuple[str, str]] = set()
     attributes: set[str] = set()
@@ -132,11 +132,11 @@ def reached(*files: Path) -> set[str]:
 
 
 def of_package(name: str) -> set[str]:
-    """Those of a service."""
+    """The queries that a service can reach."""
     return reached(*sorted((ROOT / name).glob("*.py")))
 
 
-# Tries every right on every table a statement names: without which of them is it refused?
+# Tries each right on each table of a statement, and keeps those without which PostgreSQL refuses it.
 PROBE = """
 CREATE FUNCTION pg_temp.needs(statement text, things text[]) RETURNS TABLE (thing text, privilege text) LANGUAGE plpgsql AS $$
 DECLARE
@@ -174,10 +174,9 @@ END $$
 
 
 async def needs(connection: object, names: set[str]) -> set[tuple[str, str]]:
-    """The rights, as (table or FUNCTION name(arguments), privilege), that queries need; in a
-    transaction that is rolled back.
+    """The rights that queries need, as (table or FUNCTION name(arguments), privilege).
 
-    `connection` is a superuser's; the role it tries with is made and gone within.
+    It needs a superuser's `connection`, creates a role to try them, and rolls everything back.
     """
     tables = {
         row["name"]

@@ -97,7 +97,8 @@ class TargetStore:
         """Adds partitions, and searches them for troubled targets at the next tick.
 
         Raises:
-            Fatal: this process has different partitions of the two paths, so it would not own its targets alone.
+            Fatal: this process has different partitions of the two paths, so another process would
+                own its targets, too.
         """
         normal, diverted = (
             {number for name, number in partitions if name == topic.name}

@@ -23,7 +23,7 @@ COORDINATOR_WITHIN_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Offsets of a partition that its reader has not committed: from `begin` up to (not with) `end`."""
+    """Offsets of a partition that its reader has not committed: from `begin`, before `end`."""
 
     begin: int
     end: int
@@ -53,7 +53,7 @@ class Topics:
         return {tp: meta.offset for tp, meta in answer.items() if meta.offset >= 0}
 
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """The ends of the partitions of a topic (its name without the prefix); empty without such a topic.
+        """The ends of the partitions of a topic, named without the prefix; empty without the topic.
 
         Raises:
             KafkaUnavailable: no broker answered.
@@ -70,7 +70,7 @@ class Topics:
         return ends
 
     async def unread(self, topic: str, committed: dict[TopicPartition, int]) -> dict[TopicPartition, Unread]:
-        """The partitions of a topic (its name without the prefix) with records that are not committed.
+        """The partitions of a topic, named without the prefix, that have uncommitted records.
 
         Raises:
             KafkaUnavailable: no broker answered.

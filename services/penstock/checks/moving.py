@@ -88,7 +88,7 @@ class Moving:
         }
 
     async def _unreleased(self) -> Suspects:
-        """Tasks that stay ready although no task-sync owns their type, or all its records are read."""
+        """Tasks that stay ready although their type has no owner, or all its records are read."""
         found: Suspects = {}
         for row in await checks.ready_types(self._pool, GRACE_S):
             topic = ready(row["type"], 1).name

@@ -1,4 +1,4 @@
-"""The verbs `penstock types keys`: the concurrency keys of a type, which are tenants or resources."""
+"""The verbs `penstock types keys`: the concurrency keys of a type, by tenant or resource."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def moment(text: str | None) -> str:
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
-    """Prints a plain table; a narrow terminal wraps cells, because ids and URLs are needed whole."""
+    """Prints a plain table; a narrow terminal wraps cells and cuts none, for ids and URLs."""
     rich_table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
         rich_table.add_column(header, overflow="fold")

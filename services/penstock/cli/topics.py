@@ -85,7 +85,7 @@ def plan(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
 @json_option
 @click.pass_context
 def apply(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
-    """Creates and changes topics as declared; the status is 8 if a change was unsafe and not made."""
+    """Creates and changes topics as declared; the status is 8 if an unsafe change is left."""
 
     async def work(settings: Kafka) -> tuple[list[topic_plan.Difference], list[topic_plan.Difference]]:
         differences = await topic_plan.plan(settings)

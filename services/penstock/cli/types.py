@@ -26,7 +26,7 @@ _BACKLOG_COLUMNS = ("type", "priority", "stage", "ready", "scheduled", "paused",
 @json_option
 @click.pass_context
 def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
-    """Lists task types; shows, registers, changes, pauses and resumes them; counts waiting tasks."""
+    """Lists, shows, registers, changes, pauses and resumes task types; counts waiting tasks."""
     if ctx.invoked_subcommand is not None:
         return
     with open_client(gateway) as client:

@@ -1,1 +1,4 @@
-"""Records and bodies: JSON on the wire, dataclasses in Python. `schemas/` is the authority; tests hold the two together."""
+"""Records and bodies: JSON on the wire, dataclasses in Python.
+
+`schemas/` is the authority. Tests compare the two.
+"""

@@ -159,7 +159,7 @@ def masked(entries: Iterable[Entry]) -> list[str | dict[str, Any]]:
 
 
 def to_columns(entries: Iterable[Entry]) -> list[str]:
-    """The entries for a column of `text[]`: URLs, and objects as JSON text that begins with a brace."""
+    """The entries for a column of `text[]`: URLs as they are, and objects as JSON text."""
     return [entry if isinstance(entry, str) else orjson.dumps(entry).decode() for entry in to_wire(entries)]
 
 

@@ -1,4 +1,4 @@
-"""The names of all topics and consumer groups; `topic_config` reads their partitions and replicas."""
+"""The names of all topics and consumer groups; `topic_config` has partitions and replicas."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def ready(type_name: str, partitions: int) -> Topic:
 
 
 def workers_group(prefix: str, type_name: str) -> str:
-    """The consumer group of all workers of a type, which share its ready topic; its lag is the window."""
+    """The consumer group of all workers of a type; the window bounds its lag."""
     return f"{prefix}workers.{type_name}"
 
 

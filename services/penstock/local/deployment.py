@@ -219,7 +219,7 @@ class Deployment:
         return self._running.processes()
 
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> int:
-        """Sends a signal to one program and returns its process id; a program that ends is restarted.
+        """Signals one program and returns its process id; a program that ends is restarted.
 
         Raises:
             NotFound: no program of that name runs now.
@@ -236,7 +236,7 @@ class Deployment:
             self._supervisor.kill_all()
 
     async def wait_ready(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
-        """Waits until these services (default: all) serve; after a kill, until the new process does.
+        """Waits until these services (default: all) serve; after a kill, for the new process.
 
         Raises:
             CannotStart: a service does not serve in time or cannot start; with its last log lines.

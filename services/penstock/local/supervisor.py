@@ -138,7 +138,7 @@ class Supervisor:
         return self._find(name).exits
 
     def last_status(self, name: str) -> int | None:
-        """The last exit status; None before the first end, a negative signal number after a kill."""
+        """The last exit status; None before the first end, and negative after a signal."""
         return self._find(name).last_status
 
     def tail(self, name: str) -> str:

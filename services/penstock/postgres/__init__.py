@@ -1,1 +1,4 @@
-"""PostgreSQL, the truth, by asyncpg. SQL lives in `schemas/postgres`; drivers' errors are translated in `connection`."""
+"""PostgreSQL, the truth, by asyncpg.
+
+`schemas/postgres` has the SQL. `connection` translates errors of the driver.
+"""

@@ -74,7 +74,7 @@ class History:
         self.dropped = 0
 
     async def run(self) -> None:
-        """Runs rounds until cancelled; the first after `history_every_s`, not to delay the start."""
+        """Runs rounds until cancelled; the first one starts after `history_every_s`."""
         more = False
         while True:
             if not more:

@@ -139,7 +139,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             raise KafkaUnavailable(f"joining the group {service_group(self._settings.prefix, 'task-sync')}")
 
     def group_progress(self) -> dict[str, Hashable]:
-        """As `progress`, for joining the group, which needs a broker; each rebalance is an advance."""
+        """As `progress`, for joining the group, which needs a broker; a rebalance is progress."""
         return {} if self._assigned else {"joining the group": self._rebalances}
 
     @contextmanager

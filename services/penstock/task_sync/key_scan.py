@@ -58,7 +58,7 @@ class KeyScan:
     async def _select_pages(
         self, page: list[KeyQueue], rest: list[KeyQueue] | None, start: str, selected: list[int], limit: int
     ) -> bool:
-        """One round over more keys than a page has; `rest` is the page from "" on, if it was read."""
+        """One round over several pages of keys; `rest` is the page from "" on, if it was read."""
         before = len(selected)
         wrapped = False
         while True:

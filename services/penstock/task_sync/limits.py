@@ -279,7 +279,7 @@ class ReleaseLimiter:
         return ReleaseResult(batch, more or truncated or len(selected) >= limit)
 
     async def _set_empty_keys(self, task_type: TaskType, state: _TypeState) -> bool:
-        """Sets the empty key on tasks without one; True when the next call should follow at once."""
+        """Sets the empty key on tasks without a key; True until the first scan is complete."""
         now_s = asyncio.get_running_loop().time()
         if now_s < state.empty_keys_at_s:
             # Tasks that were submitted meanwhile may have no key: their producer may not know yet

@@ -99,7 +99,7 @@ class ReadyTopic:
         return 0 if self.full else size - lag
 
     def needs_poll(self, now_s: float) -> bool:
-        """Whether a task may be ready for a window that is over half full, and is due for a poll."""
+        """Whether a window that is over half full is due for a poll and may get a task."""
         return (
             self.may_have_ready
             and self.lag * 2 > self.size_and_reason()[0]

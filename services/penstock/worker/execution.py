@@ -272,7 +272,7 @@ class Execution:
 
 
 def returned_result(ready: ReadyTask, reason: str) -> StageResult:
-    """The result of a claimed attempt that did not end; another worker can run the next one at once."""
+    """The result of a claimed attempt that did not end, so that the next one can start at once."""
     return _result(
         ready, completion.Outcome.RETRY, _now_ms(), error=Failure(kind="HandedBack", message=reason)
     )

@@ -70,8 +70,8 @@ class Queued:
             await self._read(types)
         except TimeoutError:
             lacks = (
-                "it is unknown which queued tasks have a record: there are too many unread records on heartbeats, on "
-                f"stage-results, or on the ready topic of {' or '.join(types)}"
+                "too many records are unread on heartbeats, on stage-results, or on the ready topic of "
+                f"{' or '.join(types)}: which queued tasks have a record is unknown"
             )
             return {"unproven": Found([Offender(Rule.UNPROVEN, "topic", types[0], lacks)], 1)}
         first: list[Offender] = []

@@ -79,7 +79,7 @@ class BackgroundProducer:
         topic = self._settings.prefix + STAGE_RESULTS.name
 
         async def write(value: bytes) -> None:
-            await send_all(self.producer, topic, [(worker.encode(), value)])
+            await send_all(self.ensure_connected(), topic, [(worker.encode(), value)])
 
         await write_results(write, worker, results)
 

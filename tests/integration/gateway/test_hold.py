@@ -270,16 +270,23 @@ async def test_results_are_accepted_entry_by_entry(kafka: Kafka, database: str, 
     """T6: valid results are on Kafka, followed by the end of their leases. Invalid entries are
     rejected one by one, and progress sends heartbeats."""
 
+    ids: list[int] = []
+
     def entry(number: int, **more: Any) -> dict[str, Any]:
-        return {"id": number, "step": 0, "stage": "probe", "attempt": 0, **more}
+        return {"id": ids[number - 1], "step": 0, "stage": "probe", "attempt": 0, **more}
 
     async with ready_gateway(kafka, database, tmp_path) as gateway:
         # The gateway accepts progress only for existing attempts.
-        await gateway.post("/tasks", [{"type": "media", "stage": "probe"}] * 8)
-        await gateway.post("/tasks/7/cancel")
+        submitted = await gateway.post("/tasks", [{"type": "media", "stage": "probe"}] * 8)
+        ids += [task["id"] for task in submitted.body["tasks"]]
+        unknown = ids[-1] + 1
+        await gateway.post(f"/tasks/{ids[6]}/cancel")
         connection = await asyncpg.connect(database)
         await connection.execute(
-            "UPDATE penstock.task SET state = 'running', worker = CASE id WHEN 8 THEN 'w-2' ELSE 'w-1' END WHERE id IN (4, 8)"
+            "UPDATE penstock.task SET state = 'running', worker = CASE id WHEN $2 THEN 'w-2' ELSE 'w-1' END "
+            "WHERE id IN ($1, $2)",
+            ids[3],
+            ids[7],
         )
         await connection.close()
         answer = await gateway.post(
@@ -296,7 +303,7 @@ async def test_results_are_accepted_entry_by_entry(kafka: Kafka, database: str, 
                     "nonsense",
                     entry(7, outcome="progress"),
                     entry(8, outcome="progress"),
-                    entry(99, outcome="progress"),
+                    {**entry(1), "id": unknown, "outcome": "progress"},
                 ],
             },
         )
@@ -309,13 +316,13 @@ async def test_results_are_accepted_entry_by_entry(kafka: Kafka, database: str, 
         [record] = await records(kafka, STAGE_RESULTS.name, 1)
         worker, results, faults = decode_results(record.value)
         assert (worker, faults) == ("w-1", [])
-        assert [(r.fence.id, r.outcome) for r in results] == [(1, "next"), (3, "done")]
+        assert [(r.fence.id, r.outcome) for r in results] == [(ids[0], "next"), (ids[2], "done")]
         assert results[1].context is not None
         assert results[1].context.ref is not None
         heartbeats = [decode_heartbeat(r.value) for r in await records(kafka, HEARTBEATS.name, 2)]
         assert [(s.kind, s.lease_ms, s.tasks) for s in heartbeats] == [
-            ("beat", 1234, [(4, 0, 0)]),
-            ("release", 0, [(1, 0, 0), (3, 0, 0)]),
+            ("beat", 1234, [(ids[3], 0, 0)]),
+            ("release", 0, [(ids[0], 0, 0), (ids[2], 0, 0)]),
         ]
 
 

@@ -19,6 +19,7 @@
     │   ├── UnknownType           the task type is not registered
     │   ├── TooLarge              it exceeds a limit
     │   ├── RecordsRefused        Kafka refuses some records, and would refuse them again
+    │   ├── ValueRefused          PostgreSQL cannot store a value
     │   └── CorruptObject         an object differs from its reference
     ├── NotFound                  nothing has this id
     ├── Conflict                  the current state does not allow the request
@@ -32,6 +33,10 @@ rejected, `Fatal` ends the process. Each adapter translates the exceptions of it
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
 class PenstockError(Exception):
@@ -103,9 +108,10 @@ class Invalid(PenstockError):
     """
 
     def __init__(self, reason: str, *, pointer: str = "") -> None:
-        super().__init__(f"{pointer}: {reason}" if pointer else reason)
-        self.reason = reason
-        self.pointer = pointer
+        # Either may quote the input, and rejections and logs must have a bound.
+        self.reason = _shorten(reason, 2_000)
+        self.pointer = _shorten(pointer, 500)
+        super().__init__(f"{self.pointer}: {self.reason}" if self.pointer else self.reason)
 
 
 class InvalidRecord(Invalid):
@@ -136,8 +142,12 @@ class RecordsRefused(Invalid):
         self.records = records or {}
 
 
+class ValueRefused(Invalid):
+    """PostgreSQL cannot store a value of the statement, which had no effect."""
+
+
 class CorruptObject(Invalid):
-    """An object's bytes do not match the digest in its reference."""
+    """An object does not match its reference, or the reference is no context's."""
 
 
 class NotFound(PenstockError):

@@ -19,12 +19,13 @@ from penstock.contracts.event import (
     encode_callbacks,
 )
 from penstock.contracts.files import schemas_folder
+from penstock.contracts.parsing import parse
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.submission import Submission
-from penstock.contracts.validation import conform, parse, problems
+from penstock.contracts.validation import conform, problems
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
 from penstock.errors import InvalidRecord
@@ -96,7 +97,7 @@ def through_callbacks(data):
 ROUND_TRIPS = {
     "submitted": through_submission,
     "ready": lambda data: ReadyTask.decode(data).encode(),
-    "heartbeat": lambda data: inbound.decode_heartbeat(data).encode(),
+    "heartbeat": lambda data: inbound.decode_heartbeat(data)[0].encode(),
     "revoked": lambda data: Revocation.decode(data).encode(),
     "stage-results": through_results,
     "event": through_event,
@@ -229,7 +230,7 @@ def test_an_invalid_entry_does_not_affect_its_batch():
     ]
     assert results[2].error.kind == "InvalidResult"
     assert "base64" in results[2].error.message
-    assert sorted(fault.pointer for fault in faults) == [
+    assert sorted(fault.pointer for fault, _entry in faults) == [
         "/results/1/outcome",
         "/results/2/context",
         "/results/3/id",

@@ -96,8 +96,8 @@ class Receiver:
             KafkaUnavailable: an invalid part was not rejected, and nothing was received.
         """
         callbacks, faults = decode_callbacks(delivery.value)
-        for fault, entry in faults:
-            await delivery.reject_part(fault, entry)
+        if faults:
+            await delivery.reject_parts(faults)
         if not callbacks:
             delivery.settle()
             return []

@@ -119,7 +119,7 @@ class Queued:
             (ready(name, 1).name, workers_group(prefix, name), _released) for name in types
         ]
         sources += [
-            (HEARTBEATS.name, service_group(prefix, "heartbeats"), lambda v: decode_heartbeat(v).tasks),
+            (HEARTBEATS.name, service_group(prefix, "heartbeats"), lambda v: decode_heartbeat(v)[0].tasks),
             (STAGE_RESULTS.name, service_group(prefix, "stages"), _reported),
         ]
         for topic, group, attempts_of in sources:

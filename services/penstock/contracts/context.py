@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
+import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +20,8 @@ from typing import Any
 
 import orjson
 
-from penstock.errors import InvalidRecord
+from penstock.contracts.parsing import require_exact_integers
+from penstock.errors import InvalidRecord, TooLarge
 
 # T4: larger contexts go to the object store.
 INLINE_LIMIT_BYTES = 4096
@@ -25,6 +29,9 @@ INLINE_LIMIT_BYTES = 4096
 # records and events put further levels around a context.
 DEPTH_LIMIT = 200
 _ORJSON_DEPTH = 254
+# Objects of contexts, apart from the archive in the same store.
+CONTEXTS_PREFIX = "contexts/"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ContentType(StrEnum):
@@ -53,6 +60,33 @@ class ObjectRef:
     sha256: str
     size: int
 
+    @classmethod
+    def of(cls, data: bytes) -> ObjectRef:
+        """The reference of a context's bytes, whose place is named by their digest."""
+        digest = hashlib.sha256(data).hexdigest()
+        return cls(f"{CONTEXTS_PREFIX}{digest[:2]}/{digest}", digest, len(data))
+
+    def require_own_key(self, pointer: str = "") -> None:
+        """Requires the key that the digest names; another key could lead to any other object.
+
+        Raises:
+            InvalidRecord: the key is another one.
+        """
+        digest: Any = self.sha256
+        if not (
+            isinstance(digest, str)
+            and _DIGEST.fullmatch(digest)
+            and self.key == f"{CONTEXTS_PREFIX}{digest[:2]}/{digest}"
+        ):
+            raise InvalidRecord(
+                f"not the key of a context: the digest names {CONTEXTS_PREFIX}{str(digest)[:2]}/"
+                f"{str(digest)[:64]}; store the context there",
+                pointer=f"{pointer}/key" if pointer else "",
+            )
+        size: Any = self.size
+        if type(size) is not int or size < 0:
+            raise InvalidRecord("not a size in bytes", pointer=f"{pointer}/size" if pointer else "")
+
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of `context_ref`."""
         return {"key": self.key, "sha256": self.sha256, "size": self.size}
@@ -60,7 +94,9 @@ class ObjectRef:
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> ObjectRef:
         """Reads a `context_ref` that conforms to its schema."""
-        return cls(raw["key"], raw["sha256"], raw["size"])
+        # JSON Schema counts 81.0 among the integers.
+        size = raw["size"]
+        return cls(raw["key"], raw["sha256"], int(size) if isinstance(size, float) else size)
 
 
 def too_deep(data: bytes, value: Any) -> bool:
@@ -87,9 +123,16 @@ def _not_finite(value: Any) -> float | None:
         return None if math.isfinite(value) else value
     if isinstance(value, dict):
         value = value.values()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, each.name) for each in dataclasses.fields(value)]
     elif not isinstance(value, list | tuple):
         return None
     return next((found for item in value if (found := _not_finite(item)) is not None), None)
+
+
+def _require_text(content_type: ContentType, text: str) -> None:
+    if content_type is ContentType.URL and "://" not in text:
+        raise InvalidRecord("not an absolute URL: begin it with scheme://")
 
 
 _NO_VALUE: Any = object()
@@ -150,12 +193,15 @@ class Context:
             InvalidRecord: JSON cannot express the value.
         """
         if isinstance(value, Context):
-            return value
+            return value.checked()
         if isinstance(value, bytes | bytearray):
             return cls(ContentType.BYTES, bytes(value))
         try:
             data = orjson.dumps(value)
-        except TypeError as error:
+            # `orjson.Fragment` in a value is copied unread. In a record it could become another
+            # entry.
+            again = orjson.loads(data)
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRecord(
                 f"the context is not JSON: {error}; pass JSON values or bytes", pointer="/context"
             ) from error
@@ -165,12 +211,52 @@ class Context:
                 f"the context is not JSON: {number} is not JSON; pass null or a string instead",
                 pointer="/context",
             )
-        if too_deep(data, value):
+        if too_deep(data, again):
             raise InvalidRecord(
                 f"the context is nested deeper than {DEPTH_LIMIT} levels: flatten it, or send it as text",
                 pointer="/context",
             )
-        return cls(ContentType.JSON, data)
+        # A fragment's bytes may be shorter than the same value after encoding, which is what counts.
+        return cls(ContentType.JSON, orjson.dumps(again) if len(data) <= INLINE_LIMIT_BYTES else data)
+
+    def checked(self) -> Context:
+        """The context, once it is known that its content type, data and reference fit together.
+
+        Raises:
+            InvalidRecord: they do not.
+        """
+        try:
+            content_type = ContentType(self.content_type)
+        except ValueError as error:
+            raise InvalidRecord(
+                f"the content type of a context is one of {', '.join(_CONTENT_TYPES)}",
+                pointer="/content_type",
+            ) from error
+        ref: Any = self.ref
+        if ref is not None:
+            if not isinstance(ref, ObjectRef):
+                raise InvalidRecord("the reference of a context is an ObjectRef", pointer="/context_ref")
+            ref.require_own_key("/context_ref")
+            return Context(content_type, ref=ref)
+        if content_type is ContentType.JSON and self._data is None and self._value is not _NO_VALUE:
+            return Context.encode(self._value)
+        data: Any = self._data
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidRecord(
+                f"the data of a context is bytes, not {type(data).__name__}", pointer="/context"
+            )
+        data = bytes(data)
+        try:
+            if content_type is ContentType.JSON:
+                require_exact_integers(data)
+                return Context.encode(orjson.loads(data))
+            if content_type is not ContentType.BYTES:
+                _require_text(content_type, data.decode())
+        except (ValueError, RecursionError, InvalidRecord) as error:
+            raise InvalidRecord(
+                f"the data of the context is not {content_type.value}: {error}", pointer="/context"
+            ) from error
+        return Context(content_type, data)
 
     def decode(self) -> Any:
         """The value of an inline context: any JSON value, `str` for text and URL, or `bytes`."""
@@ -250,6 +336,19 @@ class Context:
         if data is not None and too_deep(data, self._value):
             raise InvalidRecord(
                 f"nested deeper than {DEPTH_LIMIT} levels: flatten the value, or send it as text",
+                pointer=pointer,
+            )
+
+    def require_inline(self, pointer: str = "/context") -> None:
+        """Requires an inline value that a record may carry, by its size after encoding.
+
+        Raises:
+            TooLarge: it is larger than `INLINE_LIMIT_BYTES`.
+        """
+        if self.ref is None and self.size > INLINE_LIMIT_BYTES:
+            raise TooLarge(
+                f"the context has {self.size:,} bytes after encoding; {INLINE_LIMIT_BYTES:,} is the limit of "
+                "an inline one: store it in the object store, and send its reference",
                 pointer=pointer,
             )
 

@@ -16,13 +16,15 @@ import orjson
 from penstock.contracts.context import Context
 from penstock.contracts.event import Callback
 from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.parsing import MAX_ENTRIES, Unreadable, parse, parse_batch
 from penstock.contracts.result import Failure, StageResult
-from penstock.contracts.validation import conform, parse, problems, validator
+from penstock.contracts.subscription import require_callable
+from penstock.contracts.validation import conform, is_valid, problems
 from penstock.core.access import DEFAULT_NAMESPACE, SEPARATOR
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId, target_of
-from penstock.errors import Invalid, InvalidRecord
+from penstock.errors import Invalid, InvalidRecord, TooLarge
 
 # The beginning of `Event.encode`, up to the task's type. It is matched for every callback in a
 # namespace, because parsing the whole event takes several times longer.
@@ -31,55 +33,94 @@ _EVENT = re.compile(r'\{"id":"[^"\\]*","event":"[^"\\]*","at":"[^"\\]*","task":\
 _OUTCOMES = {member.value: member for member in Outcome}
 
 
-def decode_heartbeat(data: bytes) -> Heartbeat:
-    """Reads a record of the heartbeats topic.
+# The largest id of a task. JSON Schema compares floats as floats, so it accepts 2^63.
+_MAX_ID = 2**63 - 1
+
+# An entry that breaks its contract: its fault and its bytes.
+Fault = tuple[Invalid, bytes]
+
+
+def decode_heartbeat(data: bytes) -> tuple[Heartbeat, list[Fault]]:
+    """Reads a record of the heartbeats topic: the heartbeat, and its malformed attempts with faults.
 
     Raises:
-        InvalidRecord: it breaks `heartbeat.schema.json`.
+        InvalidRecord: the record as a whole cannot be read, or breaks `heartbeat.schema.json`.
+        TooLarge: it has too many entries.
     """
-    raw = parse(data)
-    conform(raw, "heartbeat")
-    # JSON Schema counts 81.0 among the integers.
-    tasks = [AttemptId(int(task), int(step), int(attempt)) for task, step, attempt in raw["tasks"]]
+    raw = parse_batch(data, "tasks")
+    faults: list[Fault] = []
+    if _has_unreadable(raw, "tasks") or not is_valid(raw, "heartbeat"):
+        raw, faults = _without_faulty(raw, "heartbeat", "tasks")
+    tasks: list[AttemptId] = []
+    for index, (task, step, attempt) in enumerate(raw["tasks"]):
+        # JSON Schema counts 81.0 among the integers.
+        if int(task) > _MAX_ID:
+            faults.append((InvalidRecord("larger than any id", pointer=f"/tasks/{index}/0"), _bytes_of(task)))
+        else:
+            tasks.append(AttemptId(int(task), int(step), int(attempt)))
     limit = int(raw["max_attempts"]) if "max_attempts" in raw else None
-    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit)
+    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit), faults
 
 
-def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Invalid]]:
-    """Reads a record of the stage-results topic: the worker, its results, and their faults.
+def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Fault]]:
+    """Reads a record of the stage-results topic: the worker, its results, and faulty entries.
 
     A malformed entry that names its attempt is among the results, as a failure.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read.
+        TooLarge: it has too many entries.
     """
-    raw = parse(data)
-    if validator("stage-results").is_valid(raw):
-        faulty: dict[int, Invalid] = {}
-    else:
-        faulty = _faulty_entries(raw)
+    raw = parse_batch(data, "results")
+    faulty: dict[int, Invalid] = {}
+    if _has_unreadable(raw, "results") or not is_valid(raw, "stage-results"):
+        faulty = _faulty_entries(raw, "stage-results", "results")
     results = []
+    faults: list[Fault] = []
     for index, entry in enumerate(raw["results"]):
         if index not in faulty:
             try:
-                results.append(read_result(entry, f"/results/{index}"))
+                result = read_result(entry, f"/results/{index}")
+                if result.context is not None:
+                    result.context.require_inline(f"/results/{index}/context")
+                results.append(result)
             except Invalid as invalid:
                 faulty[index] = invalid
-        if index in faulty and (failure := _failure_of(entry, faulty[index])):
-            results.append(failure)
-    return raw["worker"], results, list(faulty.values())
+        if index in faulty:
+            faults.append((faulty[index], _bytes_of(entry)))
+            if failure := _failure_of(entry, faulty[index]):
+                results.append(failure)
+    return raw["worker"], results, faults
+
+
+def _too_many(pointer: str) -> TooLarge:
+    return TooLarge(f"more than {MAX_ENTRIES:,} entries: send several records", pointer=pointer)
+
+
+def _bytes_of(entry: Any) -> bytes:
+    if isinstance(entry, Unreadable):
+        return entry.data
+    try:
+        return orjson.dumps(entry)
+    except TypeError:  # nested deeper than can be written
+        return str(entry).encode()
 
 
 def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     """Reads one entry that is valid by its schema.
 
     Raises:
-        InvalidRecord: its context contradicts its content type, or is nested too deep.
+        InvalidRecord: its context contradicts its content type or is nested too deep, or its
+            reference names another object than a context.
     """
     error = raw.get("error")
     context = Context.from_wire(raw, pointer=pointer)
     if context is not None:
+        if context.ref is not None:
+            context.ref.require_own_key(f"{pointer}/context_ref")
         context.require_shallow(f"{pointer}/context")
+    if int(raw["id"]) > _MAX_ID:
+        raise InvalidRecord("larger than any id", pointer=f"{pointer}/id")
     return StageResult(
         # JSON Schema counts 81.0 among the integers.
         fence=Fence(int(raw["id"]), int(raw["step"]), raw["stage"], int(raw["attempt"])),
@@ -97,34 +138,48 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     )
 
 
-def decode_callbacks(data: bytes) -> tuple[list[Callback], list[tuple[Invalid, bytes]]]:
+def decode_callbacks(data: bytes) -> tuple[list[Callback], list[Fault]]:
     """Reads a record of the callbacks topics: its callbacks, and malformed entries with faults.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read, or breaks `callback.schema.json`.
+        TooLarge: it has too many entries.
     """
-    raw = parse(data)
+    raw = parse_batch(data, "")
     if not isinstance(raw, list):
         conform(raw, "callback")
-        return [_read_callback(raw)], []
-    if validator("callback").is_valid(raw):
-        return [_read_callback(entry) for entry in raw], []
+        return [_read_callback(raw, "")], []
     if not raw:
         conform(raw, "callback")
+    if len(raw) > MAX_ENTRIES:
+        raise _too_many("")
+    valid = not any(isinstance(entry, Unreadable) for entry in raw) and is_valid(raw, "callback")
     callbacks: list[Callback] = []
-    faults: list[tuple[Invalid, bytes]] = []
+    faults: list[Fault] = []
     for index, entry in enumerate(raw):
-        if not isinstance(entry, dict):
-            faults.append((InvalidRecord("must be an object", pointer=f"/{index}"), orjson.dumps(entry)))
-        elif found := problems(entry, "callback"):
-            fault = InvalidRecord(found[0].reason, pointer=f"/{index}{found[0].pointer}")
-            faults.append((fault, orjson.dumps(entry)))
-        else:
-            callbacks.append(_read_callback(entry))
+        try:
+            if not valid:
+                _require_callback(entry, f"/{index}")
+            callbacks.append(_read_callback(entry, f"/{index}"))
+        except InvalidRecord as fault:
+            faults.append((fault, _bytes_of(entry)))
     return callbacks, faults
 
 
-def _read_callback(raw: Mapping[str, Any]) -> Callback:
+def _require_callback(entry: Any, pointer: str) -> None:
+    if isinstance(entry, Unreadable):
+        raise InvalidRecord(entry.fault.reason, pointer=pointer)
+    if not isinstance(entry, dict):
+        raise InvalidRecord("must be an object", pointer=pointer)
+    if found := problems(entry, "callback"):
+        raise InvalidRecord(found[0].reason, pointer=f"{pointer}{found[0].pointer}")
+
+
+def _read_callback(raw: Mapping[str, Any], pointer: str) -> Callback:
+    headers = raw.get("headers")
+    require_callable(raw["target"], headers or {}, pointer)
+    if int(raw["task_id"]) > _MAX_ID:
+        raise InvalidRecord("larger than any id", pointer=f"{pointer}/task_id")
     return Callback(
         id=raw["id"],
         target=_target_of(raw["target"], raw["body"]),
@@ -132,7 +187,7 @@ def _read_callback(raw: Mapping[str, Any]) -> Callback:
         task_id=int(raw["task_id"]),
         attempt=int(raw["attempt"]),
         body=raw["body"].encode(),
-        headers=raw.get("headers"),
+        headers=headers,
         ordered=raw.get("ordered", False),
     )
 
@@ -159,35 +214,65 @@ def _target_of(url: str, body: str) -> TargetId:
     return target_of(name, url) if isinstance(name, str) else TargetId(DEFAULT_NAMESPACE, url)
 
 
-def _faulty_entries(raw: Any) -> dict[int, Invalid]:
-    """The faults of a batch, by the index of their entry.
+def _has_unreadable(raw: Any, member: str) -> bool:
+    listed = raw.get(member) if isinstance(raw, dict) else None
+    return isinstance(listed, list) and any(isinstance(entry, Unreadable) for entry in listed)
+
+
+def _without_faulty(raw: Any, schema: str, member: str) -> tuple[Any, list[Fault]]:
+    """A batch without its faulty entries, and those entries with their faults.
 
     Raises:
         InvalidRecord: the batch itself cannot be read.
     """
-    envelope = {**raw, "results": []} if isinstance(raw, dict) else raw
-    conform(envelope, "stage-results")
-    listed = raw.get("results")
+    faulty = _faulty_entries(raw, schema, member)
+    entries = raw[member]
+    return (
+        {**raw, member: [entry for index, entry in enumerate(entries) if index not in faulty]},
+        [(fault, _bytes_of(entries[index])) for index, fault in faulty.items()],
+    )
+
+
+def _faulty_entries(raw: Any, schema: str, member: str) -> dict[int, Invalid]:
+    """The faults of a batch, by the index of their entry.
+
+    Raises:
+        InvalidRecord: the batch itself cannot be read.
+        TooLarge: it has too many entries.
+    """
+    envelope = {**raw, member: []} if isinstance(raw, dict) else raw
+    conform(envelope, schema)
+    listed = raw.get(member)
     if not isinstance(listed, list):
-        raise InvalidRecord("must be an array", pointer="/results")
+        raise InvalidRecord("must be an array", pointer=f"/{member}")
+    if len(listed) > MAX_ENTRIES:
+        raise _too_many(f"/{member}")
     faulty: dict[int, Invalid] = {}
     for index, entry in enumerate(listed):
-        found = problems({"worker": raw["worker"], "results": [entry]}, "stage-results")
-        if found:
-            pointer = found[0].pointer.replace("/results/0", f"/results/{index}", 1)
+        if isinstance(entry, Unreadable):
+            faulty[index] = InvalidRecord(entry.fault.reason, pointer=f"/{member}/{index}")
+        elif found := problems({**envelope, member: [entry]}, schema):
+            pointer = found[0].pointer.replace(f"/{member}/0", f"/{member}/{index}", 1)
             faulty[index] = InvalidRecord(found[0].reason, pointer=pointer)
     return faulty
 
 
 def _failure_of(entry: Any, fault: Invalid) -> StageResult | None:
     """The failure that a malformed entry becomes; None if it does not name its attempt."""
+    if isinstance(entry, Unreadable):
+        entry = entry.readable
     bare = {key: entry.get(key) for key in ("id", "step", "attempt")} if isinstance(entry, dict) else {}
     # A malformed stage is left out: the attempt is found by its step.
     stage = entry["stage"] if bare and isinstance(entry.get("stage"), str) else "?"
-    reported = {**bare, "stage": stage[:200] or "?", "outcome": "retry"}
+    reported = {**bare, "stage": stage[:200].replace("\0", "?") or "?", "outcome": "retry"}
     if problems({"worker": "?", "results": [reported]}, "stage-results"):
         return None
-    result = read_result(reported)
+    try:
+        result = read_result(reported)
+    except Invalid:
+        return None
     result.outcome = Outcome.FAIL
+    # Another attempt would send as much, or name the same object.
+    result.permanent = isinstance(fault, TooLarge) or "/context_ref" in fault.pointer
     result.error = Failure(kind="InvalidResult", message=f"{fault.reason} ({fault.pointer})")
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,12 @@ from penstock.errors import InvalidRecord
 # A lookup of an enumeration's members takes longer than all other work on a record.
 _NAMES = {level: level.name for level in Priority}
 _LEVELS = {level.name: level for level in Priority}
+
+_MAX_ID = 2**63 - 1
+_MAX_INTEGER = 2**31 - 1
+# A claim with a longer lease breaks `heartbeat.schema.json`.
+_MAX_LEASE_MS = 86_400_000
+_MAX_TEXT = 200
 
 # Not a task: task-sync writes a mark where a partition's records are gone, to see how far workers
 # have read.
@@ -68,16 +75,23 @@ class ReadyTask:
         return orjson.dumps(self.to_wire())
 
     @classmethod
-    def decode(cls, data: bytes) -> ReadyTask:
+    def decode(cls, data: bytes, expected_type: str | None = None) -> ReadyTask:
         """Reads a record's value.
+
+        Args:
+            data: the value.
+            expected_type: the type of the topic; None is any.
 
         Raises:
             InvalidRecord: not what task-sync writes.
         """
         try:
-            return cls.from_wire(orjson.loads(data))
-        except ValueError as error:
+            ready = cls.from_wire(orjson.loads(data))
+        except (ValueError, RecursionError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error
+        if expected_type is not None and ready.type != expected_type:
+            raise InvalidRecord(f"a task of type {ready.type!r} on the topic of {expected_type!r}")
+        return ready
 
     @classmethod
     def from_wire(cls, raw: Any) -> ReadyTask:
@@ -90,16 +104,37 @@ class ReadyTask:
             context = Context.from_wire(raw)
             if context is None:
                 raise InvalidRecord("context or context_ref is missing")
+            fence = Fence(
+                _integer(raw["id"], 1, _MAX_ID),
+                _integer(raw["step"], 0, _MAX_INTEGER),
+                _text(raw["stage"]),
+                _integer(raw["attempt"], 0, _MAX_INTEGER),
+            )
+            traceparent = raw.get("traceparent")
             return cls(
-                fence=Fence(raw["id"], raw["step"], raw["stage"], raw["attempt"]),
-                type=raw["type"],
+                fence=fence,
+                type=_text(raw["type"]),
                 context=context,
-                lease_ms=raw["lease_ms"],
-                tries=raw.get("tries", 0),
+                lease_ms=_integer(raw["lease_ms"], 1, _MAX_LEASE_MS),
+                tries=_integer(raw.get("tries", 0), 0, _MAX_INTEGER),
                 # Missing in earlier versions, perhaps unknown in later ones; it only decides the
                 # order here.
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
-                traceparent=raw.get("traceparent"),
+                traceparent=None if traceparent is None else _text(traceparent),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error
+
+
+# One record of another form must not end the worker, or spoil the claim of a whole poll. JSON
+# Schema takes too long for each task, and the SDK comes without it.
+def _integer(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidRecord(f"not an integer from {least:,} to {most:,}: {reprlib.repr(value)}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or not 1 <= len(value) <= _MAX_TEXT:
+        raise InvalidRecord(f"not a text of 1 to {_MAX_TEXT} characters: {reprlib.repr(value)}")
+    return value

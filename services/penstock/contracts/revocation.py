@@ -42,6 +42,12 @@ class Revocation:
         """
         try:
             raw = orjson.loads(data)
-            return cls(raw["why"], [AttemptId(task, step, attempt) for task, step, attempt in raw["tasks"]])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why, attempt_ids = (
+                raw["why"],
+                [AttemptId(task, step, attempt) for task, step, attempt in raw["tasks"]],
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InvalidRecord(f"not a revocation: {error!r}") from error
+        if type(why) is not str or any(type(part) is not int for each in attempt_ids for part in each):
+            raise InvalidRecord("not a revocation: `why` is a text, and attempts are three integers each")
+        return cls(why, attempt_ids)

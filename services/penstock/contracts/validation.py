@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -15,11 +14,6 @@ from penstock.errors import InvalidRecord
 
 # Error messages have these words in place of a value that may be a secret.
 _MASKED_VALUE = "the value"
-
-# A table for `bytes.translate` that makes each digit a zero and each other byte but the minus a
-# NUL. In the translation of a JSON text, an integer beyond 64 bits contains one of the patterns.
-_LONG_INTEGERS = (b"0" * 20, b"-" + b"0" * 19)
-_DIGIT_TABLE = bytes(ord("0") if 48 <= code <= 57 else code if code == ord("-") else 0 for code in range(256))
 
 
 @cache
@@ -36,51 +30,33 @@ def _masking_validator(name: str) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, mask=_MASKED_VALUE)
 
 
-def parse(data: bytes, *, exact: bool = False) -> Any:
-    """Decodes JSON.
-
-    Args:
-        data: the encoded document.
-        exact: refuse integers that would be rounded.
-
-    Raises:
-        InvalidRecord: the data is not UTF-8 or not JSON; the reason names the place.
-    """
-    try:
-        if exact:
-            # The translation is cheap, and so many digits are rare. Only then is the slow parser of
-            # integers used.
-            digits = data.translate(_DIGIT_TABLE)
-            if any(pattern in digits for pattern in _LONG_INTEGERS):
-                json.loads(data, parse_int=_require_64_bits)
-        return orjson.loads(data)
-    except RecursionError as error:
-        raise InvalidRecord("nested too deep: flatten the document") from error
-    except ValueError as error:
-        try:
-            data.decode("utf-8")
-        except UnicodeDecodeError as invalid:
-            raise InvalidRecord(f"not UTF-8: byte {invalid.start} is 0x{data[invalid.start]:02x}") from error
-        raise InvalidRecord(f"not JSON: {error}") from error
-
-
 def conform(document: Any, name: str) -> None:
     """Checks a document against a schema.
 
     Raises:
         InvalidRecord: the first fault, with a JSON Pointer to it.
     """
-    if validator(name).is_valid(document):
-        return
-    raise problems(document, name)[0]
+    if not is_valid(document, name):
+        raise problems(document, name)[0]
+
+
+def is_valid(document: Any, name: str) -> bool:
+    """Whether a document conforms to a schema; False when it is nested too deep to be checked."""
+    try:
+        return validator(name).is_valid(document)
+    except ValueError:
+        return False
 
 
 def problems(document: Any, name: str) -> list[InvalidRecord]:
     """All faults of a document, each with a JSON Pointer; none when it conforms."""
-    errors = _intended(validator(name).iter_errors(document))
-    # The same errors in the same order. Their messages quote no value, so answers and logs may have
-    # them.
-    masked_errors = _intended(_masking_validator(name).iter_errors(document))
+    try:
+        errors = _intended(validator(name).iter_errors(document))
+        # The same errors in the same order. Their messages quote no value, so answers and logs may
+        # have them.
+        masked_errors = _intended(_masking_validator(name).iter_errors(document))
+    except ValueError as error:
+        return [InvalidRecord(f"cannot be checked: {error}; flatten the document")]
     return [
         _fault(masked if _may_be_secret(error) else error)
         for error, masked in zip(errors, masked_errors, strict=True)
@@ -129,12 +105,6 @@ def _fault(error: jsonschema_rs.ValidationError) -> InvalidRecord:
     return InvalidRecord(
         _shorten(_reason(error)), pointer="".join(f"/{_escape(part)}" for part in error.instance_path)
     )
-
-
-def _require_64_bits(digits: str) -> int:
-    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
-        raise InvalidRecord(f"the integer {_shorten(digits)} has more than 64 bits: send it as a string")
-    return int(digits)
 
 
 def _reason(error: jsonschema_rs.ValidationError) -> str:

@@ -31,12 +31,15 @@ from penstock.errors import (
     InvalidRecord,
     KafkaRefused,
     KafkaUnavailable,
+    ObjectsUnavailable,
     SessionLost,
+    TooLarge,
     Unavailable,
 )
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.views import MAX_CONTEXT_BYTES
 from penstock.kafka import membership
 from penstock.kafka.connection import create_topics, make_consumer, start, translated
 from penstock.kafka.topics import HEARTBEATS, ready, workers_group
@@ -215,7 +218,9 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             fetched = await consumer.getmany(timeout_ms=0 if self._buffer else FETCH_MS, max_records=room)
         for partition, records in fetched.items():
             for record in records:
-                self._buffer.append(FetchedRecord(partition, record.offset, _decode(partition, record)))
+                self._buffer.append(
+                    FetchedRecord(partition, record.offset, _decode(self._type.name, partition, record))
+                )
 
     async def _serve(self, consumer: AIOKafkaConsumer) -> None:
         """One round: assigns records to requests, claims and commits them, and answers."""
@@ -240,6 +245,12 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 if isinstance(error, SessionLost):
                     raise
                 return
+            except Exception as error:
+                # Requests in service are in no queue that `close` answers: without this they would
+                # wait for ever.
+                for request in served:
+                    request.fail(error)
+                raise
             await self._answer_served(served, resolved, claimed_s)
 
     async def _answer_served(
@@ -253,14 +264,14 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         for request in served:
             outcomes = [next(remaining) for record in request.records if record.task]
             try:
-                await self._report_corrupt(
+                await self._report_unreadable(
                     request.worker, [outcome for outcome in outcomes if isinstance(outcome, StageResult)]
                 )
             except Unavailable as error:
                 # The lease expires, and the next claim reports the task.
                 log.warning(
-                    "Cannot report a task with a corrupt context",
-                    extra={"event": "corrupt_context_unreported", "error": error},
+                    "Cannot report a task whose context cannot be read",
+                    extra={"event": "unreadable_context_unreported", "error": error},
                 )
             tasks = [outcome for outcome in outcomes if isinstance(outcome, ReadyTask)]
             if tasks or request.overdue or self.closed:
@@ -297,14 +308,23 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         return served
 
     async def _resolve(self, task: ReadyTask) -> ReadyTask | StageResult:
-        """The task with its context inline, or a permanent failure when its context is corrupt."""
+        """The task with its context inline, or its failure when its context cannot be read.
+
+        Raises:
+            ObjectsUnavailable: the store does not answer at all.
+        """
         if task.context.ref is None:
             return task
         try:
-            context: Context = await self._objects.check_out(task.context)
-        except CorruptObject as error:
-            failure = Failure(kind="CorruptObject", message=str(error))
-            return StageResult(fence=task.fence, outcome=Outcome.FAIL, permanent=True, error=failure)
+            context: Context = await self._objects.check_out(task.context, limit_bytes=MAX_CONTEXT_BYTES)
+        except (CorruptObject, TooLarge) as error:
+            return _failed(task, error, permanent=True)
+        except ObjectsUnavailable as error:
+            # One object that cannot be read must not hold up all others. A later attempt may read
+            # it.
+            if await self._objects.answers():
+                return _failed(task, error, permanent=False)
+            raise
         return dataclasses.replace(task, context=context)
 
     async def _claim(self, served: Iterable[PendingRequest]) -> None:
@@ -315,7 +335,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             records += [(request.worker.encode(), claim.encode()) for claim in claims]
         await self._producer.send(HEARTBEATS, records)
 
-    async def _report_corrupt(self, worker: str, results: list[StageResult]) -> None:
+    async def _report_unreadable(self, worker: str, results: list[StageResult]) -> None:
         if results:
             await self._producer.send_results(worker, results)
 
@@ -324,12 +344,17 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             self._requests.popleft().fail(error)
 
 
-def _decode(partition: TopicPartition, record: object) -> ReadyTask | None:
+def _failed(task: ReadyTask, error: Exception, *, permanent: bool) -> StageResult:
+    failure = Failure(kind=type(error).__name__, message=str(error)[:2000])
+    return StageResult(fence=task.fence, outcome=Outcome.FAIL, permanent=permanent, error=failure)
+
+
+def _decode(type_name: str, partition: TopicPartition, record: object) -> ReadyTask | None:
     value: bytes = record.value or b""  # type: ignore[attr-defined] # aiokafka has no types
     if value == MARK:
         return None
     try:
-        return ReadyTask.decode(value)
+        return ReadyTask.decode(value, type_name)
     except InvalidRecord as error:
         # Only task-sync should write here. The records behind an invalid one must not wait for it.
         log.error(  # noqa: TRY400 (the traceback says nothing about the record)

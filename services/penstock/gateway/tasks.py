@@ -12,8 +12,9 @@ from aiohttp import web
 
 from penstock import tracing
 from penstock.contracts.context import INLINE_LIMIT_BYTES
+from penstock.contracts.parsing import parse
 from penstock.contracts.submission import Submission
-from penstock.contracts.validation import parse, problems
+from penstock.contracts.validation import problems
 from penstock.core.access import Grant
 from penstock.core.task import State
 from penstock.errors import (

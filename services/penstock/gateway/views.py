@@ -8,13 +8,18 @@ from typing import Any
 import asyncpg
 
 from penstock.contracts.context import Context
-from penstock.errors import CorruptObject
+from penstock.errors import CorruptObject, TooLarge
 from penstock.objects import ObjectStore
 from penstock.postgres import documents
 from penstock.postgres.documents import summary
 from penstock.postgres.tasks import context_of
 
 __all__ = ["detail", "pick", "summary"]
+
+
+# The largest context that an answer has. While it is checked, its values take several times its
+# bytes.
+MAX_CONTEXT_BYTES = 16 * 1024 * 1024
 
 
 def pick(row: Mapping[str, Any] | asyncpg.Record, columns: Sequence[str]) -> dict[str, Any]:
@@ -45,8 +50,8 @@ async def detail(row: Mapping[str, Any], objects: ObjectStore | None) -> dict[st
 
 async def _resolved(context: Context, name: str, objects: ObjectStore) -> dict[str, Any]:
     try:
-        document = (await objects.check_out(context)).to_wire(name)
-    except CorruptObject as error:
+        document = (await objects.check_out(context, limit_bytes=MAX_CONTEXT_BYTES)).to_wire(name)
+    except (CorruptObject, TooLarge) as error:
         # The rest of the task is still shown.
         return {f"{name}_error": str(error)}
     return {name: document[name]}

@@ -125,12 +125,15 @@ class LeaseTracker:
         )
 
     async def take(self, delivery: Delivery) -> None:
-        """Takes over a record.
+        """Takes over a record; rejects those of its attempts that break the contract.
 
         Raises:
-            InvalidRecord: it breaks its contract.
+            InvalidRecord: the record as a whole breaks its contract.
+            KafkaUnavailable: an invalid attempt was not rejected, and nothing was taken.
         """
-        heartbeat = decode_heartbeat(delivery.value)
+        heartbeat, faults = decode_heartbeat(delivery.value)
+        if faults:
+            await delivery.reject_parts(faults)
         self._metrics.heartbeats[heartbeat.kind] += len(heartbeat.tasks)
         if heartbeat.kind is Kind.CLAIM:
             self._claim(heartbeat.tasks, heartbeat, delivery)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
-from penstock.contracts.rejected import encode_rejection
-from penstock.errors import Invalid, KafkaUnavailable, RecordsRefused
+from penstock.contracts.rejected import encode_rejection, rejection_key
+from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, RecordsRefused
 from penstock.kafka.connection import translated
 from penstock.settings import Progressing, option
 
 log = logging.getLogger(__name__)
+
+# The most invalid parts of a record that are rejected one by one.
+MAX_REJECTED_PARTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +94,25 @@ class Delivery:
         """Acknowledges it once its effects are durable; records may be settled in any order, and twice."""
         self._settle(self)
 
-    async def reject_part(self, invalid: Invalid, part: bytes) -> None:
-        """Copies an invalid part of the record to `<topic>.rejected`, without the rest.
+    async def reject_parts(self, faults: Sequence[tuple[Invalid, bytes]]) -> None:
+        """Copies invalid parts of the record to `<topic>.rejected`, without the rest.
+
+        A record with more than `MAX_REJECTED_PARTS` invalid parts is copied once, as a whole:
+        otherwise one record could keep its partition waiting for many thousand rejections.
 
         Raises:
-            KafkaUnavailable: the part was not published.
+            KafkaUnavailable: not all parts were published.
         """
-        await self._reject(self, invalid, part)
+        if len(faults) > MAX_REJECTED_PARTS:
+            first, _part = faults[0]
+            whole = InvalidRecord(
+                f"{len(faults):,} entries break the contract, the first one: {first.reason}",
+                pointer=first.pointer,
+            )
+            await self._reject(self, whole, self.value)
+            return
+        for invalid, part in faults:
+            await self._reject(self, invalid, part)
 
 
 Handler = Callable[[Delivery], Awaitable[None]]
@@ -128,7 +143,9 @@ async def write_rejection(
     try:
         with translated():
             await producer.send_and_wait(
-                f"{topic}.rejected", rejection(delivery.value if part is None else part), key=delivery.key
+                f"{topic}.rejected",
+                rejection(delivery.value if part is None else part),
+                key=rejection_key(delivery.key),
             )
     except RecordsRefused as error:
         log.error(  # noqa: TRY400 (the traceback says nothing about the record)

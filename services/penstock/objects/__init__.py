@@ -13,11 +13,20 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
+import orjson
 from obstore.exceptions import BaseError
 from obstore.store import from_url
 
-from penstock.contracts.context import INLINE_LIMIT_BYTES, Context, ObjectRef
-from penstock.errors import CorruptObject, ObjectsUnavailable, SettingsError
+from penstock.contracts.context import (
+    CONTEXTS_PREFIX,
+    DEPTH_LIMIT,
+    INLINE_LIMIT_BYTES,
+    ContentType,
+    Context,
+    ObjectRef,
+    too_deep,
+)
+from penstock.errors import CorruptObject, InvalidRecord, ObjectsUnavailable, SettingsError, TooLarge
 
 _REMEDY = (
     "set PENSTOCK_OBJECTS to file:///FOLDER or s3://BUCKET/PREFIX, the same for every service and worker"
@@ -68,36 +77,73 @@ class ObjectStore:
         """
         if context.data is None or len(context.data) <= INLINE_LIMIT_BYTES:
             return context
-        digest = hashlib.sha256(context.data).hexdigest()
-        object_key = f"contexts/{digest[:2]}/{digest}"
+        ref = ObjectRef.of(context.data)
         try:
-            await obstore.put_async(self._store, object_key, context.data)
-        except BaseError as error:
+            await obstore.put_async(self._store, ref.key, context.data)
+        except (BaseError, OSError) as error:
             raise ObjectsUnavailable(f"could not store {len(context.data):,} bytes: {error}") from error
-        return Context(context.content_type, ref=ObjectRef(object_key, digest, len(context.data)))
+        return Context(context.content_type, ref=ref)
 
-    async def check_out(self, context: Context) -> Context:
+    async def check_out(self, context: Context, *, limit_bytes: int | None = None) -> Context:
         """Fetches the object of a reference; returns an inline context unchanged.
 
+        A reference can come from any worker, so nothing is read before its key and its size are
+        those of a context, and never more than its size. No error tells what another object has.
+
+        Args:
+            context: inline, or a reference.
+            limit_bytes: the largest object that this process holds in memory; None is any.
+
         Raises:
-            CorruptObject: the object does not exist, or its digest differs from the reference.
-            ObjectsUnavailable: the store does not answer.
+            CorruptObject: the object does not exist, differs from its reference, or the reference
+                is no context's.
+            TooLarge: the object is larger than `limit_bytes`.
+            ObjectsUnavailable: the store does not answer, or refuses this object.
         """
         ref = context.ref
         if ref is None:
             return context
         try:
+            ref.require_own_key()
+        except InvalidRecord as fault:
+            raise CorruptObject(fault.reason) from fault
+        if limit_bytes is not None and ref.size > limit_bytes:
+            raise TooLarge(
+                f"the object of the context has {ref.size:,} bytes; {limit_bytes:,} is the limit here: "
+                "read it from the object store"
+            )
+        data = await self._read_exactly(ref)
+        if hashlib.sha256(data).hexdigest() != ref.sha256:
+            raise CorruptObject(f"the digest of object {ref.key} differs from its reference")
+        return _typed(context.content_type, data, ref.key)
+
+    async def _read_exactly(self, ref: ObjectRef) -> bytes:
+        data = bytearray()
+        try:
             response = await obstore.get_async(self._store, ref.key)
-            data = bytes(await response.bytes_async())
+            # The size is known before the object is read.
+            if response.meta["size"] == ref.size:
+                async for chunk in response.stream(min_chunk_size=_READ_BYTES):
+                    data += bytes(chunk)
+                    if len(data) > ref.size:
+                        break
+                if len(data) == ref.size:
+                    return bytes(data)
         except FileNotFoundError as error:
             raise CorruptObject(f"object {ref.key} is not in the store") from error
-        except BaseError as error:
+        except (BaseError, OSError) as error:
             raise ObjectsUnavailable(f"could not fetch {ref.key}: {error}") from error
-        if hashlib.sha256(data).hexdigest() != ref.sha256:
-            raise CorruptObject(
-                f"object {ref.key} has {len(data):,} bytes whose digest differs from its reference"
-            )
-        return Context(context.content_type, data=data)
+        raise CorruptObject(f"object {ref.key} does not have the {ref.size:,} bytes of its reference")
+
+    async def answers(self) -> bool:
+        """Whether the store answers at all: then an error is that of a single object."""
+        try:
+            await obstore.head_async(self._store, f"{CONTEXTS_PREFIX}probe")
+        except FileNotFoundError:
+            return True
+        except (BaseError, OSError):
+            return False
+        return True
 
     async def put_chunks(self, object_key: str, chunks: AsyncIterator[bytes]) -> None:
         """Stores an object from chunks, atomically: an error leaves the old object or none.
@@ -141,3 +187,25 @@ class ObjectStore:
             return None
         except (BaseError, OSError) as error:
             raise ObjectsUnavailable(f"could not read the size of {object_key}: {error}") from error
+
+
+def _typed(content_type: ContentType, data: bytes, object_key: str) -> Context:
+    """The context of an object's bytes, which are what the content type says.
+
+    The bytes of a JSON value are copied into answers. Unread, they could end the value there and
+    begin the next one.
+
+    Raises:
+        CorruptObject: they are something else.
+    """
+    try:
+        if content_type is ContentType.JSON:
+            value = orjson.loads(data)
+            if too_deep(data, value):
+                raise CorruptObject(f"object {object_key} is nested deeper than {DEPTH_LIMIT} levels")
+            return Context(content_type, data, value=value)
+        if content_type is not ContentType.BYTES:
+            data.decode()
+    except (ValueError, RecursionError) as error:
+        raise CorruptObject(f"object {object_key} is not {content_type.value}: {error}") from error
+    return Context(content_type, data)

@@ -40,9 +40,7 @@ def create_app(settings: StagesSettings) -> process.Service:
                 await committer.take(delivery)
 
             processor = Processor(settings, NAME, {STAGE_RESULTS: take})
-            committer = Committer(
-                settings, pool, publisher, partial(processor.reject, settle=False), random.random
-            )
+            committer = Committer(settings, pool, publisher, random.random)
             await stack.enter_async_context(
                 serving(
                     settings,

@@ -16,7 +16,7 @@ from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import Failure, StageResult
 from penstock.core.completion import Fence, Outcome, conclude
-from penstock.errors import Invalid, PostgresUnavailable
+from penstock.errors import PostgresUnavailable
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
 from penstock.postgres.advance import Ending, advance, late_attempts, retry_states, stages_of
@@ -45,7 +45,6 @@ class Committer:
         settings: of the service.
         pool: of the database.
         publisher: of events and callbacks.
-        reject: copies a faulty entry to the rejected topic, without settling its record.
         chance: random numbers from 0 to 1, for jitter.
 
     Attributes:
@@ -57,13 +56,11 @@ class Committer:
         settings: StagesSettings,
         pool: asyncpg.Pool[asyncpg.Record],
         publisher: Publisher,
-        reject: Callable[[Delivery, Invalid], Awaitable[None]],
         chance: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._publisher = publisher
-        self._reject = reject
         self._chance = chance
         self._batcher: Batcher[Pending] = Batcher(
             self._commit, max_size=settings.commit_batch, size_of=lambda pending: len(pending.results)
@@ -77,8 +74,8 @@ class Committer:
             InvalidRecord: the record as a whole cannot be read.
         """
         worker, results, faults = decode_results(delivery.value)
-        for fault in faults:
-            await self._reject(delivery, fault)
+        if faults:
+            await delivery.reject_parts(faults)
         self._batcher.add(Pending(delivery, worker, results))
 
     async def run(self) -> None:

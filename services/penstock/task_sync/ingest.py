@@ -21,9 +21,9 @@ import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 
 from penstock import tracing
-from penstock.contracts.rejected import encode_rejection
+from penstock.contracts.parsing import parse
+from penstock.contracts.rejected import encode_rejection, rejection_key
 from penstock.contracts.submission import Submission
-from penstock.contracts.validation import parse
 from penstock.core.admission import PartitionLoad, partitions_to_pause
 from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, RecordsRefused, SessionLost, UnknownType
 from penstock.kafka.connection import make_consumer, start, translated
@@ -270,7 +270,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             try:
                 submissions.append(_traced(record, await self._parse(record.value or b"")))
             except Invalid as invalid:
-                rejected.append((record.key, self._rejection(tp.partition, record, invalid)))
+                rejected.append((rejection_key(record.key), self._rejection(tp.partition, record, invalid)))
                 self.rejected += 1
             # An advance for each record: a batch of large contexts may take long, because each goes
             # to the object store.

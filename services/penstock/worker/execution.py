@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import reprlib
 import threading
 import time
 import traceback
@@ -23,6 +24,7 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import Failure, StageResult
 from penstock.core import completion
 from penstock.core.task import Priority
+from penstock.errors import CorruptObject
 from penstock.objects import ObjectStore
 from penstock.worker.outcomes import KEEP, Done, Fail, Next, Outcome, RetryAfter, Task
 from penstock.worker.priority_semaphore import PrioritySemaphore
@@ -34,6 +36,7 @@ TRACEBACK_LIMIT = 20_000
 MESSAGE_LIMIT = 2_000
 # Seconds that a handler gets to end after its cancellation, before it is abandoned.
 ABANDON_S = 5.0
+SELF_CANCELLED = "the handler cancelled itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,11 @@ class Execution:
                     span.fail(result.error.kind)
             return result
 
+    def cancelled_itself(self, ready: ReadyTask) -> StageResult:
+        """The failure of an attempt whose handler cancelled the task in which it ran."""
+        stage = self._stages[ready.type, ready.fence.stage]
+        return _failed(ready, stage, 0, Failure(kind="CancelledError", message=SELF_CANCELLED))
+
     async def _run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         started_ms = _now_ms()
         stage = self._stages.get((ready.type, ready.fence.stage))
@@ -174,29 +182,27 @@ class Execution:
             stage.timeout_s, lambda failure: abandon(_failed(ready, stage, started_ms, failure))
         )
         try:
-            context = ready.context
-            if context.ref and self._objects:
-                context = await self._objects.check_out(context)
-            fence = ready.fence
-            task = Task(
-                fence.id, ready.type, fence.stage, fence.step, fence.attempt, ready.tries, context.decode()
-            )
+            fence, value = ready.fence, await self._value_of(ready.context)
+            task = Task(fence.id, ready.type, fence.stage, fence.step, fence.attempt, ready.tries, value)
             if stage.is_async:
                 with timeout:
-                    outcome = await cast("Awaitable[Outcome]", stage.handler(task))
+                    returned = await cast("Awaitable[Outcome]", stage.handler(task))
             else:
-                outcome = await self._on_thread(stage, task, ready.priority)
-            result = await self._conclude(ready, stage, outcome, started_ms)
+                returned = await self._on_thread(stage, task, ready.priority)
+            result = await self._conclude(ready, stage, returned, started_ms)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():
                 raise
-            failure = _failure("CancelledError", "the handler cancelled itself", error)
+            failure = _failure("CancelledError", SELF_CANCELLED, error)
             result = _failed(ready, stage, started_ms, failure)
         except TimeoutError as error:
             result = _failed(ready, stage, started_ms, _failure("Timeout", _message_of(error), error))
         except _Raised as raised:
             result = _failed(ready, stage, started_ms, _failure_of(raised.error))
+        except CorruptObject as error:
+            # The next attempt would have the same context.
+            result = _failed(ready, stage, started_ms, _failure_of(error), permanent=True)
         except BaseException as error:  # noqa: BLE001 (the error is the handler's result)
             result = _failed(ready, stage, started_ms, _failure_of(error))
         return None if timeout.abandoned else result
@@ -220,55 +226,71 @@ class Execution:
         future.cancel()
         raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was abandoned")
 
-    async def _check_in(self, context: Context) -> Context:
-        return await self._objects.check_in(context) if self._objects else context
+    async def _value_of(self, context: Context) -> Any:
+        if context.ref and self._objects:
+            context = await self._objects.check_out(context)
+        return context.decode()
 
-    async def _conclude(self, ready: ReadyTask, stage: Stage, outcome: Any, started_ms: int) -> StageResult:
-        match outcome:
-            case Next(stage=name, context=value, delay_s=delay_s):
-                if (
-                    not isinstance(cast("Any", name), str)
-                    or not 1 <= len(name) <= 200
-                    or _writable(name) != name
-                ):
-                    raise TypeError(
-                        f"Next needs the name of a stage (1 to 200 characters, no NUL, no lone surrogate), not {name!r}"
-                    )
-                context = None if value is KEEP else await self._check_in(Context.encode(value))
-                return _result(
-                    ready,
-                    completion.Outcome.NEXT,
-                    started_ms,
-                    next_stage=name,
-                    context=context,
-                    delay_ms=_milliseconds(delay_s),
-                )
-            case Done(result=value):
-                context = await self._check_in(Context.encode(value))
-                return _result(ready, completion.Outcome.DONE, started_ms, context=context)
-            case Fail(reason=reason, permanent=permanent):
-                return _result(
-                    ready,
-                    completion.Outcome.FAIL,
-                    started_ms,
-                    permanent=bool(permanent),
-                    max_attempts=stage.max_attempts,
-                    error=Failure(kind="Fail", message=_writable(str(reason))[:MESSAGE_LIMIT]),
-                )
-            case RetryAfter(delay_s=delay_s, reason=reason):
-                error = (
-                    Failure(kind="RetryAfter", message=_writable(str(reason))[:MESSAGE_LIMIT])
-                    if reason
-                    else None
-                )
-                return _result(
-                    ready, completion.Outcome.RETRY, started_ms, delay_ms=_milliseconds(delay_s), error=error
-                )
-            case _:
+    async def _conclude(self, ready: ReadyTask, stage: Stage, returned: Any, started_ms: int) -> StageResult:
+        """The result of what a handler returned.
+
+        It is read here in full, and alone: in the batch of results it could spoil the others.
+
+        Raises:
+            ObjectsUnavailable: a large context is not stored.
+        """
+        try:
+            outcome, fields = _read(returned)
+        except BaseException as error:  # noqa: BLE001 (raised by an object of the handler, or by `_read`)
+            # The handler has done its work, and would do it again with the same outcome.
+            return _failed(ready, stage, started_ms, _failure_of(error), permanent=True)
+        context = fields.get("context")
+        if context is not None and self._objects:
+            fields["context"] = await self._objects.check_in(context)
+        if outcome is completion.Outcome.FAIL:
+            fields["max_attempts"] = stage.max_attempts
+        return _result(ready, outcome, started_ms, **fields)
+
+
+def _read(returned: Any) -> tuple[completion.Outcome, dict[str, Any]]:
+    """The outcome that a handler returned, and the fields of its result.
+
+    Raises:
+        TypeError: it is no outcome, or one of its fields has a wrong type or value.
+        InvalidRecord: its context is not JSON or contradicts its content type.
+        BaseException: raised by a method of an object of the handler.
+    """
+    match returned:
+        case Next(stage=name, context=value, delay_s=delay_s):
+            name = cast("Any", name)
+            if not isinstance(name, str) or not 1 <= len(name) <= 200 or _writable(name) != name:
                 raise TypeError(
-                    f"the handler returned {type(outcome).__name__} ({str(outcome)[:100]!r}); "
-                    "it must return Next, Done, Fail or RetryAfter"
+                    "Next needs the name of a stage (1 to 200 characters, no NUL, no lone surrogate), "
+                    f"not {_shown(name)}"
                 )
+            return completion.Outcome.NEXT, {
+                # Of a subclass of str, such as an enumeration, only the text.
+                "next_stage": str.__str__(name),
+                "context": None if value is KEEP else Context.encode(value),
+                "delay_ms": _milliseconds(delay_s),
+            }
+        case Done(result=value):
+            return completion.Outcome.DONE, {"context": Context.encode(value)}
+        case Fail(reason=reason, permanent=permanent):
+            error = Failure(kind="Fail", message=_message(str(reason)))
+            return completion.Outcome.FAIL, {"permanent": bool(permanent), "error": error}
+        case RetryAfter(delay_s=delay_s, reason=reason):
+            return completion.Outcome.RETRY, {
+                "delay_ms": _milliseconds(delay_s),
+                "error": Failure(kind="RetryAfter", message=_message(str(reason))) if reason else None,
+            }
+    if inspect.iscoroutine(returned):
+        # It would warn later that it was never awaited.
+        returned.close()
+    raise TypeError(
+        f"the handler returned {type(returned).__name__} ({_shown(returned)}); "
+        "it must return Next, Done, Fail or RetryAfter"
+    )
 
 
 def returned_result(ready: ReadyTask, reason: str) -> StageResult:
@@ -313,8 +335,17 @@ def _result(ready: ReadyTask, outcome: completion.Outcome, started_ms: int, **fi
     )
 
 
-def _failed(ready: ReadyTask, stage: Stage, started_ms: int, failure: Failure) -> StageResult:
-    return _result(ready, completion.Outcome.FAIL, started_ms, error=failure, max_attempts=stage.max_attempts)
+def _failed(
+    ready: ReadyTask, stage: Stage, started_ms: int, failure: Failure, *, permanent: bool = False
+) -> StageResult:
+    return _result(
+        ready,
+        completion.Outcome.FAIL,
+        started_ms,
+        error=failure,
+        max_attempts=stage.max_attempts,
+        permanent=permanent,
+    )
 
 
 def _failure_of(error: BaseException) -> Failure:
@@ -322,19 +353,34 @@ def _failure_of(error: BaseException) -> Failure:
 
 
 def _failure(kind: str, message: str, error: BaseException) -> Failure:
-    text = "".join(traceback.format_exception(error))
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException as broken:  # noqa: BLE001 (the handler's class has a broken attribute)
+        text = f"the traceback cannot be printed: {type(broken).__name__}"
     return Failure(
-        kind=_writable(kind)[:200],
-        message=_writable(message)[:MESSAGE_LIMIT],
-        traceback=_writable(text)[-TRACEBACK_LIMIT:],
+        kind=_writable(kind[:200])[:200],
+        message=_message(message),
+        traceback=_writable(text[-TRACEBACK_LIMIT:])[-TRACEBACK_LIMIT:],
     )
 
 
 def _message_of(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
-    except Exception as broken:  # noqa: BLE001 (the handler's class has a broken `__str__`)
+    except BaseException as broken:  # noqa: BLE001 (the handler's class has a broken `__str__`)
         return f"{type(error).__name__}, which cannot be printed: {type(broken).__name__}"
+
+
+def _message(text: str) -> str:
+    return _writable(text[:MESSAGE_LIMIT])[:MESSAGE_LIMIT]
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value's `repr`, which may be long or broken."""
+    try:
+        return reprlib.repr(value)[:100]
+    except BaseException as broken:  # noqa: BLE001 (the handler's class has a broken `__repr__`)
+        return f"a value that cannot be printed: {type(broken).__name__}"
 
 
 def _writable(text: str) -> str:
@@ -346,7 +392,7 @@ def _writable(text: str) -> str:
 
 def _milliseconds(seconds: float) -> int:
     if not isinstance(cast("Any", seconds), int | float) or not 0 <= seconds <= 31_536_000:
-        raise TypeError(f"a delay must be from 0 to 31,536,000 seconds, not {seconds!r}")
+        raise TypeError(f"a delay must be from 0 to 31,536,000 seconds, not {_shown(seconds)}")
     return round(seconds * 1000)
 
 

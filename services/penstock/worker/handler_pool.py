@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
@@ -118,8 +119,13 @@ class HandlerPool:
             ready = self._backlog.take()
             task = asyncio.create_task(self._run(ready))
             self._running[ready.fence.attempt_id] = (task, ready)
-            task.add_done_callback(self._on_done)
+            task.add_done_callback(partial(self._on_done, ready))
 
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
+    def _on_done(self, ready: ReadyTask, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            attempt_id = ready.fence.attempt_id
+            if not self._closed and attempt_id in self._running:
+                # Neither `drop` nor `drain` cancelled it, so its handler did.
+                self._settle(attempt_id, self._execution.cancelled_itself(ready))
+        elif (error := task.exception()) is not None and not self._failed.done():
             self._failed.set_exception(error)

@@ -149,7 +149,7 @@ class KafkaPuller:
             if record.value == MARK:
                 continue
             try:
-                ready = ReadyTask.decode(record.value or b"")
+                ready = ReadyTask.decode(record.value or b"", self._type)
             except InvalidRecord as invalid:
                 # Only task-sync writes here: a foreign record stands for no task.
                 log.error(  # noqa: TRY400 (the error is a field)

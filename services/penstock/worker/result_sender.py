@@ -8,10 +8,13 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from typing import Protocol
 
+import orjson
+
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, unwritable
 from penstock.core.attempt import AttemptId
+from penstock.errors import PenstockError
 from penstock.kafka.connection import MAX_RECORD_BYTES
 from penstock.process import run_all
 
@@ -20,8 +23,8 @@ log = logging.getLogger(__name__)
 # Seconds in which ended leases are collected for one record. Their results are on Kafka by then, so
 # a lease that ends a little later is harmless.
 END_LEASES_S = 0.05
-# About the size of an entry without its context and error; it keeps records below the broker's
-# limit.
+# The size of an entry without its texts, its context and its error; it keeps records below the
+# broker's limit.
 ENTRY_BYTES = 400
 MAX_BATCH_BYTES = MAX_RECORD_BYTES // 2
 
@@ -111,9 +114,11 @@ class ResultSender:
             return
         try:
             await self._transport.send_results(batch)
-        except (TypeError, ValueError):
-            # Nothing was sent. A `Context` made by a handler can have data that contradict its
-            # content type.
+        except PenstockError:
+            raise
+        except Exception:  # noqa: BLE001 (`_encodable` raises it again for the result at fault)
+            # Nothing was sent. Outcomes are checked when a handler returns them, so this is a
+            # defect, and it must cost one attempt only.
             await self._transport.send_results([_encodable(result) for result in batch])
         attempt_ids = [result.fence.attempt_id for result in batch]
         self._on_sent(attempt_ids)
@@ -138,16 +143,24 @@ def _encodable(result: StageResult) -> StageResult:
     """The result, or a failure in its place when it cannot be encoded."""
     try:
         encode_results("", [result])
-    except (TypeError, ValueError) as error:
-        return unwritable(result, error)
+    except Exception as error:  # noqa: BLE001 (the error becomes the result of its attempt)
+        return unwritable(result, repr(error)[:1000])
     return result
 
 
 def _size_bytes(result: StageResult) -> int:
-    """About the encoded size; at least the share of a record that has the most entries."""
-    size_bytes = ENTRY_BYTES
-    if result.context is not None and result.context.data is not None:
-        size_bytes += len(result.context.data) * 2
-    if result.error is not None:
-        size_bytes += (len(result.error.message) + len(result.error.traceback or "")) * 2
+    """The most bytes of its entry; at least the share of a record that has the most entries.
+
+    A broker refuses a record that is too large each time, so an estimate must not be too low: a
+    control character has six bytes in JSON.
+    """
+    fence = result.fence
+    try:
+        size_bytes = ENTRY_BYTES + 6 * (len(fence.stage) + len(result.next_stage or ""))
+        if result.context is not None:
+            size_bytes += len(orjson.dumps(result.context.to_wire()))
+        if result.error is not None:
+            size_bytes += len(orjson.dumps(result.error.to_wire()))
+    except Exception:  # noqa: BLE001 (`_send` replaces it; the size puts it into a record of its own)
+        return MAX_BATCH_BYTES
     return max(size_bytes, MAX_BATCH_BYTES // RESULTS_PER_RECORD)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context, ObjectRef
+from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult, encode_results
@@ -106,7 +106,7 @@ async def test_an_invalid_outcome_is_a_failure_with_the_expected_types(returned,
     assert found.outcome is Outcome.FAIL
     assert words in found.error.message
     assert found.max_attempts == 4
-    assert not found.permanent
+    assert found.permanent
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -278,11 +278,13 @@ async def test_changed_objects_are_refused(tmp_path):
     """T4: the digest of an object is verified, and the error distinguishes missing from changed objects."""
     objects = ObjectStore(f"file://{tmp_path}/objects")
     checked = await objects.check_in(Context.encode("x" * 5000))
-    (tmp_path / "objects" / checked.ref.key).write_bytes(b"changed")
-    with pytest.raises(CorruptObject, match="digest differs from its reference"):
+    stored = tmp_path / "objects" / checked.ref.key
+    stored.write_bytes(b"y" * checked.ref.size)
+    with pytest.raises(CorruptObject, match="differs from its reference"):
         await objects.check_out(checked)
+    stored.unlink()
     with pytest.raises(CorruptObject, match="is not in the store"):
-        await objects.check_out(Context(ContentType.JSON, ref=ObjectRef("contexts/no/no", "0" * 64, 1)))
+        await objects.check_out(checked)
 
 
 async def test_small_contexts_stay_inline():
@@ -350,8 +352,18 @@ async def test_tasks_claimed_during_a_stop_reach_the_pool():
 
 
 async def test_a_result_that_cannot_be_written_fails_alone():
-    """A result with an invalid context fails; the other results of its record are sent."""
+    """A result that cannot be encoded becomes a permanent failure; the other results are sent.
+
+    Outcomes are checked before, so this is a second defence: against a defect of this package.
+    """
     sent = []
+    broken = [
+        Context(ContentType.TEXT, b"\xff"),
+        Context(ContentType.JSON),
+        Context("json", b"1"),
+        Context(ContentType.TEXT, 5),
+        {"not": "a context"},
+    ]
 
     class FakeTransport:
         async def send_results(self, results):
@@ -360,25 +372,21 @@ async def test_a_result_that_cannot_be_written_fails_alone():
         async def send_heartbeat(self, _heartbeat):
             pass
 
-    async def handler(_task):
-        return Done(Context(ContentType.TEXT, b"\xff"))
-
-    async def fine(_task):
-        return Done(1)
-
     reports = ResultSender(FakeTransport(), "w", lambda _keys: None, lambda keys: keys)
     sending = asyncio.ensure_future(reports.run())
-    reports.add(await run(handler))
-    reports.add(await run(fine))
+    for number, context in enumerate([Context.encode(1), *broken, Context.encode(2)], 1):
+        reports.add(StageResult(fence=Fence(number, 0, "s", 0), outcome=Outcome.DONE, context=context))
     await reports.wait_sent()
     sending.cancel()
-    _worker, [bad, good], faults = decode_results(sent[0])
-    assert (bad.outcome, bad.error.kind, good.outcome, faults) == (
-        Outcome.FAIL,
-        "Unwritable",
-        Outcome.DONE,
-        [],
+    read = [decode_results(record) for record in sent]
+    assert not any(faults for _worker, _results, faults in read)
+    results = sorted(
+        (result for _worker, results, _faults in read for result in results), key=lambda r: r.fence
     )
+    assert [r.fence.id for r in results if r.outcome is Outcome.DONE] == [1, len(broken) + 2]
+    failures = [r for r in results if r.outcome is Outcome.FAIL]
+    assert [r.fence.id for r in failures] == list(range(2, len(broken) + 2))
+    assert {(r.error.kind, r.permanent) for r in failures} == {("Unwritable", True)}
 
 
 async def test_a_result_of_a_lost_attempt_is_not_sent():

@@ -18,7 +18,7 @@ from penstock.contracts.event import Callback
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.parsing import MAX_ENTRIES, Unreadable, parse, parse_batch
 from penstock.contracts.result import Failure, StageResult
-from penstock.contracts.subscription import require_callable
+from penstock.contracts.subscription import MAX_URL_BYTES
 from penstock.contracts.validation import conform, is_valid, problems
 from penstock.core.access import DEFAULT_NAMESPACE, SEPARATOR
 from penstock.core.attempt import AttemptId
@@ -176,8 +176,9 @@ def _require_callback(entry: Any, pointer: str) -> None:
 
 
 def _read_callback(raw: Mapping[str, Any], pointer: str) -> Callback:
-    headers = raw.get("headers")
-    require_callable(raw["target"], headers or {}, pointer)
+    # A target that cannot be called is dead at the first attempt, with its reason.
+    if len(raw["target"].encode()) > MAX_URL_BYTES:
+        raise InvalidRecord(f"longer than {MAX_URL_BYTES:,} bytes", pointer=f"{pointer}/target")
     if int(raw["task_id"]) > _MAX_ID:
         raise InvalidRecord("larger than any id", pointer=f"{pointer}/task_id")
     return Callback(
@@ -187,7 +188,7 @@ def _read_callback(raw: Mapping[str, Any], pointer: str) -> Callback:
         task_id=int(raw["task_id"]),
         attempt=int(raw["attempt"]),
         body=raw["body"].encode(),
-        headers=headers,
+        headers=raw.get("headers"),
         ordered=raw.get("ordered", False),
     )
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -54,8 +53,6 @@ _RESERVED = frozenset(
     }
 )
 _RESERVED_PREFIX = "webhook-"
-# Headers that the platform adds to the records of callbacks.
-_PLATFORM_HEADERS = frozenset({"content-type", "traceparent"})
 # The indexes of PostgreSQL take entries of at most 2,704 bytes, with the namespace.
 MAX_URL_BYTES = 2000
 
@@ -147,30 +144,6 @@ def read_one(raw: Any, pointer: str) -> Entry:
     _check_url(raw["url"], f"{pointer}/url")
     _check_headers(raw.get("headers") or {}, f"{pointer}/headers")
     return _entry(raw)
-
-
-def require_callable(url: str, headers: Mapping[str, str], pointer: str) -> None:
-    """Requires of a record what `read` requires of a submission.
-
-    Raises:
-        InvalidRecord: as `read`.
-    """
-    try:
-        _require_known_url(url)
-    except InvalidRecord as fault:
-        raise InvalidRecord(fault.reason, pointer=f"{pointer}/target") from fault
-    if not headers:
-        return
-    for name in _PLATFORM_HEADERS & headers.keys():
-        if _NOT_IN_HEADER_VALUES.search(headers[name]):
-            raise InvalidRecord("not printable ASCII", pointer=f"{pointer}/headers/{name}")
-    given = {name: value for name, value in headers.items() if name not in _PLATFORM_HEADERS}
-    _check_headers(given, f"{pointer}/headers")
-
-
-@lru_cache(maxsize=10_000)
-def _require_known_url(url: str) -> None:
-    _check_url(url, "")
 
 
 def to_wire(entries: Iterable[Entry]) -> list[str | dict[str, Any]]:

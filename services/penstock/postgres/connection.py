@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.errors import CannotStart, PostgresUnavailable, SettingsError, Throttled
+from penstock.errors import CannotStart, PostgresUnavailable, SettingsError, Throttled, ValueRefused
 from penstock.postgres.multi_host import MultiHostConnector
 
 SCHEMA = "penstock"
@@ -38,6 +38,10 @@ _REFUSED = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
 )
+
+# Raised for a value that its column, its index or the protocol cannot take: NUL in text, an integer
+# out of range, an entry of an index that is too long.
+_UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 
 # Raised for a file that the URL names: a certificate, a key.
 _UNREADABLE = (FileNotFoundError, IsADirectoryError, PermissionError)
@@ -77,9 +81,12 @@ def translated() -> Iterator[None]:
         CannotStart: the database has none of our tables.
         SettingsError: PENSTOCK_POSTGRES names a user, password or database that the server refuses.
             A running pool raises it too, when the server's rules have changed.
+        ValueRefused: PostgreSQL cannot store a value.
     """
     try:
         yield
+    except _UNSTORABLE as error:
+        raise ValueRefused(f"PostgreSQL cannot store a value: {str(error).splitlines()[0][:500]}") from error
     except asyncpg.UndefinedTableError as error:
         raise CannotStart(
             f"PostgreSQL: {error}: run `penstock migrate` against this database, or name another"

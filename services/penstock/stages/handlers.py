@@ -16,7 +16,7 @@ from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import Failure, StageResult
 from penstock.core.completion import Fence, Outcome, conclude
-from penstock.errors import PostgresUnavailable
+from penstock.errors import PostgresUnavailable, ValueRefused
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
 from penstock.postgres.advance import Ending, advance, late_attempts, retry_states, stages_of
@@ -27,6 +27,9 @@ from penstock.stages.spans import trace
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+# The worker of a result that PostgreSQL cannot store.
+REFUSED_WORKER = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,33 @@ class Committer:
     async def _advance(
         self, results: Mapping[Fence, tuple[str, StageResult]], *, late: bool = False
     ) -> list[Fence]:
-        """Commits results and enqueues their events; returns the stale fences."""
+        """Commits results and enqueues their events; returns the stale fences.
+
+        A result with a value that PostgreSQL cannot store fails alone, permanently.
+        """
+        try:
+            return await self._advance_all(results, late=late)
+        except ValueRefused as refused:
+            fences = list(results)
+            if len(fences) > 1:
+                middle = len(fences) // 2
+                halves = fences[:middle], fences[middle:]
+                stale = [
+                    await self._advance({fence: results[fence] for fence in half}, late=late)
+                    for half in halves
+                ]
+                return stale[0] + stale[1]
+            [(fence, (_worker, result))] = results.items()
+            log.error(  # noqa: TRY400 (the error is a field)
+                "A result has a value that PostgreSQL cannot store; its attempt fails",
+                extra={"event": "result_unstorable", **fence.ids(), "error": refused.reason},
+            )
+            # Neither the worker's id nor its texts: one of them is at fault.
+            return await self._advance_all({fence: (REFUSED_WORKER, _refused(result, refused))}, late=late)
+
+    async def _advance_all(
+        self, results: Mapping[Fence, tuple[str, StageResult]], *, late: bool
+    ) -> list[Fence]:
         if not results:
             return []
         began_ns = time.time_ns()
@@ -192,6 +221,12 @@ class Committer:
                 )
             )
         return endings
+
+
+def _refused(result: StageResult, refused: ValueRefused) -> StageResult:
+    """The failure of an attempt whose result cannot be stored."""
+    error = Failure(kind="InvalidResult", message=refused.reason)
+    return StageResult(fence=result.fence, outcome=Outcome.FAIL, permanent=True, error=error)
 
 
 def _wrong_stage(result: StageResult, stage: str) -> StageResult:

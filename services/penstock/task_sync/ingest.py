@@ -25,7 +25,15 @@ from penstock.contracts.parsing import parse
 from penstock.contracts.rejected import encode_rejection, rejection_key
 from penstock.contracts.submission import Submission
 from penstock.core.admission import PartitionLoad, partitions_to_pause
-from penstock.errors import Invalid, InvalidRecord, KafkaUnavailable, RecordsRefused, SessionLost, UnknownType
+from penstock.errors import (
+    Invalid,
+    InvalidRecord,
+    KafkaUnavailable,
+    RecordsRefused,
+    SessionLost,
+    UnknownType,
+    ValueRefused,
+)
 from penstock.kafka.connection import make_consumer, start, translated
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
@@ -283,6 +291,17 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         try:
             source = tasks.OffsetRange(self._topic, tp.partition, first, following)
             await tasks.submit(self._pool, submissions, source)
+        except ValueRefused as refused:
+            if len(records) > 1:
+                # Halves until the record at fault is alone.
+                middle = len(records) // 2
+                await self._insert(tp, records[:middle], name)
+                await self._insert(tp, records[middle:], name)
+                return
+            rejection = (rejection_key(records[0].key), self._rejection(tp.partition, records[0], refused))
+            self.rejected += 1
+            await self._reject([rejection])
+            await tasks.submit(self._pool, [], source)
         except SessionLost as error:
             log.info(
                 "Another process has inserted these records; reading on from its offset",

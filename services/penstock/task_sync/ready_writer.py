@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer
 
+from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.kafka.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
@@ -76,14 +77,14 @@ class ReadyWriter:
         Raises:
             KafkaUnavailable: the producer took only some of them; the batch note stays.
         """
-        tasks = batch.tasks
+        tasks, values = await self._encode(batch.tasks)
         spans = start_spans(tasks)
         partitions = topic.type.partitions
         slice_size = -(-len(tasks) // partitions)
         sent: list[SentBatch] = []
         for begin in range(0, len(tasks), max(slice_size, 1)):
             partition = topic.next_partition % partitions
-            records = ((None, task.encode()) for task in tasks[begin : begin + slice_size])
+            records = [(None, value) for value in values[begin : begin + slice_size]]
             sent += await send_in_batches(self._producer, topic.topic, partition, records, begin)
             topic.next_partition += 1
         now_s = asyncio.get_running_loop().time()
@@ -95,18 +96,43 @@ class ReadyWriter:
         topic.released += len(tasks)
         attempt_ids = [task.fence.attempt_id for task in tasks]
         topic.window.add_released(attempt_ids, now_s)
-        confirming = asyncio.create_task(self._confirm(topic, batch, sent, spans))
+        confirming = asyncio.create_task(self._confirm(topic, batch.release_id, tasks, sent, spans))
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)
 
+    async def _encode(self, tasks: Sequence[ReadyTask]) -> tuple[list[ReadyTask], list[bytes]]:
+        """The tasks that have records, and their values; fails the others.
+
+        An earlier version may have stored a context that cannot be written.
+        """
+        writable: list[ReadyTask] = []
+        values: list[bytes] = []
+        failed: dict[Fence, str] = {}
+        for task in tasks:
+            try:
+                value = task.encode()
+            except (TypeError, ValueError) as error:
+                failed[task.fence] = f"it cannot be encoded: {error}"
+            else:
+                writable.append(task)
+                values.append(value)
+        if failed:
+            await self._fail(failed)
+        return writable, values
+
     async def _confirm(
-        self, topic: ReadyTopic, batch: Batch, sent: Sequence[SentBatch], spans: Sequence[Span]
+        self,
+        topic: ReadyTopic,
+        release_id: int,
+        tasks: Sequence[ReadyTask],
+        sent: Sequence[SentBatch],
+        spans: Sequence[Span],
     ) -> None:
         try:
             if refused := await refusals(sent):
                 topic.written -= len(refused)
                 # Before the note is deleted: a crash leaves the note, and the batch is sent again.
-                await self._fail({batch.tasks[position].fence: why for position, why in refused.items()})
+                await self._fail({tasks[position].fence: why for position, why in refused.items()})
         except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
             self._failure = error
             self._wake()
@@ -114,7 +140,7 @@ class ReadyWriter:
             if not self._confirmed:
                 self._confirmed_s = asyncio.get_running_loop().time()
                 self._wake()
-            self._confirmed.append(batch.release_id)
+            self._confirmed.append(release_id)
             self.confirmations += 1
             for span in spans:
                 span.end()

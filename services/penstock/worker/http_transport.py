@@ -21,6 +21,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.heartbeat_queue import Answer
 from penstock.errors import (
     Fatal,
+    Invalid,
     InvalidRecord,
     PenstockError,
     Throttled,
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # The gateway's limits of one request.
 RESULTS_PER_REQUEST = 500
+# The kind of the failure that replaces a refused result.
+REFUSED = "Refused"
 TASKS_PER_REQUEST = 500
 
 
@@ -112,21 +115,43 @@ class HttpTransport:
         except Fatal:
             raise
         except PenstockError as error:
-            # A retry would be refused too. The leases of these attempts expire.
+            # A retry would be refused too.
             log.error(  # noqa: TRY400 (the error is a field)
                 "The gateway refused results",
                 extra={"event": "results_refused", "results": len(entries), "error": str(error)},
             )
+            if not isinstance(error, Invalid):
+                # The leases of these attempts expire.
+                return
+            if len(entries) > 1:
+                middle = len(entries) // 2
+                await self._report(entries[:middle])
+                await self._report(entries[middle:])
+            else:
+                await self._report_failures(entries, str(error))
             return
         for rejection in body["rejected"]:
+            entry = entries[rejection["index"]]
             log.error(
                 "The gateway rejected a result",
-                extra={
-                    "event": "result_rejected",
-                    "task": entries[rejection["index"]]["id"],
-                    "errors": rejection.get("errors"),
-                },
+                extra={"event": "result_rejected", "task": entry["id"], "errors": rejection.get("errors")},
             )
+            await self._report_failures([entry], str(rejection.get("errors")))
+
+    async def _report_failures(self, entries: list[dict[str, Any]], reason: str) -> None:
+        """Ends attempts whose results the gateway has refused; a refused failure is left to its lease."""
+        failures = [
+            {
+                **{name: entry[name] for name in ("id", "step", "stage", "attempt")},
+                "outcome": "fail",
+                "permanent": True,
+                "error": {"kind": REFUSED, "message": f"the gateway refused the result: {reason}"[:2000]},
+            }
+            for entry in entries
+            if entry.get("error", {}).get("kind") != REFUSED
+        ]
+        if failures:
+            await self._report(failures)
 
 
 class HttpPuller:

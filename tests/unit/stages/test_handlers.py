@@ -21,12 +21,9 @@ async def test_a_record_after_a_failed_commit_is_refused_at_once(monkeypatch: py
     async def fail(*_arguments: object) -> None:
         raise Fatal("the statement is wrong")
 
-    async def reject(*_arguments: object) -> None:
-        raise AssertionError
-
     monkeypatch.setattr(Committer, "_advance", fail)
     pool: Any = None
-    committer = Committer(StagesSettings(), pool, pool, reject, lambda: 0.5)
+    committer = Committer(StagesSettings(), pool, pool, lambda: 0.5)
     settled: list[int] = []
 
     def delivery(offset: int) -> Any:

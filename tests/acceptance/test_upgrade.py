@@ -178,7 +178,7 @@ async def test_old_and_new_services_work_side_by_side(
             # The first step runs while tasks are in flight.
             second = await migrate(empty_database, Step.PRE)
             assert first
-            assert bool(second) == (revision == OLDEST)
+            assert second
             assert not set(first) & set(second)
             await make_topics(kafka_servers, prefix)
             await submit(before)

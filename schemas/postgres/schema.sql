@@ -362,6 +362,12 @@ COMMENT ON COLUMN penstock.callback_target.attempts IS 'the latest attempts: at,
 
 COMMENT ON COLUMN penstock.callback_target.owner IS 'process that owns the target; only its snapshots are saved';
 
+CREATE TABLE penstock.deployment (
+    one boolean DEFAULT true NOT NULL,
+    id uuid DEFAULT gen_random_uuid() NOT NULL,
+    CONSTRAINT deployment_one_check CHECK (one)
+);
+
 CREATE TABLE penstock.history (
     id bigint NOT NULL,
     type text NOT NULL,
@@ -643,6 +649,9 @@ ALTER TABLE ONLY penstock.callback
 
 ALTER TABLE ONLY penstock.callback_target
     ADD CONSTRAINT callback_target_pkey PRIMARY KEY (namespace, url);
+
+ALTER TABLE ONLY penstock.deployment
+    ADD CONSTRAINT deployment_pkey PRIMARY KEY (one);
 
 ALTER TABLE ONLY penstock.history_part
     ADD CONSTRAINT history_part_pkey PRIMARY KEY (day, part);

@@ -29,9 +29,10 @@ from tests.support.services import make_topics, running_service
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-# The oldest revision with a promised upgrade: eleven migrations, before operations, limits and
-# history.
-OLDEST = "1b0bb60"
+# The oldest revision with a promised upgrade: the first with 0024_target_namespaces.post. That step
+# must be done before any later migration (`core/migration_steps.py`), so an older deployment is
+# upgraded to this revision first.
+OLDEST = "fdddcea"
 # The last revision before modules, classes and metrics were renamed. The renaming must not have
 # changed the wire formats and the schema.
 BEFORE_RENAMING = "44f2b9b"

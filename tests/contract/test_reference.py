@@ -18,7 +18,7 @@ from penstock.core.task import FINAL, State
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.processor import ProcessorSettings
-from penstock.kafka.topic_config import config_of
+from penstock.kafka.topic_config import TopicConfig, config_of
 from penstock.kafka.topics import PLATFORM, ready
 from penstock.process import exit_status
 from penstock.settings import ENVIRONMENT_PREFIX, Kafka, Platform
@@ -97,9 +97,14 @@ def status_table() -> str:
     return "\n".join(f"| {status} | {text} |" for status, text in rows)
 
 
+def kept(config: TopicConfig) -> str:
+    days = int(config.configs["retention.ms"]) // 86_400_000
+    return "without limit" if days < 0 else f"{days} days"
+
+
 def document() -> str:
     topics = "\n".join(
-        f"| `{topic.name}` | {as_declared.partitions or 'set by its type'} | {int(as_declared.configs['retention.ms']) // 86_400_000} days | {topic.doc} |"
+        f"| `{topic.name}` | {as_declared.partitions or 'set by its type'} | {kept(as_declared)} | {topic.doc} |"
         for topic in (*PLATFORM, ready("TYPE", 0))
         for as_declared in (config_of(Kafka(), topic),)
     )

@@ -16,6 +16,7 @@ from penstock.callbacks.pipeline import Pipeline
 from penstock.callbacks.requeuer import Requeuer
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.kafka import health as kafka_health
+from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import make_producer, running, translated
 from penstock.kafka.outbox import partition_of
 from penstock.kafka.processor import Processor
@@ -25,6 +26,7 @@ from penstock.metrics.serving import serving
 from penstock.postgres import health as postgres_health
 from penstock.postgres import targets
 from penstock.postgres.connection import open_pool
+from penstock.postgres.deployment import deployment_id
 from penstock.postgres.session import open_session
 
 NAME = "callbacks"
@@ -73,6 +75,7 @@ def create_app(settings: CallbacksSettings) -> process.Service:
                     },
                 )
             )
+            await ensure_bound(settings, partial(deployment_id, pool))
             await session.listen(targets.CHANNEL, pipeline.targets.invalidate)
             await process.run_with_background(
                 processor.run(stopping, ready), pipeline.run(stopping), requeuer.run()

@@ -9,6 +9,7 @@ import click
 import penstock
 from penstock.cli import (
     api_keys,
+    binding,
     callbacks,
     database,
     history,
@@ -109,6 +110,9 @@ for verb in (
     topics.topics,
 ):
     cli.add_command(verb)
+
+
+topics.topics.add_command(binding.bind)
 
 
 def main() -> None:

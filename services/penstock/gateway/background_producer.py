@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
@@ -17,12 +18,14 @@ from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.result import StageResult
 from penstock.errors import Fatal, KafkaUnavailable, RecordsRefused
+from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import make_producer, start
 from penstock.kafka.health import probe
 from penstock.kafka.outbox import Publisher, send_all
 from penstock.kafka.results import write_results
 from penstock.kafka.topics import STAGE_RESULTS, Topic
 from penstock.postgres import outbox
+from penstock.postgres.deployment import deployment_id
 from penstock.settings import Kafka
 
 STOP_S = 5.0
@@ -103,9 +106,14 @@ class BackgroundProducer:
         """Connects, then publishes until cancelled; then completes what is under way.
 
         Raises:
-            Fatal: the producer cannot recover.
+            Fatal: the producer cannot recover, or the prefix belongs to another database.
         """
         producer = await self._connect()
+        try:
+            await ensure_bound(self._settings, partial(deployment_id, self._pool))
+        except BaseException:
+            await producer.stop()
+            raise
         publisher = Publisher(producer, self._settings, self._delete_published)
         self._producer, self._publisher = producer, publisher
         try:

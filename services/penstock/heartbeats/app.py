@@ -16,6 +16,7 @@ from penstock.heartbeats.results_progress import results_progress
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.heartbeats.unwatched import UnwatchedAttempts
 from penstock.kafka import health as kafka_health
+from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery, Processor
@@ -25,6 +26,7 @@ from penstock.metrics.serving import serving
 from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
 from penstock.postgres.connection import open_pool
+from penstock.postgres.deployment import deployment_id
 
 NAME = "heartbeats"
 
@@ -79,6 +81,7 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                     },
                 )
             )
+            await ensure_bound(settings, partial(deployment_id, pool))
             await process.run_with_background(processor.run(stopping, ready), leases.run(), publisher.run())
             await publisher.drain()
 

@@ -17,6 +17,7 @@ from penstock.kafka.topics import (
     CALLBACKS_DIVERTED_REJECTED,
     CALLBACKS_REJECTED,
     CALLBACKS_RESULTS,
+    DEPLOYMENT,
     EVENTS,
     HEARTBEATS,
     HEARTBEATS_REJECTED,
@@ -142,13 +143,17 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         *_topics(READ, of=(EVENTS, CALLBACKS_RESULTS, CALLBACKS_DEAD)),
         _all(GROUP, CONSUMERS, READ),
     ],
-    # The verbs `topics` and `check`, also with --repair.
+    # The verbs `topics` and `check`, also with --repair and --replace.
     "operator": [
         _all(TOPIC, "", READ, CREATE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS),
         _all(GROUP, "", DESCRIBE),
-        *_topics(WRITE, of=(*_OUTBOX, CALLBACKS_DIVERTED)),
+        *_topics(WRITE, of=(*_OUTBOX, CALLBACKS_DIVERTED, DEPLOYMENT)),
     ],
 }
+
+# The first to start binds the prefix to its database.
+for _service in ("gateway", "task-sync", "heartbeats", "stages", "callbacks"):
+    _BY_SERVICE[_service].append(_one(TOPIC, DEPLOYMENT.name, READ, WRITE))
 
 SERVICES = tuple(_BY_SERVICE)
 

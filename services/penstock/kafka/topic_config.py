@@ -15,7 +15,16 @@ from typing import Any
 
 from penstock.contracts.files import schemas_folder
 from penstock.errors import SettingsError
-from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, DAY_MS, PLATFORM, READY, REVOKED, Topic
+from penstock.kafka.topics import (
+    CALLBACKS,
+    CALLBACKS_DIVERTED,
+    DAY_MS,
+    DEPLOYMENT,
+    PLATFORM,
+    READY,
+    REVOKED,
+    Topic,
+)
 from penstock.settings import Kafka
 
 # The cluster's default.
@@ -186,6 +195,9 @@ def _contradictions(merged: dict[str, Any]) -> list[str]:
             f"topics.{CALLBACKS.name} has {normal} partitions and topics.{CALLBACKS_DIVERTED.name} {diverted}: the numbers must "
             "be equal, because a target is on the same partition of both"
         )
-    if topics[REVOKED.name]["partitions"] != 1:
-        found.append(f"topics.{REVOKED.name}.partitions must be 1: {REVOKED.fixed}")
+    found += [
+        f"topics.{topic.name}.partitions must be 1: {topic.fixed}"
+        for topic in (REVOKED, DEPLOYMENT)
+        if topics[topic.name]["partitions"] != 1
+    ]
     return found

@@ -85,6 +85,12 @@ CALLBACKS_REJECTED = _declared(
     "callbacks.rejected", "Callback records that violate their contract.", REJECTION_BYTES
 )
 
+DEPLOYMENT = _declared(
+    "deployment",
+    "The database that the prefix belongs to.",
+    fixed="every service reads its only partition",
+)
+
 PLATFORM = (
     SUBMITTED,
     SUBMITTED_REJECTED,
@@ -100,6 +106,7 @@ PLATFORM = (
     CALLBACKS_REJECTED,
     CALLBACKS_DIVERTED_REJECTED,
     CALLBACKS_RESULTS,
+    DEPLOYMENT,
 )
 
 

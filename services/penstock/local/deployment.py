@@ -24,6 +24,7 @@ from penstock.core.restart import RestartPolicy
 from penstock.discovery import DEFAULT_DATA_DIR, WITHOUT_CREDENTIALS, Addresses
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka import topic_plan
+from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import wait_kafka
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.concurrently import run_both, run_to_completion
@@ -310,7 +311,8 @@ class Deployment:
         )
         self._secret = os.environ.get(CALLBACK_SECRETS) or make_secret(self.callback_secret_file)
         on_step("creating topics and tables")
-        await run_both(self._create_topics(), self._migrate())
+        await run_both(topic_plan.create(self._kafka_settings(kafka)), self._migrate())
+        await ensure_bound(self._kafka_settings(kafka), self._read_id)
         on_step("starting services")
         self._start_services(port)
         await self.wait_ready()
@@ -345,9 +347,6 @@ class Deployment:
             on_step(f"port {options.postgres_port} is taken: PostgreSQL listens on {server.port}")
         return server.dsn()
 
-    async def _create_topics(self) -> None:
-        await topic_plan.create(self._kafka_settings(self.kafka))
-
     def _kafka_settings(self, servers: str) -> Kafka:
         # Credentials in the environment are for the cluster in the options, not for the embedded.
         environment = {**os.environ, **self._options.environment}
@@ -363,6 +362,11 @@ class Deployment:
                 f"the services need more packages: pip install 'penstock[services]' ({error})"
             ) from error
         await migrate(self.postgres)
+
+    async def _read_id(self) -> str:
+        from penstock.postgres.deployment import read_deployment_id  # noqa: PLC0415 (optional dependency)
+
+        return await read_deployment_id(self.postgres)
 
     def _start_services(self, gateway_port: int) -> None:
         options = self._options

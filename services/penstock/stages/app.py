@@ -9,6 +9,7 @@ from functools import partial
 
 from penstock import process
 from penstock.kafka import health as kafka_health
+from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery, Processor
@@ -18,6 +19,7 @@ from penstock.metrics.serving import serving
 from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
 from penstock.postgres.connection import open_pool
+from penstock.postgres.deployment import deployment_id
 from penstock.postgres.session import open_session
 from penstock.stages.handlers import Committer
 from penstock.stages.settings import StagesSettings
@@ -57,6 +59,7 @@ def create_app(settings: StagesSettings) -> process.Service:
                     },
                 )
             )
+            await ensure_bound(settings, partial(deployment_id, pool))
             await process.run_with_background(
                 processor.run(stopping, ready),
                 committer.run(),

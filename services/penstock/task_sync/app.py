@@ -10,12 +10,14 @@ from functools import partial
 
 from penstock import process
 from penstock.kafka import health as kafka_health
+from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.offset_reader import OffsetReader
 from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
 from penstock.postgres.connection import open_pool
+from penstock.postgres.deployment import deployment_id
 from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL, REPLICA_NAME, REPLICAS_CHANNEL
 from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
@@ -49,6 +51,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             producer = await stack.enter_async_context(running(make_producer(settings)))
             offsets = await stack.enter_async_context(running(make_consumer(settings, None)))
             admin = await stack.enter_async_context(admin_client(settings))
+            await ensure_bound(settings, partial(deployment_id, pool))
             types = TypeCache(pool)
             release_loop = ReleaseLoop(
                 settings,

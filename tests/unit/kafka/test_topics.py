@@ -11,7 +11,7 @@ from penstock.errors import SettingsError
 from penstock.kafka import acls
 from penstock.kafka.topic_config import TopicConfig, config_of
 from penstock.kafka.topic_plan import ActualTopic, differences
-from penstock.kafka.topics import CALLBACKS, EVENTS, HEARTBEATS, PLATFORM, SUBMITTED, ready
+from penstock.kafka.topics import CALLBACKS, DEPLOYMENT, EVENTS, HEARTBEATS, PLATFORM, SUBMITTED, ready
 from penstock.settings import Kafka
 
 
@@ -37,7 +37,8 @@ def test_every_topic_is_declared():
         found = config_of(Kafka(), topic)
         assert found.partitions > 0
         assert found.configs["cleanup.policy"] == "delete"
-        assert int(found.configs["retention.ms"]) >= 24 * 3600 * 1000
+        kept_ms = int(found.configs["retention.ms"])
+        assert kept_ms == -1 if topic is DEPLOYMENT else kept_ms >= 24 * 3600 * 1000
     assert config_of(Kafka(), ready("t", 3)).partitions == 3
 
 

@@ -1,0 +1,4 @@
+-- The name of the database.
+
+-- name: id
+SELECT id::text FROM deployment;

@@ -88,7 +88,10 @@ def call_all_operations(url: str, headers: dict[str, str], task_id: int, *, open
                 case.body["wait_s"] = 0
             request_count += 1
             answer = case.call(base_url=url, headers=headers, session=session, timeout=60)
-            case.validate_response(answer, checks=CHECKS)
+            # On a busy machine PostgreSQL may answer the probe too late.
+            not_ready = case.path == "/readyz" and answer.status_code == 503
+            excluded = [not_a_server_error] if not_ready else []
+            case.validate_response(answer, checks=CHECKS, excluded_checks=excluded)
             if open_only and RULES[case.operation.label].action is not None:
                 # A path that does not match the pattern of an id has no route, even without a key.
                 unrouted = answer.status_code == 404 and answer.json()["type"] == "about:blank"

@@ -100,7 +100,7 @@ class Scenario:
                 tasks are submitted until they do.
         """
         wave = len(self._waves)
-        exits = self._exits()
+        exits = self.exits()
         warm_up, until_s = 0, time.monotonic() + TIMEOUT_S
         while not self._work_on(wave, when_working):
             assert time.monotonic() < until_s, f"seed {SEED}: workers {when_working} execute no tasks"
@@ -123,7 +123,7 @@ class Scenario:
         await self.wait_until_true(
             partial(self._ended, len(self._acknowledged)), f"every task has ended after {fault}"
         )
-        self._waves.append((fault, tasks + warm_up, time.monotonic() - over_s, self._exits() - exits))
+        self._waves.append((fault, tasks + warm_up, time.monotonic() - over_s, self.exits() - exits))
 
     async def _ended(self, count: int) -> bool:
         return (
@@ -203,7 +203,8 @@ class Scenario:
             timeout.add_note(str(self.deployment.log_file))
             raise
 
-    def _exits(self) -> int:
+    def exits(self) -> int:
+        """How often services have ended."""
         return sum(self.deployment.exits(name) for name in SERVICES)
 
     async def _submit(self, wave: int, count: int) -> None:
@@ -297,6 +298,7 @@ async def run_scenario(
     services: Mapping[str, Service] = SERVICES,
     environment: Mapping[str, str] = ENVIRONMENT,
     statuses: frozenset[int] = frozenset({0}),
+    lease_ms: int = LEASE_MS,
 ) -> AsyncIterator[Scenario]:
     """Runs a scenario with `workers` workers and verifies it at the end of the block.
 
@@ -316,7 +318,7 @@ async def run_scenario(
     async with Deployment(options) as deployment:
         async with open_pool(deployment.postgres, "test", size=1) as pool:
             # Enough attempts for every fault.
-            policy = {"lease_ms": LEASE_MS, "max_attempts": 50, "retry_base_ms": 100, "retry_max_ms": 1_000}
+            policy = {"lease_ms": lease_ms, "max_attempts": 50, "retry_base_ms": 100, "retry_max_ms": 1_000}
             await types.register(pool, types.TaskType(name="count", first_stage="one", **policy))
         worker_processes = Workers(deployment.environment, folder / "ledger", folder / "workers.log")
         scenario = Scenario(name, deployment, worker_processes, folder / "ledger")

@@ -13,8 +13,11 @@ SELECT * FROM api_key ORDER BY created_at, id;
 
 -- name: valid
 -- The valid keys, which gateways cache.
-SELECT id, digest, role, namespaces, rate, expires_at FROM api_key
+SELECT id, digest, role, namespaces, rate, expires_at, now() AS read_at FROM api_key
 WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now());
+
+-- name: now
+SELECT now() AS now;
 
 -- name: lock
 SELECT * FROM api_key WHERE id = $1 FOR UPDATE;

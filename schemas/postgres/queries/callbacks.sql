@@ -106,11 +106,13 @@ SELECT namespace, target, count(*)::integer AS count FROM granted GROUP BY names
 -- name: record_outcomes
 -- Records the outcomes of attempts: delivered, dead, or pending for `due_in` seconds. After a
 -- replay the outcome of an earlier attempt changes nothing. `spent` is the absolute number of
--- uncounted attempts, so that the statement can be repeated.
+-- uncounted attempts, so that the statement can be repeated. `published_at` says when `due_at` was
+-- set, for `penstock check`; `published` is 0 by now.
 UPDATE callback c
 SET state = i.state,
     error = i.error,
     due_at = now() + make_interval(secs => i.due_in),
+    published_at = now(),
     spent = nullif(i.spent, 0),
     finished_at = CASE WHEN i.state <> 'pending' THEN now() END
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[], $6::integer[])
@@ -122,7 +124,7 @@ RETURNING c.id;
 -- name: postpone
 -- Postpones callbacks: their records are published again in `due_in` seconds. `spent` as in `hold`.
 UPDATE callback c
-SET due_at = now() + make_interval(secs => i.due_in), published = 0,
+SET due_at = now() + make_interval(secs => i.due_in), published = 0, published_at = now(),
     spent = coalesce(i.spent, c.spent)
 FROM unnest($1::text[], $2::integer[], $3::double precision[], $4::integer[]) AS i (id, attempt, due_in, spent)
 WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;

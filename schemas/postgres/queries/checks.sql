@@ -79,6 +79,38 @@ FROM outbox WHERE refused IS NULL AND created_at < now() - make_interval(secs =>
 SELECT id, cardinality(records) AS events, refused, count(*) OVER () AS found
 FROM outbox WHERE refused IS NOT NULL ORDER BY id LIMIT $1;
 
+-- name: ahead
+-- Rows with times of a database clock that was ahead by more than `grace` seconds: they come late
+-- by as much. A time that the database wrote itself shows it while it is in the future. A back-off
+-- shows it by its length, which the type limits. A `run_at` (step 0, attempt 0) and a delay that a
+-- handler chose may have any length.
+WITH ahead AS (
+    SELECT 'task' AS what, t.id::text AS id, greatest(t.updated_at - now(), d.due_at - now()) AS by
+    FROM task t
+    JOIN task_type y ON y.name = t.type
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN t.state = 'scheduled' AND t.attempt > 0
+                         AND t.due_at > now() + make_interval(secs => $2 + y.retry_max_ms / 1000.0)
+                         AND EXISTS (SELECT FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
+                                     AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired'))
+                    THEN t.due_at END AS due_at
+    ) d
+    WHERE t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+      AND (t.updated_at > now() + make_interval(secs => $2) OR d.due_at IS NOT NULL)
+    UNION ALL
+    SELECT 'callback', id, greatest(created_at, published_at, waits_since) - now() FROM callback
+    WHERE state = 'pending' AND greatest(created_at, published_at, waits_since) > now() + make_interval(secs => $2)
+    UNION ALL
+    SELECT 'event', id::text, created_at - now() FROM outbox WHERE created_at > now() + make_interval(secs => $2)
+    UNION ALL
+    SELECT 'release', id::text, created_at - now() FROM release WHERE created_at > now() + make_interval(secs => $2)
+    UNION ALL
+    SELECT 'operation', id, next_at - now() FROM audit
+    WHERE state = 'running' AND next_at > now() + make_interval(secs => $2 + coalesce(1 / rate, 0))
+)
+SELECT what, id, extract(epoch FROM by)::double precision AS ahead_s, count(*) OVER () AS found
+FROM ahead ORDER BY what, id LIMIT $1;
+
 -- name: undelivered
 SELECT id, namespace, target, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
 FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
@@ -244,3 +276,63 @@ FROM (
 ) AS c
 GROUP BY type, stage, priority, state HAVING sum(counted) <> sum(tasks)
 ORDER BY type, stage, priority, state LIMIT $1;
+
+-- name: mend_tasks
+-- Gives tasks that are ahead (see `ahead`) the times that they would have by the clock of now: a delay
+-- starts anew, and a back-off has its longest length at most. A `run_at` stays.
+WITH ahead AS MATERIALIZED (
+    SELECT t.id, make_interval(secs => y.retry_max_ms / 1000.0) AS longest, b.backs_off
+    FROM task t
+    JOIN task_type y ON y.name = t.type
+    CROSS JOIN LATERAL (
+        SELECT t.state = 'scheduled' AND t.attempt > 0
+               AND EXISTS (SELECT FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
+                           AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired')) AS backs_off
+    ) b
+    WHERE t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+      AND (t.updated_at > now() + make_interval(secs => $2)
+           OR (b.backs_off AND t.due_at > now() + make_interval(secs => $2 + y.retry_max_ms / 1000.0)))
+    ORDER BY t.id LIMIT $1
+    FOR UPDATE OF t SKIP LOCKED
+), mended AS (
+    UPDATE task t
+    SET due_at = CASE WHEN t.due_at IS NULL OR (t.step = 0 AND t.attempt = 0) THEN t.due_at
+                      WHEN a.backs_off THEN now() + least(greatest(t.due_at - t.updated_at, interval '0'), a.longest)
+                      ELSE now() + greatest(t.due_at - t.updated_at, interval '0') END,
+        updated_at = now()
+    FROM ahead a
+    WHERE t.id = a.id
+    RETURNING t.id, t.type, t.state
+), notified AS (
+    SELECT pg_notify('penstock_due', type)
+    FROM (SELECT DISTINCT type FROM mended WHERE state = 'scheduled') AS types
+)
+SELECT id FROM mended, (SELECT count(*) FROM notified) AS n;
+
+-- name: mend_callbacks
+-- As `mend_tasks`, for callbacks.
+WITH mended AS (
+    UPDATE callback
+    SET due_at = now() + greatest(due_at - greatest(created_at, published_at), interval '0'),
+        created_at = least(created_at, now()),
+        published_at = least(published_at, now()),
+        waits_since = least(waits_since, now())
+    WHERE id = ANY (ARRAY(SELECT id FROM callback
+                          WHERE state = 'pending'
+                            AND greatest(created_at, published_at, waits_since) > now() + make_interval(secs => $2)
+                          ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING id, extract(epoch FROM due_at - now()) AS due_in_s
+), notified AS (
+    SELECT pg_notify('penstock_callback_due', min(due_in_s)::text) FROM mended HAVING count(*) > 0
+)
+SELECT id FROM mended, (SELECT count(*) FROM notified) AS n;
+
+-- name: mend_outbox
+UPDATE outbox SET created_at = now() WHERE created_at > now() + make_interval(secs => $1) RETURNING id;
+
+-- name: mend_releases
+UPDATE release SET created_at = now() WHERE created_at > now() + make_interval(secs => $1) RETURNING id;
+
+-- name: mend_operations
+UPDATE audit SET next_at = now()
+WHERE state = 'running' AND next_at > now() + make_interval(secs => $1 + coalesce(1 / rate, 0)) RETURNING id;

@@ -39,6 +39,9 @@ SHORTEST_SLEEP_S = 0.2
 # Most seconds between two polls, bounded by half the horizon: no notification announces an attempt
 # that a crash interrupted.
 LONGEST_SLEEP_S = 30.0
+# Most seconds between two polls while a callback is pending: the database's clock may be corrected
+# meanwhile.
+MAX_DUE_SLEEP_S = 5.0
 # How soon another process takes over after a crash.
 LOCK_EVERY_S = 5.0
 
@@ -158,7 +161,7 @@ class Requeuer:
             await self._cleaner.clean()
             wait_s = await callbacks.next_due_s(self._session)
             if wait_s is not None:
-                self._poll_within(wait_s)
+                self._poll_within(min(wait_s, MAX_DUE_SLEEP_S))
             await self._sleep_until(polled_at_s + SHORTEST_SLEEP_S)
             while (left_s := self._poll_at_s - self._clock()) > 0:
                 self._poll_earlier.clear()

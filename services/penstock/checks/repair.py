@@ -10,6 +10,7 @@
 | refused | published once more; what Kafka refuses again stays |
 | undelivered | its record is published again, as the requeuer does |
 | held | due again |
+| ahead | delays start anew, by the clock of now; a `run_at` stays |
 | miscounted | counted anew, without a pause of the platform |
 | unbegun | due at once on the diverted path: another topic and another pool, past what kept it |
 
@@ -92,6 +93,7 @@ class Repair:
             Rule.UNDELIVERED: self._redeliver,
             Rule.UNBEGUN: stuck.divert,
             Rule.HELD: self._requeue_held,
+            Rule.AHEAD: partial(checks.mend_ahead, pool, GRACE_S),
             Rule.MISCOUNTED: partial(backlog.recount, pool),
         }
 

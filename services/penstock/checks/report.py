@@ -26,6 +26,7 @@ class Rule(StrEnum):
     UNBEGUN = "unbegun"
     HELD = "held"
     UNREAD = "unread"
+    AHEAD = "ahead"
     MISCOUNTED = "miscounted"
 
 
@@ -35,7 +36,7 @@ class Offender:
 
     Attributes:
         rule: that it breaks.
-        what: "task", "release", "event", "callback", "topic" or "counter".
+        what: "task", "release", "event", "callback", "operation", "topic" or "counter".
         id: its id; of a topic, its name and partition; of a counter, type and stage.
         lacks: one sentence.
     """

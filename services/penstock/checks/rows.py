@@ -19,6 +19,7 @@ GRACE_S = 60.0
 @dataclass(frozen=True, slots=True)
 class _Check:
     rule: Rule
+    # Empty when each row says it.
     what: str
     lacks: Callable[[asyncpg.Record], str]
     argument: float | None = GRACE_S
@@ -59,6 +60,11 @@ _CHECKS = (
         ),
     ),
     _Check(
+        Rule.AHEAD,
+        "",
+        lambda r: f"has times up to {r['ahead_s']:.0f} s too late: the clock of PostgreSQL was ahead",
+    ),
+    _Check(
         Rule.MISCOUNTED,
         "counter",
         lambda r: (
@@ -82,6 +88,8 @@ async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Found]:
         arguments = [show] if argument is None else [show, argument]
         rows = await checks.offenders(pool, check.rule.value, *arguments)
         if rows:
-            first = [Offender(check.rule, check.what, row["id"], check.lacks(row)) for row in rows]
+            first = [
+                Offender(check.rule, check.what or row["what"], row["id"], check.lacks(row)) for row in rows
+            ]
             found.append(Found(first, rows[0]["found"]))
     return found

@@ -142,7 +142,7 @@ def create(
             role=Role(role),
             namespaces=allowed,
             rate=rate,
-            expires_at=_expiry(expires),
+            expires_at=await _expiry(statements, connection, expires),
         )
         await _audit(connection, "create", key_id)
         return row
@@ -224,7 +224,7 @@ def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bo
             new_id=key_id,
             digest=digest_of(secret),
             overlap_s=overlap.total_seconds(),
-            expires_at=_expiry(expires),
+            expires_at=await _expiry(statements, connection, expires),
         )
         await _audit(connection, "rotate", id_)
         return found
@@ -327,8 +327,12 @@ async def _audit(connection: Any, verb: str, key_id: str) -> None:
     await audit.write(connection, [entry])
 
 
-def _expiry(duration: timedelta | None) -> datetime | None:
-    return None if duration is None else datetime.now(UTC) + duration
+async def _expiry(statements: Any, connection: Any, duration: timedelta | None) -> datetime | None:
+    if duration is None:
+        return None
+    # By the database's clock, by which the key expires: this machine's may differ.
+    at: datetime = await statements.now(connection)
+    return at + duration
 
 
 def _run(options: Mapping[str, Any], work: Callable[[Any, Any], Awaitable[T]]) -> T:

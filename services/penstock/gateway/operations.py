@@ -51,6 +51,8 @@ MAX_ROWS_EXAMINED = 1_000_000
 # How often a gateway looks for operations that another gateway has left.
 ADOPT_INTERVAL_S = 10.0
 RETRY_S = 1.0
+# Longest sleep until the next batch of an operation.
+MAX_DUE_SLEEP_S = 5.0
 
 # Most characters of namespaces in a stored id; longer lists are stored as their digest.
 MAX_SCOPE_LENGTH = 200
@@ -311,7 +313,8 @@ class OperationRoutes:
             self._due.pop(operation_id, None)
             self._filters.pop(operation_id, None)
         else:
-            self._due[operation_id] = loop.time() + wait_s
+            # Bounded: the database's clock, by which it waits, may be corrected meanwhile.
+            self._due[operation_id] = loop.time() + min(wait_s, MAX_DUE_SLEEP_S)
 
 
 def task_filter(raw: dict[str, Any]) -> TaskFilter:

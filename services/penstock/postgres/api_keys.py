@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -107,11 +107,12 @@ async def rotate(
             old = await connection.fetchrow(query("api_keys.lock"), key_id)
             if old is None:
                 raise NotFound(f"there is no key {key_id!r}")
-            state = state_of(old, datetime.now(UTC))
+            now_at = await now(connection)
+            state = state_of(old, now_at)
             if state != "valid":
                 raise Conflict(f"key {key_id} is {state}: create a new key")
             if expires_at is None and old["expires_at"] is not None:
-                expires_at = datetime.now(UTC) + (old["expires_at"] - old["created_at"])
+                expires_at = now_at + (old["expires_at"] - old["created_at"])
             new = await create(
                 connection,
                 key_id=new_id,
@@ -125,6 +126,17 @@ async def rotate(
             replaced = await connection.fetchrow(query("api_keys.replace"), key_id, new_id, overlap_s)
             assert replaced is not None
             return new, replaced
+
+
+async def now(executor: Any) -> datetime:
+    """The database's time, by which keys expire.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        at: datetime = await executor.fetchval(query("api_keys.now"))
+    return at
 
 
 async def revoke(executor: Any, key_id: str) -> bool:
@@ -164,6 +176,8 @@ class ApiKeyCache:
         self._pool = pool
         self._api_keys: dict[str, ApiKey] = {}
         self._read_at_s = float("-inf")
+        # The database's time at `_read_at_s`: this machine's clock must not decide what is valid.
+        self._read_at = datetime.min.replace(tzinfo=UTC)
         self._last_used: dict[str, datetime] = {}
         self._use_recorded_at_s = float("-inf")
         self._changed = asyncio.Event()
@@ -178,7 +192,7 @@ class ApiKeyCache:
             raise PostgresUnavailable(
                 f"the API keys could not be read for {TRUST_S:g} s: none is accepted until they can"
             )
-        now = datetime.now(UTC)
+        now = self._read_at + timedelta(seconds=time.monotonic() - self._read_at_s)
         api_key = find_valid_key(self._api_keys, token, now)
         if api_key is None:
             return None
@@ -195,7 +209,9 @@ class ApiKeyCache:
         with translated():
             self._replace(await self._pool.fetch(query("api_keys.valid")), started_s)
 
-    def _replace(self, rows: Iterable[asyncpg.Record], started_s: float) -> None:
+    def _replace(self, rows: Sequence[asyncpg.Record], started_s: float) -> None:
+        if rows:
+            self._read_at = rows[0]["read_at"]
         self._api_keys = {row["id"]: _api_key(row) for row in rows}
         # The start of the query, since the result lacks later changes.
         self._read_at_s = started_s

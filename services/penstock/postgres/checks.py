@@ -180,6 +180,19 @@ async def promote(pool: Pool, grace_s: float) -> int:
     return await _repeat(pool, "promote", BATCH, grace_s)
 
 
+async def mend_ahead(pool: Pool, grace_s: float) -> int:
+    """Mends times of a database clock that was ahead by more than `grace_s`; returns of how many rows.
+
+    Raises:
+        PostgresUnavailable: some rows may be mended, others not.
+    """
+    mended = await _repeat(pool, "mend_tasks", BATCH, grace_s)
+    mended += await _repeat(pool, "mend_callbacks", BATCH, grace_s)
+    for name in ("mend_outbox", "mend_releases", "mend_operations"):
+        mended += len(await _fetch(pool, name, grace_s))
+    return mended
+
+
 async def requeue_held(pool: Pool, targets: Sequence[TargetId]) -> int:
     """Makes due the callbacks that are held for targets, if these are normal; returns how many.
 

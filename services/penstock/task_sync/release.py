@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 # deletes them after this time.
 DELETE_NOTES_S = 0.5
 # Upper bound of the sleep until the next task is due: the database's clock may be corrected
-# meanwhile.
-MAX_DUE_SLEEP_S = 10.0
+# meanwhile, and no notification announces that.
+MAX_DUE_SLEEP_S = 1.0
 # When due tasks that another transaction locked are promoted again.
 LOCKED_RETRY_S = 0.05
 
@@ -75,6 +75,8 @@ class ReleaseLoop:
         # Types that notifications named since types were loaded.
         self._changed_types: set[str] = set()
         self._due_changed = True
+        # Whether the next task is due after the bound of the sleep.
+        self._due_later = False
         # The loop's current step, empty while it sleeps, and a counter of steps: marks for the
         # stall detector.
         self._step = ""
@@ -314,22 +316,32 @@ class ReleaseLoop:
 
     async def _promote(self) -> float:
         """Makes due tasks ready; returns when the next task is due, on the loop's clock."""
+        loop = asyncio.get_running_loop()
+        if self._due_later and not self._due_changed:
+            # Woken by the bound of the sleep: a task is due only if the database's clock has stepped.
+            wait_s = await release.next_due_s(self._session)
+            if wait_s is None or wait_s > 0:
+                return self._next_promotion_s(wait_s, LOCKED_RETRY_S)
         self._due_changed = False
         limit = self._settings.release_batch
         promoted = await release.promote(self._session, limit)
         for name in promoted.keys() & self._topics.keys():
             # Without waiting for the notification.
             self._topics[name].may_have_ready = True
-        now_s = asyncio.get_running_loop().time()
         if sum(promoted.values()) == limit:
             # More tasks may be due; other types must not wait until all of them are ready.
-            return now_s
-        wait_s = await release.next_due_s(self._session)
-        if wait_s is None:
-            return float("inf")
+            self._due_later = False
+            return loop.time()
         # Without this minimum, due tasks that other transactions lock would make the loop spin.
         min_wait_s = 0.001 if promoted else LOCKED_RETRY_S
-        return now_s + min(max(wait_s, min_wait_s), MAX_DUE_SLEEP_S)
+        return self._next_promotion_s(await release.next_due_s(self._session), min_wait_s)
+
+    def _next_promotion_s(self, wait_s: float | None, min_wait_s: float) -> float:
+        """When to promote again, if the next task is due in `wait_s` by the database's clock."""
+        self._due_later = wait_s is not None and wait_s > MAX_DUE_SLEEP_S
+        if wait_s is None:
+            return float("inf")
+        return asyncio.get_running_loop().time() + min(max(wait_s, min_wait_s), MAX_DUE_SLEEP_S)
 
     async def _release_batches(self) -> float:
         """Releases at most one batch of each type; returns when to poll the next full window."""

@@ -273,3 +273,59 @@ async def test_a_busy_system_is_always_clean(settings, system, monkeypatch):
     await wait_until(all_succeeded, timeout=120)
     # At least one check ran while tasks were in progress.
     assert {"queued", "succeeded"} < observed_states
+
+
+async def test_times_of_a_clock_that_was_ahead_are_mended(settings, pool):
+    """O2b, S4: while the clock of PostgreSQL was two hours ahead, a back-off of 5 s and a delayed stage
+    got times in two hours. So did a callback, an event and an operation. `check` reports them, and
+    repair starts the delays anew. A `run_at` in two hours stays."""
+    ahead = "now() + interval '2 hours'"
+    backoff = await task(
+        pool, due_at=f"{ahead} + interval '5 s'", state="'scheduled'", attempt="1", updated_at=ahead
+    )
+    stage = await task(
+        pool, due_at=f"{ahead} + interval '1 h'", state="'scheduled'", step="1", updated_at=ahead
+    )
+    run_at = await task(pool, due_at=ahead, state="'scheduled'", updated_at="now()")
+    await pool.execute(
+        "INSERT INTO audit (id, verb, asked_by, filter, rate, upto, next_at) "
+        f"VALUES ('op', 'cancel', 'me', '{{}}', 100, 1, {ahead})"
+    )
+    [callback] = (await enqueue_event(pool)).callbacks
+    await pool.execute(f"UPDATE callback SET created_at = {ahead}, due_at = {ahead} + interval '7 s'")
+    await pool.execute(f"UPDATE outbox SET created_at = {ahead}")
+    report = await check(settings)
+    assert {(offender.what, offender.id) for offender in report.offenders} == {
+        ("task", str(backoff)),
+        ("task", str(stage)),
+        ("callback", callback.id),
+        ("event", str(await pool.fetchval("SELECT id FROM outbox"))),
+        ("operation", "op"),
+    }
+    await assert_repaired(settings, Rule.AHEAD, 5)
+
+    async def due_in_s(task_id):
+        return await pool.fetchval(
+            "SELECT extract(epoch FROM due_at - now()) FROM task WHERE id = $1", task_id
+        )
+
+    assert await due_in_s(backoff) <= 5
+    assert 1_800 < await due_in_s(stage) <= 3_600
+    assert await due_in_s(run_at) > 3_600
+    assert await pool.fetchval("SELECT due_at <= now() + interval '7 s' FROM callback")
+    assert await pool.fetchval("SELECT next_at <= now() FROM audit")
+
+
+async def test_a_back_off_beyond_the_longest_of_its_type_is_mended(settings, pool):
+    """O2b: a task that was changed after the clock was corrected does not show when its back-off was
+    computed. Its length does: the type allows 300 s at most. A delay that a handler chose may be longer."""
+    failed = await task(pool, due_at="now() + interval '2 hours'", state="'scheduled'", attempt="1")
+    chosen = await task(pool, due_at="now() + interval '2 hours'", state="'scheduled'", attempt="1")
+    await pool.executemany(
+        "INSERT INTO attempt (task_id, step, attempt, stage, outcome, finished_at) VALUES ($1, 0, 0, 's', $2, now())",
+        [(failed, "fail"), (chosen, "retry")],
+    )
+    assert (await check_one(settings)).id == str(failed)
+    await assert_repaired(settings, Rule.AHEAD)
+    assert await pool.fetchval("SELECT due_at <= now() + interval '300 s' FROM task WHERE id = $1", failed)
+    assert await pool.fetchval("SELECT due_at > now() + interval '1 hour' FROM task WHERE id = $1", chosen)

@@ -28,6 +28,7 @@ from penstock.kafka.connection import make_consumer, running
 from penstock.kafka.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS
 from penstock.metrics.serving import readiness
 from penstock.postgres import api_keys, audit
+from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
 
 FOREIGN, OWN = "beta--render", "acme--render"
@@ -329,6 +330,33 @@ async def test_api_keys_are_rotated_revoked_and_expire(caller, database):
         assert second not in repr(tuple(row))
     finally:
         await connection.close()
+
+
+async def test_the_clock_of_a_gateway_decides_about_no_key(database, monkeypatch):
+    """O5: a gateway whose clock is two hours ahead accepts a key that expires in an hour. A gateway whose
+    clock is two hours behind refuses a key that has expired."""
+
+    def shift(hours: int) -> None:
+        class Shifted(datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return datetime.now(tz) + timedelta(hours=hours)
+
+        monkeypatch.setattr(api_keys, "datetime", Shifted)
+
+    _, valid = await make_key(database, Role.READER, expires_at=datetime.now(UTC) + timedelta(hours=1))
+    _, expiring = await make_key(database, Role.READER, expires_at=datetime.now(UTC) + timedelta(seconds=2))
+    async with open_pool(database, "test") as pool:
+        cache = api_keys.ApiKeyCache(database, pool)
+        await cache.load()
+        shift(2)
+        assert cache.authenticate(valid)
+        shift(-2)
+
+        async def refused() -> bool:
+            return cache.authenticate(expiring) is None
+
+        await wait_until(refused, what="the key has expired by the database's clock")
 
 
 async def equals(awaitable: Any, expected: Any) -> bool:

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import sys
+import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
@@ -177,3 +178,29 @@ async def test_many_due_tasks_do_not_delay_another_type(settings, pool):
 
         row = await wait_until(released, every=0.001)
         assert row[1] > 0, "the other type waited for all due tasks"
+
+
+async def test_a_corrected_clock_of_postgresql_delays_no_task(settings, pool, system):
+    """S4: a task that becomes due because PostgreSQL's clock is set forward is released within about a
+    second, although no notification announces it; before, up to 10 s later."""
+    [id_] = await submit(pool, 1, run_at=datetime.now(UTC) + timedelta(hours=2))
+    async with running_service(create_app(settings)):
+        other = (await submit(pool, 1))[0]
+
+        async def state(task_id):
+            return await pool.fetchval("SELECT state FROM task WHERE id = $1", task_id)
+
+        async def other_is_queued():
+            return await state(other) == "queued"
+
+        # Task-sync sleeps until the first task is due.
+        await wait_until(other_is_queued)
+        # To task-sync, a step of the clock by two hours looks like this.
+        await pool.execute("UPDATE task SET due_at = now() WHERE id = $1", id_)
+        began_s = time.monotonic()
+
+        async def released():
+            return await state(id_) == "queued"
+
+        await wait_until(released)
+        assert time.monotonic() - began_s < 5

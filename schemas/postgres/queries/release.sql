@@ -82,20 +82,25 @@ SELECT id, step, attempt FROM task WHERE id = ANY ($1::bigint[]) AND state || ''
 
 -- name: queued_cutoffs
 -- The given types that have queued tasks. Kafka has the records of all tasks that were queued
--- before the cutoff, which is the time of the oldest batch note. Only the owner runs this, between
--- two releases, so that no release is in progress.
-SELECT i.type, least(now(), (SELECT min(r.created_at) FROM release r WHERE r.type = i.type)) AS cutoff
+-- before the cutoff, which is the transaction of the oldest batch note. Only the owner runs this,
+-- between two releases, so that no release is in progress. A transaction and not a time: after the
+-- clock was set back, tasks that are released later would seem to be queued before.
+SELECT i.type,
+       (SELECT x.xid::text
+        FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::xid AS xid
+              UNION ALL SELECT r.xmin FROM release r WHERE r.type = i.type) x
+        ORDER BY age(x.xid) DESC LIMIT 1) AS cutoff
 FROM unnest($1::text[]) AS i (type)
 WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'queued');
 
 -- name: make_lost_ready
 -- Makes tasks ready again that were queued before the cutoff ($2), at most `limit` ($3), and
--- notifies the owner of their type. Every release renews `updated_at`: a task that was released
--- again is not found.
+-- notifies the owner of their type. Every release writes the row: a task that was released again is
+-- not found.
 WITH found AS (
     UPDATE task SET state = 'ready', updated_at = now()
-    WHERE id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued' AND updated_at < $2
-                          ORDER BY updated_at LIMIT $3 FOR UPDATE))
+    WHERE id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued' AND age(xmin) > age($2::text::xid)
+                          ORDER BY id LIMIT $3 FOR UPDATE))
     RETURNING id
 ), notified AS (
     SELECT pg_notify('penstock_ready', $1) WHERE EXISTS (SELECT FROM found)

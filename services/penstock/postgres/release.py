@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import asyncpg
 
@@ -119,8 +118,8 @@ async def in_flight(session: Session, attempt_ids: Sequence[AttemptId]) -> set[A
     return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}
 
 
-async def queued_cutoffs(session: Session, type_names: Sequence[str]) -> dict[str, datetime]:
-    """By type with queued tasks: Kafka has the records of all tasks queued before this moment.
+async def queued_cutoffs(session: Session, type_names: Sequence[str]) -> dict[str, str]:
+    """By type with queued tasks: Kafka has the records of all tasks queued before this transaction.
 
     Args:
         session: the owner of the types, while it releases none of their tasks.
@@ -131,9 +130,9 @@ async def queued_cutoffs(session: Session, type_names: Sequence[str]) -> dict[st
 
 
 async def make_lost_ready(
-    pool: asyncpg.Pool[asyncpg.Record], type_name: str, cutoff: datetime, limit: int
+    pool: asyncpg.Pool[asyncpg.Record], type_name: str, cutoff: str, limit: int
 ) -> list[int]:
-    """Makes tasks ready again that were queued before `cutoff`, at most `limit`; returns their ids.
+    """Makes tasks ready again that were queued before a cutoff, at most `limit`; returns their ids.
 
     Raises:
         PostgresUnavailable: nothing was changed.

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -55,12 +54,12 @@ class Case:
 
     Attributes:
         type: the type.
-        cutoff: Kafka had the ready records of all tasks that were queued before this moment.
+        cutoff: Kafka had the ready records of all tasks that were queued before this transaction.
         proof: its progress.
     """
 
     type: TaskType
-    cutoff: datetime
+    cutoff: str
     proof: Proof
 
 
@@ -135,7 +134,7 @@ class Recheck:
         await self._check_service(Station.HEARTBEATS)
         await self._check_ready(due)
 
-    async def _due(self) -> dict[str, tuple[TaskType, datetime]]:
+    async def _due(self) -> dict[str, tuple[TaskType, str]]:
         """Types whose proof is to begin, with their cutoffs."""
         now_s = asyncio.get_running_loop().time()
         due = {}
@@ -149,7 +148,7 @@ class Recheck:
         cutoffs = await self._release_loop.queued_cutoffs(list(due))
         return {name: (due[name], cutoff) for name, cutoff in cutoffs.items()}
 
-    async def _check_ready(self, due: Mapping[str, tuple[TaskType, datetime]]) -> None:
+    async def _check_ready(self, due: Mapping[str, tuple[TaskType, str]]) -> None:
         cases = [case for case in self._cases.values() if case.proof.station is Station.READY]
         types = {case.type.name: case.type for case in cases}
         types |= {name: task_type for name, (task_type, _cutoff) in due.items()}

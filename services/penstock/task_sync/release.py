@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from datetime import datetime
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -81,7 +80,7 @@ class ReleaseLoop:
         # stall detector.
         self._step = ""
         self._step_count = 0
-        self._cutoffs_request: tuple[Sequence[str], asyncio.Future[dict[str, datetime]]] | None = None
+        self._cutoffs_request: tuple[Sequence[str], asyncio.Future[dict[str, str]]] | None = None
         self.may_have_queued = asyncio.Event()
 
     def on_ready(self, type_name: str) -> None:
@@ -130,9 +129,9 @@ class ReleaseLoop:
         self._step = step
         self._step_count += 1
 
-    async def queued_cutoffs(self, type_names: Sequence[str]) -> dict[str, datetime]:
+    async def queued_cutoffs(self, type_names: Sequence[str]) -> dict[str, str]:
         """As `postgres.release.queued_cutoffs`, run between two releases; one request at a time."""
-        future: asyncio.Future[dict[str, datetime]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._cutoffs_request = (type_names, future)
         self._wake.set()
         return await future

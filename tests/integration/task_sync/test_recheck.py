@@ -12,8 +12,9 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.kafka.connection import admin_client
 from penstock.kafka.topics import workers_group
-from penstock.postgres import tasks, types
+from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
 
 
 @pytest.fixture
@@ -128,3 +129,33 @@ async def test_tasks_without_workers_are_not_rechecked(system):
     assert len(await system.records()) == 10
     async with admin_client(system.settings()) as admin:
         assert not await admin.list_consumer_group_offsets(workers_group(system.where["prefix"], "t"))
+
+
+async def test_a_clock_that_is_set_back_makes_no_released_task_lost(system):
+    """T5, W4: the clock of PostgreSQL is set back by two hours after a recheck has begun. A task that is
+    released then seems to be queued before the recheck, but it has a record: it is not released again.
+    Tasks that were queued before are, also when their clock was ahead."""
+    [before, ahead, after] = await system.submit(3)
+    async with open_session(system.database, "test") as session:
+
+        async def queue(id_, updated_at):
+            await system.pool.execute(
+                f"UPDATE task SET state = 'queued', updated_at = {updated_at} WHERE id = $1", id_
+            )
+
+        await queue(before, "now()")
+        await queue(ahead, "now() + interval '2 hours'")
+        cutoffs = await release.queued_cutoffs(session, ["t"])
+        await queue(after, "now() - interval '2 hours'")
+        assert sorted(await release.make_lost_ready(system.pool, "t", cutoffs["t"], 10)) == [before, ahead]
+
+
+async def test_a_batch_that_kafka_has_not_confirmed_is_not_lost(system):
+    """T5: tasks of a release whose note is still there may get their records yet."""
+    [before, noted] = await system.submit(2)
+    await system.pool.execute("UPDATE task SET state = 'queued' WHERE id = $1", before)
+    async with open_session(system.database, "test") as session:
+        batch = await release.release(session, types.TaskType(name="t", partitions=2), 10, [])
+        assert [task.fence.id for task in batch.tasks] == [noted]
+        cutoffs = await release.queued_cutoffs(session, ["t"])
+        assert await release.make_lost_ready(system.pool, "t", cutoffs["t"], 10) == [before]

@@ -137,7 +137,7 @@ WITH deleted AS (
 ), released AS (
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
     WHERE t.id = ANY ($2::bigint[]) AND t.state || '' = 'ready'
-    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
+    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses, t.priority,
               t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)

@@ -47,7 +47,7 @@ WITH deleted AS (
     -- lost.
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
-    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
+    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses, t.priority,
               t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
@@ -63,7 +63,7 @@ DELETE FROM release WHERE id = ANY ($1::bigint[]);
 -- name: unconfirmed
 -- Batches that an earlier owner may not have written to Kafka, with their tasks that are still
 -- queued.
-SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.priority,
+SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses, t.priority,
        t.content_type, t.context, t.context_ref, t.traceparent
 FROM release r
 -- Joins by primary key: the state is an expression, so that the planner uses no index on it.

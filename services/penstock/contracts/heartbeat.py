@@ -51,6 +51,8 @@ class Heartbeat:
         tasks: the attempts.
         max_attempts: most attempts, the first included, of their stages; None is their type's
             limit.
+        begun: with claim and beat, whether the handlers have begun or begin at once; False for
+            suspects that wait for their turn.
     """
 
     kind: Kind
@@ -58,6 +60,7 @@ class Heartbeat:
     lease_ms: int
     tasks: Sequence[AttemptId]
     max_attempts: int | None = None
+    begun: bool = True
 
     @property
     def terms(self) -> LeaseTerms:
@@ -74,35 +77,42 @@ class Heartbeat:
         }
         if self.max_attempts is not None:
             wire["max_attempts"] = self.max_attempts
+        if not self.begun:
+            wire["begun"] = False
         return orjson.dumps(wire)
 
 
 def group_by_terms(
-    kind: Kind, worker: str, attempts: Iterable[tuple[AttemptId, LeaseTerms]]
+    kind: Kind, worker: str, attempts: Iterable[tuple[AttemptId, LeaseTerms]], *, begun: bool = True
 ) -> list[Heartbeat]:
     """The records about attempts: one for each of their terms, which is a single one as a rule."""
     groups: defaultdict[LeaseTerms, list[AttemptId]] = defaultdict(list)
     for attempt_id, terms in attempts:
         groups[terms].append(attempt_id)
     return [
-        Heartbeat(kind, worker, terms.lease_ms, attempt_ids, terms.max_attempts)
+        Heartbeat(kind, worker, terms.lease_ms, attempt_ids, terms.max_attempts, begun)
         for terms, attempt_ids in groups.items()
     ]
 
 
-def claims_of(worker: str, claimed: Iterable[ReadyTask], limits: Mapping[str, int]) -> list[Heartbeat]:
+def claims_of(
+    worker: str, claimed: Iterable[ReadyTask], limits: Mapping[str, int], *, isolates: bool = True
+) -> list[Heartbeat]:
     """The claims of tasks.
 
     Args:
         worker: id of the worker that claims.
         claimed: tasks of one type.
         limits: most attempts by stage, for stages with a limit of their own.
+        isolates: whether the worker runs suspects apart, and says when each of them begins.
     """
-    return group_by_terms(
-        Kind.CLAIM,
-        worker,
-        (
-            (ready.fence.attempt_id, LeaseTerms(ready.lease_ms, limits.get(ready.fence.stage)))
-            for ready in claimed
-        ),
-    )
+    groups: dict[bool, list[tuple[AttemptId, LeaseTerms]]] = {True: [], False: []}
+    for ready in claimed:
+        terms = LeaseTerms(ready.lease_ms, limits.get(ready.fence.stage))
+        begun = ready.isolation is None or not isolates
+        groups[begun].append((ready.fence.attempt_id, terms))
+    return [
+        claim
+        for begun, attempts in groups.items()
+        for claim in group_by_terms(Kind.CLAIM, worker, attempts, begun=begun)
+    ]

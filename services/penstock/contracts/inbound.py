@@ -59,7 +59,8 @@ def decode_heartbeat(data: bytes) -> tuple[Heartbeat, list[Fault]]:
         else:
             tasks.append(AttemptId(int(task), int(step), int(attempt)))
     limit = int(raw["max_attempts"]) if "max_attempts" in raw else None
-    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit), faults
+    begun = bool(raw.get("begun", True))
+    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit, begun), faults
 
 
 def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Fault]]:

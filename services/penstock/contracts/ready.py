@@ -10,12 +10,15 @@ import orjson
 
 from penstock.contracts.context import Context
 from penstock.core.completion import Fence
+from penstock.core.suspects import Isolation
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
 
 # A lookup of an enumeration's members takes longer than all other work on a record.
 _NAMES = {level: level.name for level in Priority}
 _LEVELS = {level.name: level for level in Priority}
+# Without an entry for None: only suspects have the field.
+_ISOLATIONS = {isolation.value: isolation for isolation in Isolation}
 
 _MAX_ID = 2**63 - 1
 _MAX_INTEGER = 2**31 - 1
@@ -42,6 +45,7 @@ class ReadyTask:
         tries: failed attempts of this stage so far.
         priority: order in which a worker starts the attempts it has claimed.
         traceparent: of the parent of the attempt's span; None when the task is not traced.
+        isolation: how to run a task whose stage has lost a worker; None for all others.
     """
 
     fence: Fence
@@ -51,6 +55,7 @@ class ReadyTask:
     tries: int = 0
     priority: Priority = Priority.MEDIUM
     traceparent: str | None = None
+    isolation: Isolation | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of the record."""
@@ -68,6 +73,8 @@ class ReadyTask:
         }
         if self.traceparent is not None:
             wire["traceparent"] = self.traceparent
+        if self.isolation is not None:
+            wire["isolation"] = self.isolation.value
         return wire
 
     def encode(self) -> bytes:
@@ -121,6 +128,7 @@ class ReadyTask:
                 # order here.
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
                 traceparent=None if traceparent is None else _text(traceparent),
+                isolation=_ISOLATIONS.get(raw.get("isolation")),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error

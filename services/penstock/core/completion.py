@@ -87,6 +87,8 @@ def conclude(
     counts: FailureCounts | None = None,
     policy: RetryPolicy | None = None,
     max_losses: int = 3,
+    charged: bool = True,
+    begun: bool = True,
     chance: float = 0.0,
 ) -> Conclusion:
     """Decides where a task goes.
@@ -101,6 +103,9 @@ def conclude(
         policy: with FAIL and EXPIRED, the attempts there may be and their delays.
         max_losses: with EXPIRED, how many workers the stage may lose before its task is
             quarantined.
+        charged: with EXPIRED, whether the loss counts for the stage (`core.suspects`).
+        begun: with EXPIRED, whether the handler may have begun: an attempt that has begun counts
+            for the limit of attempts, also when its loss is not charged.
         chance: with FAIL and EXPIRED, a random number from 0 to 1 for the jitter.
     """
     if outcome is Outcome.NEXT:
@@ -129,11 +134,12 @@ def conclude(
         # Losses have a limit of their own (W8): a task that kills its workers is quarantined,
         # however often it may fail. Losses also use up attempts: a task that may be tried once is
         # not tried again when its worker is lost.
-        counts = FailureCounts(counts.failures, counts.losses + 1)
-        failures = counts.failures + counts.losses
-        if counts.losses >= max_losses:
+        if charged:
+            counts = FailureCounts(counts.failures, counts.losses + 1)
+        failures = counts.failures + counts.losses + (0 if charged else 1)
+        if charged and counts.losses >= max_losses:
             end = Transition.QUARANTINED
-        elif policy.exhausted(failures):
+        elif begun and policy.exhausted(failures):
             end = Transition.FAILED
     else:
         counts = FailureCounts(counts.failures + 1, counts.losses)

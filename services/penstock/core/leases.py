@@ -26,6 +26,8 @@ class Lease:
         partition: the heartbeats partition of its worker.
         max_attempts: attempts, the first included, that the stage may have; None is its type's
             limit.
+        begun: whether its handler has begun, by its worker's last record; None for a restored
+            lease.
     """
 
     attempt_id: AttemptId
@@ -34,6 +36,7 @@ class Lease:
     seen_s: float
     partition: int
     max_attempts: int | None = None
+    begun: bool | None = None
 
     @property
     def deadline_s(self) -> float:
@@ -78,12 +81,13 @@ class LeaseWheel:
         self._leases[lease.attempt_id] = lease
         self._file(lease)
 
-    def beat(self, attempt_id: AttemptId, worker: str, now_s: float) -> bool:
-        """Stores a heartbeat; False when this worker holds no such lease."""
+    def beat(self, attempt_id: AttemptId, worker: str, now_s: float, *, begun: bool = True) -> bool:
+        """Stores a heartbeat, and whether the handler has begun; False without such a lease."""
         lease = self._leases.get(attempt_id)
         if lease is None or lease.worker != worker:
             return False
         lease.seen_s = max(lease.seen_s, now_s)
+        lease.begun = begun
         return True
 
     def end(self, attempt_id: AttemptId, worker: str) -> bool:

@@ -59,12 +59,13 @@ DEFAULT_LEASE_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class BeatEntry:
-    """A heartbeat in a request: its index, its attempt and the terms of the claim."""
+    """A heartbeat in a request: its index, its attempt, the terms of the claim, whether it has begun."""
 
     index: int
     attempt_id: AttemptId
     lease_ms: int
     max_attempts: int | None
+    begun: bool
 
 
 class WorkerRoutes:
@@ -256,11 +257,20 @@ class WorkerRoutes:
 
     async def _send(self, worker: str, beats: Sequence[BeatEntry], results: Sequence[StageResult]) -> None:
         record_key = worker.encode()
-        heartbeats = group_by_terms(
-            Kind.BEAT,
-            worker,
-            ((beat.attempt_id, LeaseTerms(beat.lease_ms, beat.max_attempts)) for beat in beats),
-        )
+        heartbeats = [
+            heartbeat
+            for begun in (True, False)
+            for heartbeat in group_by_terms(
+                Kind.BEAT,
+                worker,
+                (
+                    (beat.attempt_id, LeaseTerms(beat.lease_ms, beat.max_attempts))
+                    for beat in beats
+                    if beat.begun is begun
+                ),
+                begun=begun,
+            )
+        ]
         await asyncio.gather(*(self._producer.send_results(worker, chunk) for chunk in _chunks(results)))
         if results:
             # After the results: a lease that ended before would let the task run again.
@@ -302,7 +312,7 @@ def _parse_entries(
                     attempt_id = AttemptId(int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
                     max_attempts = int(raw["max_attempts"]) if "max_attempts" in raw else None
                     lease_ms = int(raw.get("lease_ms", DEFAULT_LEASE_MS))
-                    beats.append(BeatEntry(index, attempt_id, lease_ms, max_attempts))
+                    beats.append(BeatEntry(index, attempt_id, lease_ms, max_attempts, raw.get("begun", True)))
             else:
                 faults = _result_faults(raw)
                 if not faults:

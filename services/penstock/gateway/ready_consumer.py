@@ -296,11 +296,16 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 request.succeed(ClaimedTasks.none())
                 continue
             size = count = 0
+            suspected = False
             while self._buffer and count < request.max_tasks:
                 task = self._buffer[0].task
                 if task is not None:
                     if count and size + task.context.size > MAX_RESPONSE_BYTES:
                         break
+                    # One suspect at a time, also for workers that do not isolate them.
+                    if suspected and task.isolation is not None:
+                        break
+                    suspected = suspected or task.isolation is not None
                     size += task.context.size
                     count += 1
                 request.records.append(self._buffer.popleft())
@@ -331,7 +336,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         records: list[tuple[bytes | None, bytes]] = []
         for request in served:
             claimed = [record.task for record in request.records if record.task is not None]
-            claims = claims_of(request.worker, claimed, request.max_attempts)
+            claims = claims_of(request.worker, claimed, request.max_attempts, isolates=False)
             records += [(request.worker.encode(), claim.encode()) for claim in claims]
         await self._producer.send(HEARTBEATS, records)
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import asyncpg
 
@@ -17,6 +16,7 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
+from penstock.heartbeats.claims import Claim, ClaimRecord
 from penstock.heartbeats.metrics import Metrics
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
@@ -43,37 +43,6 @@ VERIFY_WITHIN_S = 5.0
 # A loop that is late by more than this has stalled; the scheduler of a busy machine makes it late
 # by less.
 STALL_S = 1.0
-
-
-@dataclass(slots=True)
-class ClaimRecord:
-    """An unacknowledged claim record, and how many of its attempts are only in memory."""
-
-    delivery: Delivery
-    remaining: int
-
-    def resolve(self) -> None:
-        """One of its attempts was released or written."""
-        self.remaining -= 1
-        if self.remaining == 0:
-            self.delivery.settle()
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A claim that is only in memory.
-
-    Attributes:
-        lease: of its attempt.
-        record: that it came with.
-        since_s: when it came.
-        beaten: whether it came as a beat.
-    """
-
-    lease: Lease
-    record: ClaimRecord
-    since_s: float
-    beaten: bool
 
 
 class LeaseTracker:
@@ -115,6 +84,8 @@ class LeaseTracker:
         # In order of arrival, the oldest first.
         self._claims: dict[AttemptId, Claim] = {}
         self._partitions: frozenset[int] = frozenset()
+        # Lost workers whose loss was charged to a suspect, while they have leases.
+        self._suspected: set[str | None] = set()
         self._chance = chance
         self._metrics = Metrics()
 
@@ -142,9 +113,7 @@ class LeaseTracker:
             # A beat for an attempt without a lease counts as a claim: the claim was lost, or went
             # to the owner of another partition. But only a claim takes an attempt over from another
             # worker.
-            unknown = [
-                attempt_id for attempt_id in heartbeat.tasks if not self._beat(attempt_id, heartbeat.worker)
-            ]
+            unknown = [attempt_id for attempt_id in heartbeat.tasks if not self._beat(attempt_id, heartbeat)]
             unwatched = [attempt_id for attempt_id in unknown if not self._is_watched(attempt_id)]
             self._claim(unwatched, heartbeat, delivery)
             return
@@ -169,15 +138,17 @@ class LeaseTracker:
                 now_s,
                 delivery.partition,
                 heartbeat.max_attempts,
+                heartbeat.begun,
             )
             self._claims[attempt_id] = Claim(lease, record, now_s, heartbeat.kind is Kind.BEAT)
 
-    def _beat(self, attempt_id: AttemptId, worker: str) -> bool:
+    def _beat(self, attempt_id: AttemptId, heartbeat: Heartbeat) -> bool:
         claim = self._claims.get(attempt_id)
-        if claim is not None and claim.lease.worker == worker:
+        if claim is not None and claim.lease.worker == heartbeat.worker:
             claim.lease.seen_s = self._clock()
+            claim.lease.begun = heartbeat.begun
             return True
-        return self._wheel.beat(attempt_id, worker, self._clock())
+        return self._wheel.beat(attempt_id, heartbeat.worker, self._clock(), begun=heartbeat.begun)
 
     def _is_watched(self, attempt_id: AttemptId) -> bool:
         return attempt_id in self._claims or self._wheel.get(attempt_id) is not None
@@ -362,22 +333,21 @@ class LeaseTracker:
 
     async def _end(self, expired: Sequence[Lease]) -> None:
         """Ends the attempts of expired leases; evicts workers that have lost their last lease."""
+        # Leases of one worker expire at different times, but its loss is charged once.
+        lost = {lease.worker for lease in expired}
+        others = [lease for lease in self._wheel if lease.worker in lost]
+        others += [claim.lease for claim in self._claims.values() if claim.lease.worker in lost]
         expiry = await expire(
             self._pool,
-            [
-                ExpiredLease(
-                    lease.attempt_id,
-                    lease.worker,
-                    f"no heartbeat from worker {lease.worker} for {lease.timeout_s:g} s",
-                    lease.max_attempts,
-                )
-                for lease in expired
-            ],
+            [_expired(lease) for lease in expired],
+            others=[_expired(lease) for lease in others],
+            suspected=self._suspected,
             chance=self._chance,
             source=self._settings.event_source,
         )
         self._publisher.enqueue(expiry.outbox)
         holders = self._wheel.holders()
+        self._suspected = {worker for worker in self._suspected | expiry.suspected if worker in holders}
         types_by_lost_worker: defaultdict[str, set[str]] = defaultdict(set)
         for ending, type_name in expiry.ended:
             if ending.worker is not None and ending.worker not in holders:
@@ -399,3 +369,8 @@ class LeaseTracker:
                 "worker": ending.worker,
             },
         )
+
+
+def _expired(lease: Lease) -> ExpiredLease:
+    reason = f"no heartbeat from worker {lease.worker} for {lease.timeout_s:g} s"
+    return ExpiredLease(lease.attempt_id, lease.worker, reason, lease.max_attempts, lease.begun)

@@ -10,6 +10,7 @@ import asyncpg
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
+from penstock.core.suspects import isolation_of
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
 from penstock.postgres.connection import translated
@@ -173,4 +174,5 @@ def ready_of(task_type: TaskType, row: asyncpg.Record, levels: Mapping[int, int]
         tries=row["tries"],
         priority=_LEVELS[row["priority"] if levels is None else levels[row["id"]]],
         traceparent=row["traceparent"],
+        isolation=isolation_of(row["losses"], task_type.max_losses),
     )

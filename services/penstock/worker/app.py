@@ -130,8 +130,16 @@ class Worker:
                 self._limits(),
                 lambda claimed: loop.call_soon_threadsafe(pool.start_all, claimed),
                 lambda attempt_ids: loop.call_soon_threadsafe(pool.drop, attempt_ids),
+                lambda attempt_id: loop.call_soon_threadsafe(pool.begin, attempt_id),
+                lambda attempt_id: loop.call_soon_threadsafe(pool.end_turn, attempt_id),
             )
-            pool = HandlerPool(Execution(self._stages, objects, settings.threads), client.add, settings.pool)
+            pool = HandlerPool(
+                Execution(self._stages, objects, settings.threads),
+                client.add,
+                settings.pool,
+                lambda attempt_id: platform.call_soon(client.announce, attempt_id),
+                lambda attempt_id: platform.call_soon(client.ended, attempt_id),
+            )
             pulled = asyncio.Event()
 
             async def work() -> None:

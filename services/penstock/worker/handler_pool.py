@@ -1,4 +1,8 @@
-"""The handler pool: runs a bounded number of attempts; others wait in order of priority."""
+"""The handler pool: runs a bounded number of attempts; others wait in order of priority.
+
+Suspects (`core.suspects`) run one at a time. Before one begins, the platform must know: a handler
+that kills the process leaves no time to report it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from functools import partial
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
+from penstock.core.suspects import Isolation, SuspectGate
 from penstock.worker.execution import Execution, returned_result
 from penstock.worker.priority_semaphore import PriorityQueue
 
@@ -17,6 +22,9 @@ log = logging.getLogger(__name__)
 
 # Seconds that cancelled handlers get to end during a drain.
 CANCEL_S = 1.0
+# A suspect that has run for so long lets the next one begin beside it. Otherwise the loss of a host
+# with thousands of long tasks would hold them up for days.
+TURN_S = 60.0
 
 
 class HandlerPool:
@@ -26,14 +34,30 @@ class HandlerPool:
         execution: runs one attempt.
         report: called with each result.
         size: most attempts at once.
+        announce: tells the platform that a suspect begins; `begin` follows when it knows.
+        ended: called with a suspect that has ended; `end_turn` follows when its result is stored.
+            Otherwise the next attempt could kill the process before, and the loss would be charged
+            to both.
     """
 
-    def __init__(self, execution: Execution, report: Callable[[StageResult], None], size: int) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        report: Callable[[StageResult], None],
+        size: int,
+        announce: Callable[[AttemptId], object],
+        ended: Callable[[AttemptId], object],
+    ) -> None:
         self._execution = execution
         self._report = report
         self._size = size
         self._running: dict[AttemptId, tuple[asyncio.Task[None], ReadyTask]] = {}
         self._backlog = PriorityQueue()
+        self._announce = announce
+        self._ended = ended
+        self._gate: SuspectGate[AttemptId] = SuspectGate()
+        # Suspects that have not begun.
+        self._suspects: dict[AttemptId, ReadyTask] = {}
         self._closed = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -42,14 +66,34 @@ class HandlerPool:
         for ready in claimed:
             if self._closed:
                 self._report(returned_result(ready, "the worker is stopping"))
-            else:
+            elif ready.isolation is None:
                 self._backlog.add(ready)
+            else:
+                attempt_id = ready.fence.attempt_id
+                self._suspects[attempt_id] = ready
+                self._gate.add(attempt_id, ready.isolation)
+        self._fill()
+
+    def begin(self, attempt_id: AttemptId) -> None:
+        """Begins a suspect that was announced, unless it was dropped or returned meanwhile."""
+        ready = self._suspects.pop(attempt_id, None)
+        if ready is None:
+            return
+        self._start(ready)
+        if ready.isolation is Isolation.ONE:
+            asyncio.get_running_loop().call_later(TURN_S, self.end_turn, attempt_id)
+
+    def end_turn(self, attempt_id: AttemptId) -> None:
+        """Lets the next suspect begin, if this one has its turn."""
+        self._gate.end_turn(attempt_id)
         self._fill()
 
     def drop(self, attempt_ids: list[AttemptId]) -> None:
         """Ends attempts without a result: their handlers are cancelled."""
         self._backlog.drop(set(attempt_ids))
+        self._gate.drop(attempt_ids)
         for attempt_id in attempt_ids:
+            self._suspects.pop(attempt_id, None)
             entry = self._running.pop(attempt_id, None)
             if entry is not None:
                 entry[0].cancel()
@@ -60,6 +104,10 @@ class HandlerPool:
         self._closed = True
         while self._backlog:
             self._report(returned_result(self._backlog.take(), "the worker is stopping"))
+        for ready in self._suspects.values():
+            self._report(returned_result(ready, "the worker is stopping"))
+        self._gate.drop(self._suspects)
+        self._suspects.clear()
         if self._running:
             log.info(
                 "Draining while handlers are running",
@@ -109,17 +157,27 @@ class HandlerPool:
 
     def _settle(self, attempt_id: AttemptId, result: StageResult) -> None:
         """Reports an attempt unless it is settled or dropped, and starts the next one."""
-        if self._running.pop(attempt_id, None) is None:
+        entry = self._running.pop(attempt_id, None)
+        if entry is None:
             return
         self._report(result)
+        if entry[1].isolation is not None:
+            self._ended(attempt_id)
         self._fill()
 
     def _fill(self) -> None:
-        while self._backlog and len(self._running) < self._size and not self._closed:
-            ready = self._backlog.take()
-            task = asyncio.create_task(self._run(ready))
-            self._running[ready.fence.attempt_id] = (task, ready)
-            task.add_done_callback(partial(self._on_done, ready))
+        if self._closed or len(self._running) >= self._size:
+            return
+        suspect = self._gate.take(len(self._running))
+        if suspect is not None:
+            self._announce(suspect)
+        while self._backlog and len(self._running) < self._size and not self._gate.closed:
+            self._start(self._backlog.take())
+
+    def _start(self, ready: ReadyTask) -> None:
+        task = asyncio.create_task(self._run(ready))
+        self._running[ready.fence.attempt_id] = (task, ready)
+        task.add_done_callback(partial(self._on_done, ready))
 
     def _on_done(self, ready: ReadyTask, task: asyncio.Task[None]) -> None:
         if task.cancelled():

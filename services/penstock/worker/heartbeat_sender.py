@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
+from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms
 from penstock.core.attempt import AttemptId
 from penstock.core.heartbeat_queue import Answer, HeartbeatPolicy, HeartbeatQueue
@@ -69,6 +70,8 @@ class HeartbeatSender:
         self._on_lost = on_lost
         self._queues: dict[LeaseTerms, HeartbeatQueue[AttemptId]] = {}
         self._next_step_s: dict[LeaseTerms, float] = {}
+        # Suspects that wait for their turn, with the terms of their claims.
+        self._waiting: dict[AttemptId, LeaseTerms] = {}
         self._wake = asyncio.Event()
         self._room_freed = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
@@ -98,12 +101,53 @@ class HeartbeatSender:
                 self._wake.set()
             for attempt_id in claim.tasks:
                 queue.add(attempt_id, claimed_s)
+                if not claim.begun:
+                    self._waiting[attempt_id] = terms
+
+    def send_waiting(self) -> None:
+        """Tells the platform now which attempts wait: a gateway claims them as begun."""
+        by_terms: dict[LeaseTerms, list[AttemptId]] = {}
+        for attempt_id, terms in self._waiting.items():
+            by_terms.setdefault(terms, []).append(attempt_id)
+        for terms, attempt_ids in by_terms.items():
+            self._start_sending(self._queues[terms], terms, attempt_ids, self._clock())
+
+    async def announce(self, attempt_id: AttemptId) -> bool:
+        """Tells the platform that a suspect begins; tries again while the platform is unavailable.
+
+        Returns False for an attempt that this worker has lost.
+
+        Raises:
+            Fatal: no heartbeat can be sent any more.
+        """
+        terms = self._waiting.get(attempt_id)
+        if terms is None:
+            return False
+        heartbeat = Heartbeat(Kind.BEAT, self._worker_id, terms.lease_ms, [attempt_id], terms.max_attempts)
+        answers = await retry_until_available(
+            lambda: self._transport.try_heartbeat(heartbeat),
+            waiting_for="begin of a suspect",
+            backoff=WORKER_BACKOFF,
+        )
+        if self._waiting.pop(attempt_id, None) is None:
+            return False
+        if answers[attempt_id] is Answer.GONE:
+            self.remove([attempt_id])
+            self._on_lost([attempt_id])
+            return False
+        return True
 
     def remove(self, attempt_ids: list[AttemptId]) -> None:
         """Ends the heartbeats of attempts."""
         for queue in self._queues.values():
             queue.discard(attempt_ids)
+        self._discard_waiting(attempt_ids)
         self._room_freed.set()
+
+    def _discard_waiting(self, attempt_ids: Iterable[AttemptId]) -> None:
+        if self._waiting:
+            for attempt_id in attempt_ids:
+                self._waiting.pop(attempt_id, None)
 
     async def run(self) -> None:
         """Sends heartbeats until cancelled.
@@ -136,9 +180,22 @@ class HeartbeatSender:
             self._drop_cut_off(queue, now_s)
             due = queue.step(now_s)
             for begin in range(0, len(due), HEARTBEATS_PER_RECORD):
-                sending = asyncio.create_task(
-                    self._send(queue, terms, due[begin : begin + HEARTBEATS_PER_RECORD], now_s)
-                )
+                self._start_sending(queue, terms, due[begin : begin + HEARTBEATS_PER_RECORD], now_s)
+
+    def _start_sending(
+        self,
+        queue: HeartbeatQueue[AttemptId],
+        terms: LeaseTerms,
+        attempt_ids: list[AttemptId],
+        now_s: float,
+    ) -> None:
+        waiting = [attempt_id for attempt_id in attempt_ids if attempt_id in self._waiting]
+        begun = attempt_ids
+        if waiting:
+            begun = [attempt_id for attempt_id in attempt_ids if attempt_id not in self._waiting]
+        for of_kind, has_begun in ((begun, True), (waiting, False)):
+            if of_kind:
+                sending = asyncio.create_task(self._send(queue, terms, of_kind, now_s, begun=has_begun))
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
 
@@ -168,6 +225,7 @@ class HeartbeatSender:
                 },
             )
             queue.discard(lost)
+            self._discard_waiting(lost)
             self._room_freed.set()
             self._on_lost(lost)
 
@@ -177,12 +235,16 @@ class HeartbeatSender:
         terms: LeaseTerms,
         attempt_ids: list[AttemptId],
         sent_s: float,
+        *,
+        begun: bool,
     ) -> None:
         # An unavailable server counts as throttling: these attempts come first at the next step,
         # without a retry count.
         answers: Mapping[AttemptId, Answer] = dict.fromkeys(attempt_ids, Answer.THROTTLED)
         try:
-            heartbeat = Heartbeat(Kind.BEAT, self._worker_id, terms.lease_ms, attempt_ids, terms.max_attempts)
+            heartbeat = Heartbeat(
+                Kind.BEAT, self._worker_id, terms.lease_ms, attempt_ids, terms.max_attempts, begun
+            )
             answers = await self._transport.try_heartbeat(heartbeat)
             self._failures = 0
         except Throttled as error:
@@ -220,6 +282,7 @@ class HeartbeatSender:
                     "tasks": [g.task_id for g in gone[:5]],
                 },
             )
+            self._discard_waiting(gone)
             self._room_freed.set()
             self._on_lost(gone)
 

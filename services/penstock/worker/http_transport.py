@@ -64,7 +64,11 @@ class HttpTransport:
             GatewayUnavailable: the gateway did not accept it.
         """
         attempt_ids = list(heartbeat.tasks)
-        limit = {} if heartbeat.max_attempts is None else {"max_attempts": heartbeat.max_attempts}
+        shared: dict[str, Any] = {}
+        if heartbeat.max_attempts is not None:
+            shared["max_attempts"] = heartbeat.max_attempts
+        if not heartbeat.begun:
+            shared["begun"] = False
         entries: list[dict[str, Any]] = [
             # The gateway reads the attempt's identity only, so the stage is a placeholder.
             {
@@ -74,7 +78,7 @@ class HttpTransport:
                 "attempt": attempt_id.attempt,
                 "outcome": "progress",
                 "lease_ms": heartbeat.lease_ms,
-                **limit,
+                **shared,
             }
             for attempt_id in attempt_ids
         ]
@@ -227,7 +231,10 @@ class HttpPuller:
             self._in_flight.add(claimed)
             # Leases count from the gateway's claim, which lies between the request and the answer.
             claimed_s = max(sent_s, arrived_s - body.get("claimed_ms_ago", 0) / 1000)
-            self._heartbeats.add(claims_of(self._worker_id, claimed, self._limits), claimed_s)
+            claims = claims_of(self._worker_id, claimed, self._limits)
+            self._heartbeats.add(claims, claimed_s)
+            if any(not claim.begun for claim in claims):
+                self._heartbeats.send_waiting()
             self._start(claimed)
         self._answered = True
 

@@ -42,6 +42,13 @@ class InFlight:
                 return False
         return True
 
+    async def wait_gone(self, attempt_ids: Iterable[AttemptId]) -> None:
+        """Waits until none of these attempts is in flight."""
+        waited_for = list(attempt_ids)
+        while not self._attempts.isdisjoint(waited_for):
+            self._removed.clear()
+            await self._removed.wait()
+
     def add(self, claimed: Iterable[ReadyTask]) -> None:
         """Adds claimed attempts."""
         self._attempts.update(ready.fence.attempt_id for ready in claimed)

@@ -55,6 +55,8 @@ class PlatformClient:
             own.
         start: called with attempts to run.
         drop: called with attempts to end without a result.
+        begin: called with an announced suspect once the platform knows that it begins.
+        end_turn: called with an ended suspect once its result is stored.
     """
 
     def __init__(
@@ -64,12 +66,18 @@ class PlatformClient:
         types: Mapping[str, Mapping[str, int]],
         start: Callable[[list[ReadyTask]], object],
         drop: Callable[[list[AttemptId]], object],
+        begin: Callable[[AttemptId], object],
+        end_turn: Callable[[AttemptId], object],
     ) -> None:
         self._settings = settings
         self._worker_id = worker_id
         self._types = types
         self._start = start
         self._drop = drop
+        self._begin = begin
+        self._end_turn = end_turn
+        # Suspects that begin (True) or have ended.
+        self._turns: asyncio.Queue[tuple[AttemptId, bool]] = asyncio.Queue()
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         self._in_flight = InFlight(settings.pool + settings.backlog)
@@ -79,6 +87,23 @@ class PlatformClient:
     def add(self, result: StageResult) -> None:
         """Adds a result to report."""
         self._results.add(result)
+
+    def announce(self, attempt_id: AttemptId) -> None:
+        """Tells the platform that a suspect begins."""
+        self._turns.put_nowait((attempt_id, True))
+
+    def ended(self, attempt_id: AttemptId) -> None:
+        """Waits until the result of a suspect is stored."""
+        self._turns.put_nowait((attempt_id, False))
+
+    async def _serve_suspects(self) -> None:
+        while True:
+            attempt_id, begins = await self._turns.get()
+            if not begins:
+                await self._in_flight.wait_gone([attempt_id])
+                self._end_turn(attempt_id)
+            elif await self._heartbeats.announce(attempt_id):
+                self._begin(attempt_id)
 
     def stop(self) -> None:
         """Ends pulling."""
@@ -125,6 +150,7 @@ class PlatformClient:
                 work(),
                 self._results.run(),
                 self._heartbeats.run(),
+                self._serve_suspects(),
                 *further,
                 # Guards this loop; handlers may block theirs for any time.
                 process.watch_loop(process.STALL_S),

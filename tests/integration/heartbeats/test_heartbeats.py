@@ -50,9 +50,11 @@ async def release_tasks(pool, settings, count=1):
         return [ready.fence.attempt_id for ready in batch.tasks]
 
 
-async def send(settings, kind, attempt_ids, worker="w", lease_ms=60_000, max_attempts=None, follows=None):
+async def send(
+    settings, kind, attempt_ids, worker="w", lease_ms=60_000, max_attempts=None, follows=None, begun=True
+):
     """Writes a heartbeat; with `follows` to the partition of that worker, behind its heartbeats."""
-    value = Heartbeat(kind, worker, lease_ms, attempt_ids, max_attempts).encode()
+    value = Heartbeat(kind, worker, lease_ms, attempt_ids, max_attempts, begun).encode()
     record_key = follows or worker
     await write(settings.kafka, f"{settings.prefix}heartbeats", value, key=record_key.encode())
 
@@ -190,6 +192,27 @@ async def test_a_task_that_loses_too_many_workers_is_quarantined(settings, pool)
         [revoked] = await wait_until(lambda: read(settings.kafka, f"{settings.prefix}revoked"))
     assert (event["event"], event["error"]["kind"]) == ("task.quarantined", "LeaseExpired")
     assert revoked == {"why": "expired", "tasks": [[attempt_id[0], 0, 8]]}
+
+
+@pytest.mark.parametrize("first", ["suspect", "others"])
+async def test_a_loss_is_charged_to_the_suspect_that_had_begun(settings, pool, first):
+    """W8: a suspect that waits for its turn, and an attempt beside a begun suspect, are not charged,
+    in whichever order their leases expire. Without a suspect all begun attempts are charged."""
+    await pool.execute("UPDATE task_type SET max_attempts = 10")
+    suspect, waiting, fresh, other = await release_tasks(pool, settings, 4)
+    await pool.execute("UPDATE task SET losses = 1 WHERE id = ANY ($1)", [suspect[0], waiting[0]])
+    sooner, later = 1_000, 2_000
+    lease_ms = (sooner, later) if first == "suspect" else (later, sooner)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [fresh], lease_ms=lease_ms[1])
+        await send(settings, Kind.CLAIM, [suspect], lease_ms=lease_ms[0], begun=False)
+        await send(settings, Kind.CLAIM, [waiting], lease_ms=lease_ms[1], begun=False)
+        await send(settings, Kind.BEAT, [suspect], lease_ms=lease_ms[0])
+        await send(settings, Kind.CLAIM, [other], worker="without suspects", lease_ms=1_000)
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 4 FROM task WHERE state = 'scheduled'"))
+    losses = {row["id"]: row["losses"] for row in await pool.fetch("SELECT id, losses FROM task")}
+    assert losses == {suspect[0]: 2, waiting[0]: 1, fresh[0]: 0, other[0]: 1}
+    assert await pool.fetchval("SELECT bool_and(attempt = 1) FROM task")
 
 
 async def test_a_running_task_without_a_lease_gets_another_lease(settings, pool):

@@ -78,7 +78,7 @@ async def test_the_most_urgent_handler_starts_first():
                 over.set()
 
         stages = {("t", "s"): Stage(begin if is_async else block, 60, None)}
-        pool = HandlerPool(Execution(stages, None, threads), report, pool_size)
+        pool = HandlerPool(Execution(stages, None, threads), report, pool_size, None, None)
         pool.start_all([ready(1, Priority.LOWEST)])
         while not started:  # noqa: ASYNC110 (the start of a thread has no event in this loop)
             await asyncio.sleep(0)

@@ -1,0 +1,120 @@
+"""Finds the task that kills its workers, among those that only ran beside it.
+
+A lost worker names no culprit. So the platform charges the loss to the attempts that had begun, and
+each of them becomes a suspect. A worker runs suspects one at a time, and its next loss is charged
+to the suspect that had begun, and to no attempt beside it. Before the loss that would quarantine
+its task, a suspect runs alone, so that no other attempt can cause that loss.
+
+Guarantees
+- No task is quarantined for the loss of a worker on which it did not run alone, unless its type
+  allows a single loss.
+- Every loss with a begun attempt is charged to at least one attempt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable
+from enum import StrEnum
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Isolation(StrEnum):
+    """How a worker runs a suspect: `ONE` at a time beside other attempts, or `ALONE`."""
+
+    ONE = "one"
+    ALONE = "alone"
+
+
+def isolation_of(losses: int, max_losses: int) -> Isolation | None:
+    """How the next attempt of a stage runs.
+
+    Args:
+        losses: that its stage was charged with.
+        max_losses: the number that quarantines its task.
+    """
+    if losses == 0:
+        return None
+    return Isolation.ALONE if losses >= max_losses - 1 else Isolation.ONE
+
+
+class Held(NamedTuple, Generic[K]):
+    """An attempt that a lost worker held.
+
+    Attributes:
+        key: of the attempt.
+        losses: that its stage was charged with before.
+        begun: whether its handler had begun; None when that is unknown.
+    """
+
+    key: K
+    losses: int
+    begun: bool | None
+
+
+def suspects_of(held: Collection[Held[K]]) -> set[K]:
+    """The suspects that had begun on a worker."""
+    return {one.key for one in held if one.losses and one.begun}
+
+
+def charged(held: Collection[Held[K]], *, suspects_charged: bool = False) -> set[K]:
+    """The attempts that are charged with the loss of their worker.
+
+    When in doubt whether a suspect had begun it is not charged: it is suspected already.
+
+    Args:
+        held: all attempts of the worker.
+        suspects_charged: whether a begun suspect was charged with this loss before.
+    """
+    if suspects := suspects_of(held):
+        return suspects
+    if suspects_charged:
+        return set()
+    return {one.key for one in held if not one.losses and one.begun is not False}
+
+
+class SuspectGate(Generic[K]):
+    """Decides when suspects begin in one process, and when other attempts must wait."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[K, Isolation]] = deque()
+        # The suspect that has its turn.
+        self._turn: tuple[K, Isolation] | None = None
+
+    def __len__(self) -> int:
+        """How many suspects wait."""
+        return len(self._waiting)
+
+    def add(self, key: K, isolation: Isolation) -> None:
+        """Adds a suspect."""
+        self._waiting.append((key, isolation))
+
+    @property
+    def closed(self) -> bool:
+        """Whether no other attempt may begin: a suspect runs alone, or is the next to do so."""
+        next_up = self._turn or (self._waiting[0] if self._waiting else None)
+        return next_up is not None and next_up[1] is Isolation.ALONE
+
+    def take(self, running: int) -> K | None:
+        """Removes and returns the suspect that begins now, if any.
+
+        Args:
+            running: how many attempts run in this process.
+        """
+        if self._turn is not None or not self._waiting or (self.closed and running):
+            return None
+        self._turn = self._waiting.popleft()
+        return self._turn[0]
+
+    def end_turn(self, key: K) -> None:
+        """Lets the next suspect begin, if this one has its turn: it has ended, or runs for long."""
+        if self._turn is not None and self._turn[0] == key:
+            self._turn = None
+
+    def drop(self, keys: Collection[K]) -> None:
+        """Removes suspects, also the one that has its turn."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] not in keys)
+        if self._turn is not None and self._turn[0] in keys:
+            self._turn = None

@@ -1,0 +1,74 @@
+"""A task that kills its worker is found alone, on a whole deployment with real worker processes."""
+
+import asyncio
+import os
+import resource
+import sys
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.client import Client, Draft
+from penstock.local.deployment import Deployment
+
+
+@asynccontextmanager
+async def supervised_worker(environment):
+    """A worker process that is started again whenever it dies; yields how often each status came."""
+    deaths = Counter()
+
+    async def supervise():
+        while True:
+            worker = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.acceptance.killing_worker",
+                env={**os.environ, **environment},
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+            )
+            try:
+                deaths[await worker.wait()] += 1
+            except asyncio.CancelledError:
+                worker.terminate()
+                await worker.wait()
+                raise
+
+    supervising = asyncio.create_task(supervise())
+    try:
+        yield deaths
+    finally:
+        supervising.cancel()
+        await asyncio.wait({supervising})
+
+
+@pytest.mark.parametrize(
+    ("transport", "killers", "innocent"),
+    [
+        ("kafka", ["exit"], 8),
+        pytest.param("kafka", ["exit", "segfault", "kill"], 50, marks=pytest.mark.long),
+        pytest.param("http", ["exit", "segfault", "kill"], 50, marks=pytest.mark.long),
+    ],
+)
+async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
+    shared_options, transport, killers, innocent
+):
+    """W8: beside innocent tasks, each killer is quarantined after `max_losses` losses. All others
+    succeed, and none of them is charged as often."""
+    async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
+        await client.register_type("risky", lease_ms=2_000, retry_base_ms=50, max_losses=3, max_attempts=10)
+        environment = dict(deployment.environment)
+        if transport == "http":
+            environment["PENSTOCK_WORKER_GATEWAY"] = deployment.gateway_url
+        drafts = [Draft(type="risky", context="") for _ in range(innocent)]
+        for number, way in enumerate(killers):
+            drafts.insert(2 * number + 3, Draft(type="risky", context=way))
+        submitted = await client.submit_many(drafts)
+        async with supervised_worker(environment) as deaths:
+            await client.wait([task.id for task in submitted])
+            tasks = [await client.get(task.id) for task in submitted]
+    states = Counter((draft.context, task.state) for draft, task in zip(drafts, tasks, strict=True))
+    assert states == {("", "succeeded"): innocent} | {(way, "quarantined"): 1 for way in killers}
+    assert set(deaths) <= {17, -11, -9, 0}
+    # Each death is charged to a killer, except those of the first tasks that ran together.
+    assert sum(deaths[status] for status in (17, -11, -9)) <= 3 * len(killers) + len(killers)

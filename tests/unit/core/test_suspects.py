@@ -1,0 +1,175 @@
+"""Who is charged with the loss of a worker, and how suspects run: with random killers on simulated workers."""
+
+from collections import Counter, deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.attempt import AttemptId
+from penstock.core.completion import FailureCounts, Fence, Outcome, conclude
+from penstock.core.retry import RetryPolicy
+from penstock.core.suspects import Held, Isolation, SuspectGate, charged, isolation_of, suspects_of
+from penstock.core.task import State
+
+
+class SimulatedTask:
+    def __init__(self, number, kills, steps):
+        self.number, self.kills, self.steps = number, kills, steps
+        self.state, self.counts, self.attempt = State.READY, FailureCounts(), 0
+
+    def lose(self, *, is_charged, begun, max_losses):
+        fence = Fence(self.number, 0, "s", self.attempt)
+        # Attempts are no limit here, so that only losses end a task.
+        policy = RetryPolicy(max_attempts=1_000)
+        concluded = conclude(
+            fence,
+            Outcome.EXPIRED,
+            counts=self.counts,
+            policy=policy,
+            max_losses=max_losses,
+            charged=is_charged,
+            begun=begun,
+        )
+        self.state, self.counts, self.attempt = concluded.state, concluded.counts, concluded.attempt
+
+
+class SimulatedWorker:
+    """A process that claims tasks, and runs them by the rules of the handler pool."""
+
+    def __init__(self, size):
+        self.size = size
+        self.gate, self.backlog, self.running = SuspectGate(), deque(), {}
+        self.waiting = {}
+
+    def claim(self, task, max_losses):
+        isolation = isolation_of(task.counts.losses, max_losses)
+        if isolation is None:
+            self.backlog.append(task)
+        else:
+            self.waiting[task.number] = task
+            self.gate.add(task.number, isolation)
+
+    def fill(self):
+        if len(self.running) >= self.size:
+            return
+        number = self.gate.take(len(self.running))
+        if number is not None:
+            self._begin(self.waiting.pop(number))
+        while self.backlog and len(self.running) < self.size and not self.gate.closed:
+            self._begin(self.backlog.popleft())
+
+    def _begin(self, task):
+        self.running[task.number] = [task, task.steps]
+
+    @property
+    def held(self):
+        begun = [(task, True) for task, _left in self.running.values()]
+        # The platform does not learn which other tasks of a claim wait for a handler.
+        return begun + [(task, False) for task in self.waiting.values()] + [(t, True) for t in self.backlog]
+
+
+def lose_worker(held, losses, max_losses, random):
+    """Expires the leases of a lost worker in two parts and in any order, and counts the charges."""
+    random.shuffle(held)
+    cut = random.randrange(len(held) + 1)
+    left = [Held(task, task.counts.losses, begun) for task, begun in held]
+    suspected = False
+    for part in (left[:cut], left[cut:]):
+        charges = charged(left, suspects_charged=suspected)
+        suspected = suspected or bool(suspects_of(left))
+        for one in part:
+            is_charged = one.key in charges
+            losses[one.key.number] += is_charged
+            one.key.lose(is_charged=is_charged, begun=one.begun, max_losses=max_losses)
+            left.remove(one)
+
+
+KILLS = st.lists(st.booleans(), min_size=1, max_size=30)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kills=KILLS,
+    steps=st.lists(st.integers(1, 4), min_size=30, max_size=30),
+    workers=st.integers(1, 3),
+    size=st.integers(1, 12),
+    poll=st.integers(1, 12),
+    max_losses=st.integers(2, 4),
+    random=st.randoms(use_true_random=False),
+)
+def test_each_killer_is_quarantined_and_each_innocent_task_succeeds(
+    kills, steps, workers, size, poll, max_losses, random
+):
+    """W8: whatever kills and whatever runs beside it, only killers are quarantined. A killer needs at
+    most `max_losses` charged losses, and no innocent task is charged as often."""
+    tasks = [SimulatedTask(number, kill, steps[number]) for number, kill in enumerate(kills)]
+    ready = list(tasks)
+    fleet = [SimulatedWorker(size) for _ in range(workers)]
+    losses = Counter()
+    for _ in range(20_000):
+        if not any(task.state not in (State.SUCCEEDED, State.QUARANTINED) for task in tasks):
+            break
+        index = random.randrange(workers)
+        worker = fleet[index]
+        random.shuffle(ready)
+        for _ in range(min(poll, len(ready))):
+            worker.claim(ready.pop(), max_losses)
+        worker.fill()
+        if not worker.running:
+            continue
+        entry = random.choice(list(worker.running.values()))
+        entry[1] -= 1
+        task = entry[0]
+        if entry[1]:
+            continue
+        if not task.kills:
+            del worker.running[task.number]
+            worker.gate.end_turn(task.number)
+            task.state = State.SUCCEEDED
+            continue
+        held = worker.held
+        lose_worker(held, losses, max_losses, random)
+        ready += [held_task for held_task, _begun in held if held_task.state is State.SCHEDULED]
+        fleet[index] = SimulatedWorker(size)
+    for task in tasks:
+        assert task.state is (State.QUARANTINED if task.kills else State.SUCCEEDED)
+        assert losses[task.number] == max_losses if task.kills else losses[task.number] < max_losses
+
+
+def test_a_loss_is_charged_to_the_suspect_that_had_begun():
+    """W8: waiting suspects and other attempts are charged nothing; without a begun suspect all others are."""
+    suspect, waiting = Held("suspect", 1, begun=True), Held("waiting", 2, begun=False)
+    fresh, unknown = Held("fresh", 0, begun=True), Held("unknown", 1, None)
+    assert charged([suspect, waiting, fresh, unknown]) == {"suspect"}
+    assert charged([waiting, fresh, unknown]) == {"fresh"}
+    assert charged([waiting, fresh, unknown], suspects_charged=True) == set()
+    assert charged([Held("restored", 0, None), Held("queued", 0, begun=False)]) == {"restored"}
+
+
+def test_a_suspect_runs_alone_before_the_last_loss():
+    """W8: the loss that would quarantine a task is caused by no other."""
+    assert [isolation_of(losses, 4) for losses in range(4)] == [
+        None,
+        Isolation.ONE,
+        Isolation.ONE,
+        Isolation.ALONE,
+    ]
+    assert isolation_of(1, 1) is Isolation.ALONE
+
+
+def test_an_attempt_that_never_began_uses_no_attempt():
+    """W8, T3: a task that may be tried once is tried again only if it had not begun."""
+    states = {
+        begun: conclude(
+            Fence(1, 0, "s", 0),
+            Outcome.EXPIRED,
+            policy=RetryPolicy(max_attempts=1),
+            charged=False,
+            begun=begun,
+        )
+        for begun in (False, True)
+    }
+    assert states[False].state is State.SCHEDULED
+    assert states[False].counts.losses == 0
+    assert states[True].state is State.FAILED
+    assert AttemptId(1, 0, states[False].attempt) == (1, 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from penstock.errors import GatewayUnavailable, PenstockError, SettingsError, Un
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
 
+log = logging.getLogger(__name__)
+
 # Seconds of a long poll; the gateway allows 30.
 WAIT_S = 20.0
 # Seconds that an answer may take beyond the long poll.
@@ -24,6 +27,9 @@ ANSWER_S = 30.0
 # Refusals that are further apart than this are not consecutive: one request and its answer take
 # less.
 REFUSAL_GAP_S = WAIT_S + ANSWER_S + 10.0
+# Consecutive failures of requests after which all connections are opened anew (H6): a pooled one may
+# lead to an address where no gateway is any more.
+RECONNECT_AFTER = 3
 # Upper bound of the `Retry-After` of a gateway, or of a proxy before it.
 MAX_RETRY_AFTER_S = 30.0
 
@@ -151,6 +157,7 @@ class GatewayClient:
         self._url = url.rstrip("/")
         self._credentials = credentials or Credentials()
         self._session: aiohttp.ClientSession
+        self._failures = 0
         # The address has answered as a gateway at least once.
         self._is_gateway = False
         self._refusals = Refusals(patience_s)
@@ -159,7 +166,7 @@ class GatewayClient:
         self._on_refused = on_refused
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S))
+        self._session = _make_session()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -216,16 +223,32 @@ class GatewayClient:
     ) -> tuple[int, bytes, float | None, float]:
         """Status and body of the answer, its `Retry-After` in seconds, and when it began."""
         headers = {**header, "Content-Type": "application/json"}
+        session = self._session
         try:
-            async with self._session.post(
-                self._url + path, data=orjson.dumps(body), headers=headers
-            ) as response:
+            async with session.post(self._url + path, data=orjson.dumps(body), headers=headers) as response:
                 arrived_s = asyncio.get_running_loop().time()
                 data = await response.read()
                 retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await self._on_failure(session)
             raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
+        self._failures = 0
         return response.status, data, retry_after_s, arrived_s
+
+    async def _on_failure(self, session: aiohttp.ClientSession) -> None:
+        """Counts a failure of a session, and replaces the session after `RECONNECT_AFTER` in a row."""
+        if session is not self._session:
+            return  # it is replaced already, which ended its requests
+        self._failures += 1
+        if self._failures < RECONNECT_AFTER:
+            return
+        log.warning(
+            "Requests to the gateway failed repeatedly; opening new connections",
+            extra={"event": "gateway_reconnected", "failures": self._failures, "url": self._url},
+        )
+        self._failures = 0
+        self._session = _make_session()
+        await session.close()
 
     def _record_accepted(self, operation: Operation, sent_s: float, header: Mapping[str, str]) -> None:
         # On any route: a worker without room pulls nothing, and only sends heartbeats.
@@ -260,3 +283,7 @@ class GatewayClient:
             reason = f"no gateway answers at {self._url}: {path} is answered 200 with {excerpt!r}"
             raise GatewayUnavailable(reason)
         return answer
+
+
+def _make_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from penstock.contracts.context import ContentType, Context
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
+from penstock.core.suspects import Isolation
 from penstock.errors import CannotStart, KafkaUnavailable
 from penstock.gateway import background_producer
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
@@ -152,6 +154,27 @@ async def test_each_task_is_delivered_to_one_worker(kafka: Kafka, database: str,
             await asyncio.gather(*(work(f"w-{n}") for n in range(5)))
         assert sorted(seen) == list(range(1, 101))
         assert await committed(kafka) == 100
+
+
+async def test_an_answer_has_at_most_one_suspect(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """W8: a worker that does not isolate suspects gets one at a time, with all other tasks before the
+    next. Its heartbeats may say that it waits."""
+    suspects = {2, 6}
+    isolated = {n: Isolation.ONE if n in suspects else None for n in range(2, 12, 2)}
+    # All on one partition, in this order.
+    await release(kafka, *(dataclasses.replace(ready_task(n), isolation=i) for n, i in isolated.items()))
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        answers: list[list[int]] = []
+        while sum(map(len, answers)) < len(isolated):
+            tasks = (await gateway.post("/hold_task", HOLD)).body["tasks"]
+            assert {task["id"]: task.get("isolation") for task in tasks} == {
+                task["id"]: isolated[task["id"]] for task in tasks
+            }
+            answers.append([task["id"] for task in tasks])
+        waits = {"id": 6, "step": 0, "stage": "-", "attempt": 0, "outcome": "progress"}
+        answer = await gateway.post("/set_task", {"worker": "w-1", "results": [{**waits, "begun": False}]})
+        assert answer.body["rejected"] == []
+    assert all(len(suspects.intersection(answer)) <= 1 for answer in answers)
 
 
 async def test_a_disconnected_worker_loses_no_task(kafka: Kafka, database: str, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def lose_worker(held, losses, max_losses, random):
 KILLS = st.lists(st.booleans(), min_size=1, max_size=30)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     kills=KILLS,
     steps=st.lists(st.integers(1, 4), min_size=30, max_size=30),

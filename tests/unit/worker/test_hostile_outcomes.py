@@ -243,7 +243,7 @@ async def test_a_handler_that_cancels_its_own_task_settles_its_attempt():
         ended.set()
 
     execution = Execution({("t", "s"): Stage(handler, 30.0, None)}, ObjectStore("memory:///"), 4)
-    pool = HandlerPool(execution, report, 2)
+    pool = HandlerPool(execution, report, 2, None, None)
     pool.start_all([READY])
     await ended.wait()
     [result] = reported

@@ -175,9 +175,7 @@ def test_records_of_earlier_versions_are_read():
     [claim] = claims_of("w", [ready(1)], {})
     assert b"begun" not in claim.encode()
     [waiting] = claims_of("w", [ready(1, Isolation.ONE)], {})
-    assert (decode_heartbeat(waiting.encode()).begun, decode_heartbeat(waiting.encode()).kind) == (
-        False,
-        Kind.CLAIM,
-    )
+    decoded, faults = decode_heartbeat(waiting.encode())
+    assert (decoded.begun, decoded.kind, faults) == (False, Kind.CLAIM, [])
     [by_gateway] = claims_of("w", [ready(1, Isolation.ONE)], {}, isolates=False)
     assert by_gateway.begun

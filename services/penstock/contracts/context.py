@@ -25,6 +25,9 @@ from penstock.errors import InvalidRecord, TooLarge
 
 # T4: larger contexts go to the object store.
 INLINE_LIMIT_BYTES = 4096
+# A shorter JSON text stays below the limit when it is encoded again: `1e15` grows to a 1 and 17
+# further characters, which is the most.
+_MAY_GROW_BYTES = 900
 # Most levels of arrays and objects in a value. orjson reads 1,024 levels but writes only 254, and
 # records and events put further levels around a context.
 DEPTH_LIMIT = 200
@@ -216,8 +219,11 @@ class Context:
                 f"the context is nested deeper than {DEPTH_LIMIT} levels: flatten it, or send it as text",
                 pointer="/context",
             )
-        # A fragment's bytes may be shorter than the same value after encoding, which is what counts.
-        return cls(ContentType.JSON, orjson.dumps(again) if len(data) <= INLINE_LIMIT_BYTES else data)
+        if _MAY_GROW_BYTES < len(data) <= INLINE_LIMIT_BYTES:
+            # A fragment's bytes may be shorter than the same value after encoding, whose size
+            # counts.
+            data = orjson.dumps(again)
+        return cls(ContentType.JSON, data)
 
     def checked(self) -> Context:
         """The context, once it is known that its content type, data and reference fit together.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,38 +110,42 @@ class ReadyTask:
             context = Context.from_wire(raw)
             if context is None:
                 raise InvalidRecord("context or context_ref is missing")
-            fence = Fence(
-                _integer(raw["id"], 1, _MAX_ID),
-                _integer(raw["step"], 0, _MAX_INTEGER),
-                _text(raw["stage"]),
-                _integer(raw["attempt"], 0, _MAX_INTEGER),
-            )
-            traceparent = raw.get("traceparent")
-            return cls(
+            fence = Fence(raw["id"], raw["step"], raw["stage"], raw["attempt"])
+            ready = cls(
                 fence=fence,
-                type=_text(raw["type"]),
+                type=raw["type"],
                 context=context,
-                lease_ms=_integer(raw["lease_ms"], 1, _MAX_LEASE_MS),
-                tries=_integer(raw.get("tries", 0), 0, _MAX_INTEGER),
+                lease_ms=raw["lease_ms"],
+                tries=raw.get("tries", 0),
                 # Missing in earlier versions, perhaps unknown in later ones; it only decides the
                 # order here.
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
-                traceparent=None if traceparent is None else _text(traceparent),
+                traceparent=raw.get("traceparent"),
                 isolation=_ISOLATIONS.get(raw.get("isolation")),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error
+        if not _has_types(ready):
+            raise InvalidRecord(
+                "not a ready record: id, step, attempt, tries and lease_ms are integers in their ranges; "
+                "type, stage and traceparent are texts"
+            )
+        return ready
 
 
 # One record of another form must not end the worker, or spoil the claim of a whole poll. JSON
 # Schema takes too long for each task, and the SDK comes without it.
-def _integer(value: Any, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidRecord(f"not an integer from {least:,} to {most:,}: {reprlib.repr(value)}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str or not 1 <= len(value) <= _MAX_TEXT:
-        raise InvalidRecord(f"not a text of 1 to {_MAX_TEXT} characters: {reprlib.repr(value)}")
-    return value
+def _has_types(ready: ReadyTask) -> bool:
+    fence, traceparent = ready.fence, ready.traceparent
+    return (
+        type(fence.id) is type(fence.step) is type(fence.attempt) is int
+        and type(ready.lease_ms) is type(ready.tries) is int
+        and type(fence.stage) is type(ready.type) is str
+        and 1 <= fence.id <= _MAX_ID
+        and 0 <= fence.step <= _MAX_INTEGER
+        and 0 <= fence.attempt <= _MAX_INTEGER
+        and 1 <= ready.lease_ms <= _MAX_LEASE_MS
+        and ready.tries >= 0
+        and 1 <= len(fence.stage) <= _MAX_TEXT
+        and (traceparent is None or type(traceparent) is str)
+    )

@@ -11,6 +11,7 @@ from typing import Protocol
 import orjson
 
 from penstock.concurrency.batcher import Batcher
+from penstock.contracts.context import ContentType, Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, unwritable
 from penstock.core.attempt import AttemptId
@@ -148,6 +149,13 @@ def _encodable(result: StageResult) -> StageResult:
     return result
 
 
+def _context_bytes(context: Context) -> int:
+    data = context.data
+    if data is None or context.content_type is ContentType.BYTES:
+        return len(data or b"") * 4 // 3
+    return len(data if context.content_type is ContentType.JSON else orjson.dumps(data.decode()))
+
+
 def _size_bytes(result: StageResult) -> int:
     """The most bytes of its entry; at least the share of a record that has the most entries.
 
@@ -158,7 +166,7 @@ def _size_bytes(result: StageResult) -> int:
     try:
         size_bytes = ENTRY_BYTES + 6 * (len(fence.stage) + len(result.next_stage or ""))
         if result.context is not None:
-            size_bytes += len(orjson.dumps(result.context.to_wire()))
+            size_bytes += _context_bytes(result.context)
         if result.error is not None:
             size_bytes += len(orjson.dumps(result.error.to_wire()))
     except Exception:  # noqa: BLE001 (`_send` replaces it; the size puts it into a record of its own)

@@ -1,6 +1,7 @@
 """A worker over HTTP, with a real gateway, Kafka and PostgreSQL."""
 
 import asyncio
+from collections import defaultdict
 import json
 import logging
 from contextlib import asynccontextmanager
@@ -193,7 +194,7 @@ async def test_the_worker_repeats_throttled_requests(gateway, kafka_servers, pre
     """H3: the worker sends throttled heartbeats and reports again. No lease and no report is
     lost."""
     worker = worker_of(gateway)
-    finish = {1: asyncio.Event(), 2: asyncio.Event()}
+    finish = defaultdict(asyncio.Event)
     began, lost = [], []
 
     @worker.stage("t.start")

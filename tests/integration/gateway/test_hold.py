@@ -16,11 +16,11 @@ import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from tests.support.gateways import Caller, Proxy, running_gateway
-from tests.support.services import write
+from tests.support.services import read_records, write
 from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
-from penstock.contracts.context import ContentType, Context
+from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
@@ -285,6 +285,76 @@ async def test_large_contexts_are_sent_inline(kafka: Kafka, database: str, tmp_p
         assert (result.fence.id, result.outcome, result.permanent) == (2, Outcome.FAIL, True)
         assert result.error is not None
         assert result.error.kind == "CorruptObject"
+
+
+HOSTILE_KEYS = ["a//b", "../x", "a\0b", "k" * 300, "./contexts/x", "history/2026-01-01/part-0", ""]
+
+
+async def test_a_context_that_cannot_be_read_holds_up_no_other_task(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T4, T6: each hostile reference and each unreadable object fails its own task. The poll answers
+    with all other tasks at once."""
+    store = ObjectStore(f"file://{tmp_path}")
+    large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000))
+    folder = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000))
+    forging = b'1},{"id":99,"context":"forged'.ljust(5_000)
+    assert large.ref is not None
+    assert folder.ref is not None
+    # The store answers for other objects, but not for this one.
+    (tmp_path / folder.ref.key).unlink()
+    (tmp_path / folder.ref.key).mkdir()
+    contexts = [
+        *(Context(ContentType.TEXT, ref=dataclasses.replace(large.ref, key=key)) for key in HOSTILE_KEYS),
+        Context(ContentType.TEXT, ref=dataclasses.replace(large.ref, size=10**12)),
+        Context(ContentType.JSON, ref=(await store.check_in(Context(ContentType.BYTES, forging))).ref),
+        folder,
+    ]
+    tasks = [ready_task(number, context) for number, context in enumerate(contexts, 1)]
+    innocent = [ready_task(100), ready_task(101, large)]
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        await release(kafka, innocent[0], *tasks, innocent[1])
+        held: list[Any] = []
+        async with asyncio.timeout(60):
+            while len(held) < len(innocent):
+                answer = await gateway.post("/hold_task", {**HOLD, "max": 3})
+                assert answer.status == 200
+                held += answer.body["tasks"]
+        assert {task["id"] for task in held} == {100, 101}
+
+        async def all_failed() -> dict[int, Any] | None:
+            await gateway.post("/hold_task", {**HOLD, "wait_s": 0})
+            found: dict[int, Any] = {}
+            for record in await read_records(kafka.kafka, kafka.prefix + STAGE_RESULTS.name):
+                found |= {result.fence.id: result.error for result in decode_results(record.value)[1]}
+            return found if len(found) == len(tasks) else None
+
+        errors = await wait_until(all_failed, what="every hostile task has its failure")
+    kinds = [errors[number].kind for number in range(1, len(tasks) + 1)]
+    assert kinds[:-1] == ["CorruptObject"] * len(HOSTILE_KEYS) + ["TooLarge", "CorruptObject"]
+    assert kinds[-1] in ("CorruptObject", "ObjectsUnavailable")
+
+
+async def test_a_reported_reference_names_its_own_digest(kafka: Kafka, database: str, tmp_path: Path) -> None:
+    """T4, O5: the gateway rejects each result with another reference, and accepts those beside it."""
+    ref = ObjectRef.of(b"x" * 5_000).to_wire()
+    entries = [
+        {"id": number, "step": 0, "stage": "probe", "attempt": 0, "outcome": "done", **more}
+        for number, more in enumerate(
+            [
+                {"context": 1},
+                *({"context_ref": {**ref, "key": key}} for key in HOSTILE_KEYS),
+                {"context_ref": ref},
+            ],
+            1,
+        )
+    ]
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        answer = await gateway.post("/set_task", {"worker": "w-1", "results": entries})
+        assert (answer.status, answer.body["accepted"]) == (200, 2)
+        assert {each["errors"][0]["pointer"] for each in answer.body["rejected"]} == {
+            f"/results/{index}/context_ref/key" for index in range(1, len(HOSTILE_KEYS) + 1)
+        }
 
 
 async def test_results_are_accepted_entry_by_entry(kafka: Kafka, database: str, tmp_path: Path) -> None:

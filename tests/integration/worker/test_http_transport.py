@@ -1,9 +1,9 @@
 """A worker over HTTP, with a real gateway, Kafka and PostgreSQL."""
 
 import asyncio
-from collections import defaultdict
 import json
 import logging
+from collections import defaultdict
 from contextlib import asynccontextmanager
 
 import asyncpg

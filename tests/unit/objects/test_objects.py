@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.contracts.context import Context
-from penstock.errors import SettingsError
+from penstock.contracts.context import ContentType, Context, ObjectRef
+from penstock.errors import CorruptObject, SettingsError, TooLarge
 from penstock.objects import ObjectStore
 from penstock.settings import Kafka
 
@@ -57,3 +60,89 @@ async def test_a_value_far_above_the_limit_of_submissions_is_kept(tmp_path: Path
     assert kept.ref is not None
     assert len(str(kept.to_wire())) < 300
     assert (await store.check_out(kept)).decode() == value
+
+
+def reference(data: bytes, **changed: Any) -> Context:
+    ref = ObjectRef.of(data)
+    fields = {"key": ref.key, "sha256": ref.sha256, "size": ref.size, **changed}
+    return Context(ContentType.JSON, ref=ObjectRef(**fields))
+
+
+def put(folder: Path, key: str, data: bytes) -> None:
+    (folder / key).parent.mkdir(parents=True, exist_ok=True)
+    (folder / key).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "history/2026-01-01/part-0",
+        "contexts/00/other",
+        "a//b",
+        "../x",
+        "a\0b",
+        "k" * 300,
+        "./contexts/x",
+        "",
+        "/etc/passwd",
+    ],
+)
+async def test_no_other_object_than_the_digests_is_read(key: str, tmp_path: Path) -> None:
+    """T4, O5: a reference cannot lead to the archive, to another namespace's objects or out of the store, and the
+    error tells nothing of what is there."""
+    store = ObjectStore(f"file://{tmp_path}")
+    secret = b"s" * 12_345
+    put(tmp_path, "history/2026-01-01/part-0", secret)
+    digest = hashlib.sha256(secret).hexdigest()
+    with pytest.raises(CorruptObject, match="not the key of a context") as refused:
+        await store.check_out(reference(b"{}", key=key, sha256=digest, size=len(secret)))
+    assert "12,345" not in str(refused.value).replace(",", ",")
+    assert await store.answers()
+
+
+async def test_an_object_is_not_read_beyond_the_size_of_its_reference(tmp_path: Path) -> None:
+    """T4: the size is compared before the object is read: a file of 1 TiB, which is sparse, is refused at once."""
+    store = ObjectStore(f"file://{tmp_path}")
+    small = reference(b"x" * 5_000)
+    assert small.ref is not None
+    put(tmp_path, small.ref.key, b"")
+    os.truncate(tmp_path / small.ref.key, 2**40)
+    with pytest.raises(CorruptObject, match="does not have the 5,000 bytes of its reference") as refused:
+        await store.check_out(small)
+    assert str(2**40) not in str(refused.value).replace(",", "")
+
+
+@pytest.mark.parametrize("size", [-1, "5", None, 2.5, True])
+async def test_a_size_that_is_no_size_is_refused(size: Any, tmp_path: Path) -> None:
+    """T4: the row of an earlier version may have any JSON value there."""
+    store = ObjectStore(f"file://{tmp_path}")
+    with pytest.raises(CorruptObject, match="not a size"):
+        await store.check_out(reference(b"x" * 5_000, size=size))
+
+
+async def test_a_process_may_limit_what_it_holds_in_memory(tmp_path: Path) -> None:
+    """T4: a gateway refuses a large object by its reference, and reads nothing."""
+    store = ObjectStore(f"file://{tmp_path}")
+    with pytest.raises(TooLarge, match="5,000 bytes; 4,999 is the limit"):
+        await store.check_out(reference(b"x" * 5_000), limit_bytes=4_999)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "data"),
+    [
+        (ContentType.JSON, b'1},{"id":2,"context":3'),
+        (ContentType.JSON, b""),
+        (ContentType.JSON, b"NaN"),
+        (ContentType.JSON, b"[" * 250 + b"]" * 250),
+        (ContentType.TEXT, b"\xff"),
+    ],
+)
+async def test_an_object_is_what_its_content_type_says(
+    content_type: ContentType, data: bytes, tmp_path: Path
+) -> None:
+    """T6: the bytes of an object are copied into the answers of a gateway. They must not begin another task there."""
+    store = ObjectStore(f"file://{tmp_path}")
+    ref = ObjectRef.of(data)
+    put(tmp_path, ref.key, data)
+    with pytest.raises(CorruptObject):
+        await store.check_out(Context(content_type, ref=ref))

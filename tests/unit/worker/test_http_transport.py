@@ -12,9 +12,10 @@ from penstock import process
 from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import Heartbeat, Kind, claims_of
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import Fence
-from penstock.errors import GatewayUnavailable, SettingsError, Throttled, Unavailable
+from penstock.core.completion import Fence, Outcome
+from penstock.errors import GatewayUnavailable, SettingsError, Throttled, TooLarge, Unavailable
 from penstock.http.credentials import Credentials
 from penstock.worker import Done, Worker, WorkerSettings
 from penstock.worker.gateway_client import WAIT_S, Refusals
@@ -428,3 +429,47 @@ def test_an_invalid_key_file_is_refused(tmp_path):
     file.write_text("pk_b")
     assert found.refreshed(sent)
     assert found.refreshed(sent)
+
+
+class StrictGateway:
+    """Refuses each request with an entry that names stage `bad`, as a gateway refuses a body that is too large."""
+
+    def __init__(self) -> None:
+        self.accepted: list[dict] = []
+
+    async def post(self, _path, body):
+        entries = body["results"]
+        if any(entry["stage"] == "bad" and entry["outcome"] != "fail" for entry in entries):
+            raise TooLarge("the body is too large")
+        rejected = [
+            {"index": index, "errors": [{"pointer": "", "detail": "no"}]}
+            for index, entry in enumerate(entries)
+            if entry["stage"] == "odd" and entry["outcome"] != "fail"
+        ]
+        refused = {each["index"] for each in rejected}
+        self.accepted += [entry for index, entry in enumerate(entries) if index not in refused]
+        return {"rejected": rejected, "gone": []}, 0.0
+
+
+async def test_a_refused_result_costs_its_own_attempt_only():
+    """T6: when a gateway refuses a request or an entry, the other results arrive, and the attempt at fault ends with
+    the reason instead of waiting for its lease."""
+    gateway = StrictGateway()
+    stages = ["s", "bad", "s", "odd", "s", "s"]
+    results = [
+        StageResult(fence=Fence(number, 0, stage, 0), outcome=Outcome.DONE, context=Context.encode(number))
+        for number, stage in enumerate(stages, 1)
+    ]
+    await HttpTransport(gateway, "w").send_results(results)
+    found = {entry["id"]: entry for entry in gateway.accepted}
+    assert {number: str(entry["outcome"]) for number, entry in found.items()} == {
+        1: "done",
+        2: "fail",
+        3: "done",
+        4: "fail",
+        5: "done",
+        6: "done",
+    }
+    assert found[2]["permanent"]
+    assert "the body is too large" in found[2]["error"]["message"]
+    assert found[4]["error"]["kind"] == "Refused"

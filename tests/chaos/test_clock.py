@@ -19,8 +19,8 @@ STEP_S = 7200
 WRONG_S = 4
 # How far a clock drifts in one direction, a second every tenth of a second.
 DRIFT_S = 20
-# Longer than any stall of the machine, and much shorter than the step: an attempt that expires does so because of
-# a clock.
+# Longer than any stall of the machine, and much shorter than the step: only a clock makes an attempt
+# expire.
 LEASE_S = 60
 # The short form steps the clocks of all services at once, which takes fewer waves.
 EACH = [*SERVICES, "worker", "postgres", "java"]

@@ -317,7 +317,7 @@ class ReleaseLoop:
         """Makes due tasks ready; returns when the next task is due, on the loop's clock."""
         loop = asyncio.get_running_loop()
         if self._due_later and not self._due_changed:
-            # Woken by the bound of the sleep: a task is due only if the database's clock has stepped.
+            # The bound of the sleep has passed: a task is due only after a step of the clock.
             wait_s = await release.next_due_s(self._session)
             if wait_s is None or wait_s > 0:
                 return self._next_promotion_s(wait_s, LOCKED_RETRY_S)

@@ -17,6 +17,7 @@ import asyncpg
 import psutil
 import pytest
 
+from penstock.client import Client
 from penstock.discovery import running
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka.connection import admin_client
@@ -297,3 +298,31 @@ def _runs(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["Größe 日本", "a,b 'c' \"d\" #%20 $HOME \\ " + "long " * 20])
+async def test_a_deployment_starts_twice_in_any_directory(data_dir, name, monkeypatch):
+    """O1: the directory's name has letters beyond ASCII, commas, quotes and more bytes than a socket's path
+    may have. What the first run stored is there in the second, and nothing is written beside the
+    directory."""
+    monkeypatch.setenv("LC_ALL", "C")
+    place = data_dir.parent / name
+    place.mkdir()
+    data_dir.parent.chmod(0o755)
+    monkeypatch.chdir(place)
+    options = Options(
+        data_dir=place / ".penstock", gateway_port=0, kafka_port=0, postgres_port=0, replicas={"gateway": 1}
+    )
+    large = "x" * 5000
+    async with Deployment(options) as deployment, Client(deployment.gateway_url) as client:
+        await client.register_type("t")
+        task_id = (await client.submit("t", large)).id
+    async with Deployment(options) as deployment, Client(deployment.gateway_url) as client:
+        assert (await client.get(task_id)).context == large
+        found = running(options.data_dir)
+        assert found is not None
+        assert found.gateway == deployment.gateway_url
+        assert (options.data_dir / "kafka" / "data" / "meta.properties").exists()
+    assert [path.name for path in data_dir.parent.iterdir()] == [name]
+    assert [path.name for path in place.iterdir()] == [".penstock"]

@@ -41,6 +41,12 @@ _QUIET = (
     "--enable-native-access=ALL-UNNAMED",
 )
 
+# A relative path: Kafka splits `log.dirs` at commas, and Java reads properties in Latin-1. An absolute
+# path with such characters would name another directory, which the next start does not find.
+_DATA = "data"
+# Java decodes the working directory by the locale.
+_LOCALE = {"LC_ALL": "C.UTF-8"}
+
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id={number}
@@ -202,23 +208,24 @@ class EmbeddedKafka:
     def _prepare(self, progress: Progress) -> Program:
         runtime, jars = java(), os.pathsep.join(str(jar) for jar in class_path(progress))
         self.port = choose_port(self._preferred)
-        data = self._directory / "data"
+        data = self._directory / _DATA
         data.mkdir(parents=True, exist_ok=True)
         properties = self._directory / "server.properties"
-        self._configure(properties, data)
+        self._configure(properties)
         command = (str(runtime), f"-Xmx{self._node.heap_mb}m", *JVM_OPTIONS, *_QUIET, "-cp", jars)
         if not (data / "meta.properties").exists():
             self._format(command, properties)
         return Program(
             name=self._node.name,
-            argv=(*command, "kafka.Kafka", str(properties)),
-            # Native libraries write crash reports to the working directory.
+            argv=(*command, "kafka.Kafka", properties.name),
+            environment=_LOCALE,
+            # Kafka's paths are relative to it, and native libraries write crash reports there.
             directory=self._directory,
             order=self._order,
             grace_s=self._node.grace_s,
         )
 
-    def _configure(self, file: Path, data: Path) -> None:
+    def _configure(self, file: Path) -> None:
         node = self._node
         self.ports = {name: choose_port() for name in node.listeners}
         listeners = {"PLAINTEXT": self.port, **self.ports}
@@ -231,7 +238,7 @@ class EmbeddedKafka:
             protocols=",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
             controller_port=controllers[node.number],
             voters=",".join(f"{number}@{LOOPBACK}:{port}" for number, port in controllers.items()),
-            data=data,
+            data=_DATA,
             # With three nodes, one may fail and acks=all still means two disks.
             copies=min(3, len(controllers)),
             in_sync=max(1, min(3, len(controllers)) - 1),
@@ -249,12 +256,14 @@ class EmbeddedKafka:
             "format",
             f"--cluster-id={cluster_id}",
             "-c",
-            str(properties),
+            properties.name,
             *self._node.format_arguments,
         )
         try:
             done = subprocess.run(  # noqa: S603 (the packaged Java, our own arguments)
                 [*command, *arguments],
+                cwd=self._directory,
+                env={**os.environ, **_LOCALE},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -152,7 +152,9 @@ class EmbeddedPostgres:
 
     @property
     def _has_socket(self) -> bool:
-        return len(os.fsencode(self._directory / ".s.PGSQL.65535")) <= _SOCKET_PATH_BYTES
+        # The server and its clients split lists of directories at commas, and the server reads quotes.
+        fits = len(os.fsencode(self._directory / ".s.PGSQL.65535")) <= _SOCKET_PATH_BYTES
+        return fits and not {",", '"'} & set(str(self._directory))
 
     def _prepare(self) -> Program:
         binaries, user = server_binaries(), _server_user()

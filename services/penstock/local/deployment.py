@@ -294,9 +294,8 @@ class Deployment:
         )
         # Concurrently, because each start mostly waits for the disk.
         kafka, postgres = await run_both(self._start_kafka(), self._start_postgres())
-        objects = options.objects or f"file://{self.data_dir / 'objects'}"
-        if not options.objects:
-            (self.data_dir / "objects").mkdir(exist_ok=True)
+        folder = self.data_dir / "objects"
+        folder.mkdir(exist_ok=True)
         port = choose_port(options.gateway_port)
         if options.gateway_port not in (0, port):
             on_step(f"port {options.gateway_port} is taken: the gateway listens on {port}")
@@ -306,7 +305,7 @@ class Deployment:
             kafka=kafka,
             postgres=postgres,
             prefix=options.prefix,
-            objects=objects,
+            objects=options.objects or folder.as_uri(),
             embedded_kafka=not options.kafka,
         )
         self._secret = os.environ.get(CALLBACK_SECRETS) or make_secret(self.callback_secret_file)

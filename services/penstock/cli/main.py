@@ -14,6 +14,7 @@ from penstock.cli import (
     database,
     history,
     operations,
+    rejected,
     serving,
     targets,
     tasks,
@@ -113,6 +114,7 @@ for verb in (
 
 
 topics.topics.add_command(binding.bind)
+topics.topics.add_command(rejected.replay_rejected)
 
 
 def main() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, InvalidRecord
 
 # Most bytes of an original: with them in base64 the rejection fits its topic. A compressed record
 # may have been larger than any topic permits.
@@ -47,3 +48,36 @@ def encode_rejection(
             **cut,
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A rejected record.
+
+    Attributes:
+        topic: full name of its topic.
+        partition: its partition.
+        offset: its offset.
+        pointer: the field at fault.
+        original: its value, to the byte.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    pointer: str
+    original: bytes
+
+
+def decode_rejection(data: bytes) -> Rejection:
+    """Reads the value of a rejection.
+
+    Raises:
+        InvalidRecord: it is no rejection.
+    """
+    try:
+        raw = orjson.loads(data)
+        original = base64.b64decode(raw["original"], validate=True)
+        return Rejection(raw["topic"], raw["partition"], raw["offset"], raw["pointer"], original)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRecord(f"not a rejection: {error!r}") from error

@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiokafka import TopicPartition
-
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.deployment import Binding, bound_to
 from penstock.errors import CannotStart, InvalidRecord
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running, translated
+from penstock.kafka.connection import admin_client, make_producer, running, translated
+from penstock.kafka.records import records_of
 from penstock.kafka.topics import DEPLOYMENT
 from penstock.settings import Kafka
 
@@ -29,27 +28,16 @@ async def database_of(settings: Kafka) -> str | None:
         KafkaUnavailable: no broker answered.
         KafkaRefused: this user may not read the topic.
     """
-    partition = TopicPartition(settings.prefix + DEPLOYMENT.name, 0)
+    topic = settings.prefix + DEPLOYMENT.name
     bindings = []
-    async with running(make_consumer(settings, None)) as consumer:
-        with translated():
-            consumer.assign([partition])
-            end = (await consumer.end_offsets([partition]))[partition]
-            await consumer.seek_to_beginning(partition)
-            while await consumer.position(partition) < end:
-                for record in (await consumer.getmany(partition, timeout_ms=500)).get(partition, ()):
-                    try:
-                        bindings.append(Binding.decode(record.value or b""))
-                    except InvalidRecord as error:
-                        log.warning(
-                            "A record of the binding cannot be read",
-                            extra={
-                                "event": "binding_invalid",
-                                "topic": partition.topic,
-                                "offset": record.offset,
-                                "error": error,
-                            },
-                        )
+    async for record in records_of(settings, topic, 1):
+        try:
+            bindings.append(Binding.decode(record.value or b""))
+        except InvalidRecord as error:
+            log.warning(
+                "A record of the binding cannot be read",
+                extra={"event": "binding_invalid", "topic": topic, "offset": record.offset, "error": error},
+            )
     return bound_to(bindings)
 
 

@@ -152,7 +152,7 @@ class EmbeddedPostgres:
 
     @property
     def _has_socket(self) -> bool:
-        # The server and its clients split lists of directories at commas, and the server reads quotes.
+        # The server and its clients split lists of directories at commas. The server reads quotes.
         fits = len(os.fsencode(self._directory / ".s.PGSQL.65535")) <= _SOCKET_PATH_BYTES
         return fits and not {",", '"'} & set(str(self._directory))
 

@@ -325,6 +325,17 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             )
 
     def _rejection(self, partition: int, record: Any, invalid: Invalid) -> bytes:
+        if isinstance(invalid, UnknownType):
+            # The type may have been lost with a database that went back.
+            log.warning(
+                "A submission of an unknown type was rejected; register the type, then run `penstock topics replay-rejected`",
+                extra={
+                    "event": "type_unknown",
+                    "partition": partition,
+                    "offset": record.offset,
+                    "error": invalid,
+                },
+            )
         log.info(
             "A submitted record was rejected",
             extra={

@@ -315,6 +315,45 @@ async def test_a_malformed_callback_is_rejected_and_its_record_is_delivered(
     assert Counter(target.ids()) == Counter(callback.id for callback in callbacks)
 
 
+async def test_hostile_callbacks_change_nothing(platform: Bench, target: Target) -> None:
+    """T5, C1: hostile entries beside callbacks in one record, and hostile records, end no service. Each
+    callback is delivered at its first attempt."""
+    callbacks = [make_callback(f"{target.url}/hook", number) for number in range(1, 5)]
+    good = [callback.encode() for callback in callbacks]
+    entry = orjson.loads(good[0])
+    hostile = [
+        b'{"id":"\\ud800"}',
+        b"NaN",
+        b"[" * 2_000 + b"]" * 2_000,
+        b'"\xff"',
+        orjson.dumps({**entry, "id": "i" * 100_000}),
+        orjson.dumps({**entry, "id": "a\r\nb: c"}),
+        orjson.dumps({**entry, "id": "unknown", "target": "http://x/" + "\u6f22" * 1_900}),
+        orjson.dumps({**entry, "id": "unknown", "headers": {"a\r\nb": "c\r\nd"}}),
+        orjson.dumps({**entry, "id": "unknown", "task_id": 2**63}),
+        orjson.dumps({**entry, "id": "unknown", "body": "--" + "[" * 5_000}),
+    ]
+    async with platform.service():
+        await platform.enqueue(*callbacks, publish=False)
+        record = [good[0], *hostile[:5], good[1], *hostile[5:], good[2]]
+        await platform.send(b"[%b]" % b",".join(record))
+        for value in (
+            b"",
+            b"[]",
+            b"[[[",
+            b"[%b]" % b",".join([b"0"] * 20_000),
+            b"[%b]" % b",".join([b"0"] * 500),
+        ):
+            await platform.send(value)
+        await platform.send(good[3], callbacks[3].target.url.encode())
+        await wait_until(platform.all_delivered)
+        # Seven entries of the first record, and the five records.
+        rejected = await platform.records(CALLBACKS_REJECTED.name, 12)
+    assert any("500 entries break the contract" in each["reason"] for each in rejected)
+    assert Counter(target.ids()) == Counter(callback.id for callback in callbacks)
+    assert {row["attempt"] for row in (await platform.rows()).values()} == {1}
+
+
 async def test_a_missing_record_is_published_when_its_row_is_due(platform: Bench, target: Target) -> None:
     """C1, O1: the requeuer publishes a row whose record a crash prevented."""
     callback = make_callback(f"{target.url}/hook")

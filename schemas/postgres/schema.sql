@@ -448,8 +448,11 @@ CREATE SEQUENCE penstock.id_server
 CREATE TABLE penstock.ingested (
     topic text NOT NULL,
     partition integer NOT NULL,
-    next_offset bigint NOT NULL
+    next_offset bigint NOT NULL,
+    identity text
 );
+
+COMMENT ON COLUMN penstock.ingested.identity IS 'of the record before next_offset: topic id/leader epoch/checksum@offset';
 
 CREATE TABLE penstock.migration (
     name text NOT NULL,
@@ -468,6 +471,33 @@ COMMENT ON COLUMN penstock.outbox.refused IS 'the reason of Kafka, when it refus
 
 ALTER TABLE penstock.outbox ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.outbox_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE penstock.position_reset (
+    id bigint NOT NULL,
+    topic text NOT NULL,
+    partition integer NOT NULL,
+    reason text NOT NULL,
+    stored bigint NOT NULL,
+    resumed bigint NOT NULL,
+    deleted bigint DEFAULT 0 NOT NULL,
+    moved_at timestamp with time zone DEFAULT now() NOT NULL,
+    noted_at timestamp with time zone
+);
+
+COMMENT ON COLUMN penstock.position_reset.reason IS 'replaced, cut or deleted';
+
+COMMENT ON COLUMN penstock.position_reset.deleted IS 'records that were deleted before they were ingested';
+
+COMMENT ON COLUMN penstock.position_reset.noted_at IS 'when an operator took note of the deleted records';
+
+ALTER TABLE penstock.position_reset ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME penstock.position_reset_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -667,6 +697,9 @@ ALTER TABLE ONLY penstock.migration
 
 ALTER TABLE ONLY penstock.outbox
     ADD CONSTRAINT outbox_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY penstock.position_reset
+    ADD CONSTRAINT position_reset_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY penstock.release
     ADD CONSTRAINT release_pkey PRIMARY KEY (id);

@@ -17,7 +17,7 @@ from penstock.stages.settings import StagesSettings
 from penstock.task_sync import app as task_sync
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker import Done, Worker, WorkerSettings
-from tests.support.services import read, running_service
+from tests.support.services import read, restarted_when_ended, running_service
 from tests.support.waiting import wait_until
 
 # Seconds between two rechecks of task-sync for lost records.
@@ -34,7 +34,8 @@ class System:
         self.pool = pool
         self.executed = Counter()
 
-    async def start(self, *names):
+    async def start(self, *names, restarted=False):
+        """Starts services; `restarted` starts one again when it ends, as a supervisor would."""
         apps = {
             "task-sync": lambda: task_sync.create_app(
                 TaskSyncSettings(
@@ -47,18 +48,23 @@ class System:
             "stages": lambda: stages.create_app(StagesSettings(**self.where, postgres=self.database)),
         }
         for name in names:
-            await self.stack.enter_async_context(running_service(apps[name]()))
+            context = restarted_when_ended(apps[name]) if restarted else running_service(apps[name]())
+            await self.stack.enter_async_context(context)
 
-    async def work(self, handler_s=0.0, **given):
-        worker = Worker(WorkerSettings(**self.where, objects="memory:///", **given))
+    async def work(self, handler_s=0.0, restarted=False, **given):
+        def serve():
+            worker = Worker(WorkerSettings(**self.where, objects="memory:///", **given))
 
-        @worker.stage("t.start")
-        async def start(task):
-            self.executed[task.id] += 1
-            await asyncio.sleep(handler_s)
-            return Done()
+            @worker.stage("t.start")
+            async def start(task):
+                self.executed[task.id] += 1
+                await asyncio.sleep(handler_s)
+                return Done()
 
-        await self.stack.enter_async_context(running_service(worker.serve))
+            return worker.serve
+
+        context = restarted_when_ended(serve) if restarted else running_service(serve())
+        await self.stack.enter_async_context(context)
 
     async def submit(self, count):
         return [

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from penstock.errors import PenstockError
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
 from tests.support.topics import create_topics
@@ -36,6 +37,31 @@ async def running_service(
         await asyncio.wait({task})
     if not task.cancelled():
         task.result()
+
+
+@asynccontextmanager
+async def restarted_when_ended(
+    make: Callable[[], Callable[[asyncio.Event, Callable[[], None]], Awaitable[None]]],
+) -> AsyncIterator[None]:
+    """Restarts a service that ends, as its supervisor would."""
+    stopping = asyncio.Event()
+    restarts = 0
+
+    async def run() -> None:
+        nonlocal restarts
+        while not stopping.is_set():
+            try:
+                await make()(stopping, lambda: None)
+            except PenstockError:
+                restarts += 1
+                assert restarts < 50
+
+    task = asyncio.ensure_future(run())
+    try:
+        yield
+    finally:
+        stopping.set()
+        await task
 
 
 async def make_topics(kafka: str, prefix: str) -> Kafka:

@@ -259,8 +259,25 @@ SELECT count(*) AS notes, (SELECT count(*) FROM notified) AS notified FROM gone;
 -- Notifies the owners of types of ready tasks.
 SELECT pg_notify('penstock_ready', type) FROM unnest($1::text[]) AS i (type);
 
+-- name: lost
+-- Records that were deleted before they were ingested, which no operator has noted.
+SELECT topic || '/' || partition AS id, sum(deleted)::bigint AS deleted, count(*) OVER () AS found
+FROM position_reset WHERE deleted > 0 AND noted_at IS NULL
+GROUP BY topic, partition ORDER BY topic, partition LIMIT $1;
+
+-- name: type_names
+SELECT name FROM task_type ORDER BY name;
+
+-- name: note_lost
+UPDATE position_reset SET noted_at = now() WHERE deleted > 0 AND noted_at IS NULL RETURNING id;
+
+-- name: moved
+-- Ingest offsets that did not fit their topic in the last seven days.
+SELECT reason, count(*) AS positions FROM position_reset
+WHERE moved_at > now() - interval '7 days' GROUP BY reason ORDER BY reason;
+
 -- name: ingested
-SELECT partition, next_offset FROM ingested WHERE topic = $1;
+SELECT partition, next_offset, identity FROM ingested WHERE topic = $1;
 
 -- name: miscounted
 -- Counters of the backlog that differ from the number of tasks, in one snapshot.

@@ -124,7 +124,20 @@ SELECT type, count(*) AS tasks, pg_notify('penstock_ready', type) FROM due GROUP
 SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM task WHERE state = 'scheduled';
 
 -- name: ingest_offsets
-SELECT partition, next_offset FROM ingested WHERE topic = $1 AND partition = ANY ($2::integer[]);
+SELECT partition, next_offset, identity FROM ingested WHERE topic = $1 AND partition = ANY ($2::integer[]);
 
 -- name: insert_ingest_offset
-INSERT INTO ingested (topic, partition, next_offset) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
+INSERT INTO ingested (topic, partition, next_offset, identity) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
+
+-- name: move_ingest_offset
+-- Moves the offset of topic $1, partition $2 to $3 with identity $4, if it is still $5 with $6. Keeps
+-- the reason $7, and that $8 records were deleted, unless the offset stays.
+WITH moved AS (
+    UPDATE ingested SET next_offset = $3, identity = $4
+    WHERE topic = $1 AND partition = $2 AND next_offset = $5 AND identity IS NOT DISTINCT FROM $6::text
+    RETURNING 1
+), kept AS (
+    INSERT INTO position_reset (topic, partition, reason, stored, resumed, deleted)
+    SELECT $1, $2, $7, $5, $3, $8 FROM moved WHERE $7::text IS NOT NULL
+)
+SELECT count(*) FROM moved;

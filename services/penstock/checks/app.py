@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 from penstock.checks import rows
 from penstock.checks.kafka import Topics
+from penstock.checks.misplaced import Misplaced
 from penstock.checks.moving import Moving
 from penstock.checks.queued import Queued
 from penstock.checks.repair import Repair
@@ -47,17 +48,20 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         report = Report(await checks.task_counts(pool), await checks.callback_counts(pool))
         queued = Queued(settings, pool, topics, show)
         stuck = StuckCallbacks(settings, pool, topics, show)
-        report.add(await _find(settings, pool, topics, queued, stuck, show), show)
+        misplaced = Misplaced(settings, pool, topics)
+        report.moved = await checks.moved(pool)
+        report.add(await _find(settings, pool, topics, queued, stuck, misplaced, show), show)
         if not repair or report.clean:
             return report
         session = await stack.enter_async_context(open_session(settings.sessions, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
-        repairs = Repair(settings, pool, session, producer, queued, stuck, topics)
+        repairs = Repair(settings, pool, session, producer, queued, stuck, topics, misplaced)
         report.repaired = await repairs.repair(report.counts)
         second = Report()
         queued = Queued(settings, pool, topics, show)
         stuck = StuckCallbacks(settings, pool, topics, show)
-        second.add(await _find(settings, pool, topics, queued, stuck, show), show)
+        misplaced = Misplaced(settings, pool, topics)
+        second.add(await _find(settings, pool, topics, queued, stuck, misplaced, show), show)
         report.remaining = second.counts
         return report
 
@@ -68,8 +72,9 @@ async def _find(
     topics: Topics,
     queued: Queued,
     stuck: StuckCallbacks,
+    misplaced: Misplaced,
     show: int,
 ) -> list[Found]:
     found = await rows.find(pool, show, partitions_of(settings, HEARTBEATS))
     found += await stuck.find()
-    return found + await Moving(settings, pool, topics, queued).find()
+    return found + await Moving(settings, pool, topics, queued, misplaced).find()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
+from penstock.core.position import Position, Start, taken
 from penstock.errors import KafkaUnavailable
+from penstock.kafka import positions
 from penstock.kafka.connection import translated
 from penstock.settings import Kafka
 
@@ -52,6 +54,39 @@ class Topics:
         answer = await _ask_coordinator(lambda: self._admin.list_consumer_group_offsets(group))
         return {tp: meta.offset for tp, meta in answer.items() if meta.offset >= 0}
 
+    async def positions(self, group: str) -> dict[TopicPartition, Position]:
+        """The positions that a group has committed, with their identities.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
+        answer = await _ask_coordinator(lambda: self._admin.list_consumer_group_offsets(group))
+        return {
+            tp: Position.from_stored(meta.offset, meta.metadata)
+            for tp, meta in answer.items()
+            if meta.offset >= 0
+        }
+
+    async def check(self, stored: Mapping[TopicPartition, Position]) -> dict[TopicPartition, Start]:
+        """See `kafka.positions.check`; leaves out partitions that do not exist.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
+        if not stored:
+            return {}
+        with translated():
+            existing = set(await self._admin.list_topics()) & {tp.topic for tp in stored}
+            described = await self._admin.describe_topics(sorted(existing)) if existing else []
+        partitions = {
+            TopicPartition(topic["topic"], part["partition"])
+            for topic in described
+            for part in topic["partitions"]
+        }
+        return await positions.check(
+            self._consumer, {tp: at for tp, at in stored.items() if tp in partitions}
+        )
+
     async def ends(self, topic: str) -> dict[TopicPartition, int]:
         """The ends of the partitions of a topic, named without the prefix; empty without the topic.
 
@@ -80,7 +115,7 @@ class Topics:
             return {}
         with translated():
             begins = await self._consumer.beginning_offsets(list(ends))
-        ranges = {tp: Unread(max(begins[tp], committed.get(tp, 0)), end) for tp, end in ends.items()}
+        ranges = {tp: Unread(taken(committed.get(tp, -1), begins[tp], end), end) for tp, end in ends.items()}
         return {tp: unread for tp, unread in ranges.items() if unread.begin < unread.end}
 
     async def older(self, unread: dict[TopicPartition, Unread], age_s: float) -> set[TopicPartition]:

@@ -13,6 +13,7 @@ import asyncpg
 from aiokafka import TopicPartition
 
 from penstock.checks.kafka import Topics
+from penstock.checks.misplaced import Misplaced
 from penstock.checks.queued import Queued
 from penstock.checks.report import Found, Offender, Rule
 from penstock.checks.rows import GRACE_S
@@ -28,7 +29,7 @@ from penstock.kafka.topics import (
     service_group,
     workers_group,
 )
-from penstock.postgres import checks
+from penstock.postgres import checks, ingest_positions
 from penstock.settings import Platform
 
 # Seconds that a suspect has to move, and between two searches.
@@ -53,15 +54,22 @@ class Moving:
         pool: of the database.
         topics: of Kafka.
         queued: finds the queued tasks without a record.
+        misplaced: finds the positions that do not fit their topics.
     """
 
     def __init__(
-        self, settings: Platform, pool: asyncpg.Pool[asyncpg.Record], topics: Topics, queued: Queued
+        self,
+        settings: Platform,
+        pool: asyncpg.Pool[asyncpg.Record],
+        topics: Topics,
+        queued: Queued,
+        misplaced: Misplaced,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._topics = topics
         self._queued = queued
+        self._misplaced = misplaced
 
     async def find(self) -> list[Found]:
         """The suspects that have not moved in any search for `SETTLE_S` seconds.
@@ -84,6 +92,7 @@ class Moving:
             **await self._unheard(),
             **await self._unread(),
             **await self._held(),
+            **await self._misplaced.find(),
             **await self._queued.find(),
         }
 
@@ -142,7 +151,7 @@ class Moving:
         found: Suspects = {}
         ingested = {
             TopicPartition(submitted, partition): offset
-            for partition, offset in (await checks.ingested(self._pool, submitted)).items()
+            for partition, (offset, _) in (await ingest_positions.stored_all(self._pool, submitted)).items()
         }
         positions = [(SUBMITTED, "task-sync", ingested)]
         for topic, service in _READ_BY:

@@ -11,6 +11,8 @@
 | undelivered | its record is published again, as the requeuer does |
 | held | due again |
 | ahead | delays start anew, by the clock of now; a `run_at` stays |
+| misplaced | the position is moved to where its reader would start, if the reader's group has no members |
+| lost | noted: the records are gone, and later checks do not report them |
 | miscounted | counted anew, without a pause of the platform |
 | unbegun | due at once on the diverted path: another topic and another pool, past what kept it |
 
@@ -30,6 +32,7 @@ import asyncpg
 from aiokafka import AIOKafkaProducer
 
 from penstock.checks.kafka import Topics
+from penstock.checks.misplaced import Misplaced
 from penstock.checks.queued import Queued
 from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
@@ -64,6 +67,7 @@ class Repair:
         queued: knows the queued tasks without a record.
         stuck: knows the stuck callbacks.
         topics: of Kafka.
+        misplaced: knows the positions that do not fit their topics.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Repair:
         queued: Queued,
         stuck: StuckCallbacks,
         topics: Topics,
+        misplaced: Misplaced,
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -94,6 +99,8 @@ class Repair:
             Rule.UNBEGUN: stuck.divert,
             Rule.HELD: self._requeue_held,
             Rule.AHEAD: partial(checks.mend_ahead, pool, GRACE_S),
+            Rule.MISPLACED: misplaced.move,
+            Rule.LOST: partial(checks.note_lost, pool),
             Rule.MISCOUNTED: partial(backlog.recount, pool),
         }
 

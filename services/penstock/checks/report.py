@@ -27,6 +27,8 @@ class Rule(StrEnum):
     HELD = "held"
     UNREAD = "unread"
     AHEAD = "ahead"
+    MISPLACED = "misplaced"
+    LOST = "lost"
     MISCOUNTED = "miscounted"
 
 
@@ -67,6 +69,8 @@ class Report:
     Attributes:
         tasks: number by state.
         callbacks: number by state.
+        moved: ingest offsets that did not fit their topic and were moved in the last seven days, by
+            reason. They are no offenders: ingest reads on where it must.
         offenders: the first against each rule; empty when the invariant holds.
         counts: how many there are against each rule.
         repaired: number of repaired offenders by rule; None without repair.
@@ -75,6 +79,7 @@ class Report:
 
     tasks: dict[str, int] = field(default_factory=dict)
     callbacks: dict[str, int] = field(default_factory=dict)
+    moved: dict[str, int] = field(default_factory=dict)
     offenders: list[Offender] = field(default_factory=list)
     counts: Counter[Rule] = field(default_factory=Counter)
     repaired: Counter[Rule] | None = None
@@ -108,6 +113,7 @@ class Report:
             "clean": self.clean,
             "tasks": self.tasks,
             "callbacks": self.callbacks,
+            "moved": self.moved,
             "counts": {rule.value: count for rule, count in self.counts.items()},
             "offenders": [
                 {"rule": o.rule.value, "what": o.what, "id": o.id, "lacks": o.lacks} for o in self.offenders

@@ -65,6 +65,12 @@ _CHECKS = (
         lambda r: f"has times up to {r['ahead_s']:.0f} s too late: the clock of PostgreSQL was ahead",
     ),
     _Check(
+        Rule.LOST,
+        "topic",
+        lambda r: f"lost {r['deleted']:,} records that were deleted before task-sync read them",
+        None,
+    ),
+    _Check(
         Rule.MISCOUNTED,
         "counter",
         lambda r: (

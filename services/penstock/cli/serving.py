@@ -158,6 +158,8 @@ def check(ctx: click.Context, /, *, repair: bool, show: int, json_: bool, **opti
     else:
         click.echo(f"tasks: {counts_text(report.tasks)}")
         click.echo(f"callbacks: {counts_text(report.callbacks)}")
+        if report.moved:
+            click.echo(f"offsets of submitted that did not fit, in 7 days: {counts_text(report.moved)}")
         if report.clean:
             click.echo("clean: nothing is in limbo")
         else:

@@ -42,6 +42,7 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import MAX_CONTEXT_BYTES
 from penstock.kafka import membership
 from penstock.kafka.connection import create_topics, make_consumer, start, translated
+from penstock.kafka.group_positions import GroupPositions
 from penstock.kafka.topics import HEARTBEATS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.postgres.types import TaskType
@@ -141,7 +142,8 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         """
         topic = ready(self._type.name, self._type.partitions)
         consumer = make_consumer(self._settings, self._group, notice_s=REBALANCE_NOTICE_S)
-        consumer.subscribe([self._settings.prefix + topic.name], listener=self)
+        listener = GroupPositions(consumer, self)
+        consumer.subscribe([self._settings.prefix + topic.name], listener=listener)
         try:
             # Task-sync creates the topic with its first release, which may not have happened yet.
             await create_topics(self._settings, [topic])

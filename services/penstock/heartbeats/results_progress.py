@@ -52,6 +52,12 @@ class ResultsProgress:
             offsets = await self._admin.list_consumer_group_offsets(self._group)
         committed = {tp.partition: meta.offset for tp, meta in offsets.items()}
         found = {number: committed.get(number, 0) for number in ends}
+        if ahead := [number for number, end in ends.items() if found[number] > end]:
+            now = await self._offsets.ends([(STAGE_RESULTS.name, number) for number in ahead])
+            for (_topic, number), end in now.items():
+                if found[number] > end:
+                    # Committed for a log that lost its tail: which results were read is unknown.
+                    found[number] = 0
         if behind := [number for number, end in ends.items() if found[number] < end]:
             beginnings = await self._offsets.beginnings([(STAGE_RESULTS.name, number) for number in behind])
             for (_topic, number), beginning in beginnings.items():

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import faust
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from faust.auth import OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer
@@ -17,8 +18,11 @@ from faust.types import TP
 from faust.types.auth import CredentialsT
 
 from penstock.core.offset_tracker import Partition
+from penstock.core.position import Position
 from penstock.errors import KafkaUnavailable, SessionLost
+from penstock.kafka import positions
 from penstock.kafka.connection import translated
+from penstock.kafka.fetch_guard import FetchGuard, identify_commits
 from penstock.kafka.fetch_wait import FetchWait
 from penstock.kafka.offset_reader import OffsetReader
 from penstock.kafka.security import arguments
@@ -113,6 +117,7 @@ class FaustApp:
             )
             self._app.agent(source, name=f"{name}.{topic}")(agent)
         self._app.on_partitions_revoked.connect(_without_arguments(before_rebalance))
+        self._app.on_partitions_revoked.connect(_without_arguments(self._forget_starts))
         self._app.on_rebalance_complete.connect(_without_arguments(after_rebalance))
 
     @property
@@ -129,16 +134,19 @@ class FaustApp:
         """Checks that Faust is alive: a crash of its parts does not end it.
 
         Raises:
-            SessionLost: it has crashed.
+            SessionLost: it has crashed, or reads another log than it read before.
         """
         if self._app.crashed:
             raise SessionLost(f"Faust has crashed: {self._app.crash_reason!r}")
+        if (guard := self._guard) is not None:
+            # The next process checks its positions at its start.
+            guard.ensure()
 
     async def watch(self) -> None:
         """Checks repeatedly until cancelled.
 
         Raises:
-            SessionLost: Faust has crashed.
+            SessionLost: see `check`.
         """
         while True:
             self.check()
@@ -160,20 +168,59 @@ class FaustApp:
         await self._app.stop()
 
     async def seek_starts(self, offsets: OffsetReader) -> dict[Partition, int]:
-        """Seeks each partition to its commit, or to its first record; returns the offsets.
+        """Seeks each partition to its commit if that is valid; returns the offsets.
+
+        Commits the start of a partition whose commit is not valid. Until then the old commit would
+        look as if all records were read, and a later one would look like a step back.
 
         Raises:
             KafkaUnavailable: no broker answered, or the assignment has just been replaced.
         """
         committed = await self.rewind()
-        beginnings, ends = await offsets.bounds(committed)
-        starts = {
-            partition: offset if offset is not None and first <= offset <= ends[partition] else first
-            for partition, offset in committed.items()
-            for first in (beginnings[partition],)
+        identities = await self._identities()
+        starts = await offsets.check(
+            {
+                TopicPartition(self._prefix + topic, number): None
+                if offset is None
+                else Position.from_stored(offset, identities.get(TP(self._prefix + topic, number)))
+                for (topic, number), offset in committed.items()
+            }
+        )
+        positions.report(starts)
+        if (guard := self._guard) is not None:
+            guard.start({tp: start.position for tp, start in starts.items()})
+        bare = len(self._prefix)
+        found = {(tp.topic[bare:], tp.partition): start.position.offset for tp, start in starts.items()}
+        await self.seek(found)
+        # Faust seeks to the commits once more before records flow; see `_consumer_type`.
+        self._app.consumer.starts = {
+            TP(tp.topic, tp.partition): start.position.offset for tp, start in starts.items()
         }
-        await self.seek(starts)
-        return starts
+        if moved := {tp: start.position.offset for tp, start in starts.items() if start.moved}:
+            await self.commit({(tp.topic[bare:], tp.partition): offset for tp, offset in moved.items()})
+        return found
+
+    @property
+    def _guard(self) -> FetchGuard | None:
+        """Of the consumer's thread; None before it runs."""
+        guard: FetchGuard | None = getattr(getattr(self._app.consumer, "_thread", None), "guard", None)
+        return guard
+
+    async def _forget_starts(self) -> None:
+        self._app.consumer.starts = {}
+        if (guard := self._guard) is not None:
+            guard.forget()
+
+    async def _identities(self) -> dict[TP, str]:
+        """The identities that are committed with the offsets of the assigned partitions."""
+        consumer = self._app.consumer
+        if not (assigned := consumer.assignment()):
+            return {}
+        try:
+            found: dict[TP, str] = await consumer.committed_identities(assigned)
+        except KafkaError as error:
+            raise KafkaUnavailable(f"Kafka: {error!r}") from error
+        return found
 
     async def rewind(self) -> dict[Partition, int | None]:
         """Seeks to the committed offsets; returns them by partition, None where there is none.
@@ -236,14 +283,43 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
 
     class Thread(AIOKafkaConsumerThread):
         logger = _LOGGER
+        guard: FetchGuard | None = None
 
         async def on_start(self) -> None:
             await super().on_start()
             assert self._consumer is not None
             FetchWait(self._consumer._fetcher, time.monotonic, linger_s)  # noqa: SLF001 (see above)
+            self.guard = FetchGuard(self._consumer)
+            identify_commits(self._consumer, self.guard)
+
+        async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
+            return await self.call_thread(self._committed_identities, list(partitions))  # type: ignore[no-any-return]
+
+        async def _committed_identities(self, partitions: list[TP]) -> dict[TP, str]:
+            coordinator = self._ensure_consumer()._coordinator  # noqa: SLF001 (it has no other way in)
+            asked = [TopicPartition(*tp) for tp in partitions]
+            committed = await coordinator.fetch_committed_offsets(asked)
+            return {TP(tp.topic, tp.partition): meta.metadata for tp, meta in committed.items()}
 
     class FastConsumer(Consumer):
         logger = _LOGGER
+        # Where the partitions of this generation start; empty before that is known.
+        starts: Mapping[TP, int] = {}
+
+        async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
+            thread: Any = self._thread
+            return await thread.committed_identities(partitions)  # type: ignore[no-any-return]
+
+        async def perform_seek(self) -> None:
+            """Seeks to the starts: the commits, to which Faust seeks by itself, may not be valid.
+
+            Faust seeks after a rebalance, and when it discards records that arrive meanwhile.
+            """
+            assigned = self.assignment()
+            if starts := {tp: offset for tp, offset in self.starts.items() if tp in assigned}:
+                await self.seek_wait(starts)
+            else:
+                await super().perform_seek()
 
         def _new_consumer_thread(self) -> Thread:
             # A loop of the running kind (uvloop) instead of asyncio's own, which is slower.

@@ -8,6 +8,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
+from penstock.core.position import taken
 from penstock.core.why import GroupLag
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
@@ -41,8 +42,10 @@ async def readers(settings: Kafka, type_name: str, partitions: int) -> GroupLag:
                     begins = await consumer.beginning_offsets(asked)
     except TimeoutError as error:
         raise KafkaUnavailable(f"no broker at {settings.kafka} answers within {ANSWER_S:g} s") from error
-    taken = {tp: meta.offset for tp, meta in committed.items()}
-    return GroupLag(workers, sum(max(0, end - max(begins[tp], taken.get(tp, 0))) for tp, end in ends.items()))
+    offsets = {tp: meta.offset for tp, meta in committed.items()}
+    # Deleted records are no lag, and a group whose offset is beyond the end reads the topic again.
+    unread = (end - taken(offsets.get(tp, -1), begins[tp], end) for tp, end in ends.items())
+    return GroupLag(workers, sum(unread))
 
 
 async def _workers(admin: AIOKafkaAdminClient, group: str, topic: str) -> int | None:

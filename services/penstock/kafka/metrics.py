@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from penstock.core.offset_tracker import OffsetTracker, Partition
+from penstock.kafka import positions
 
 
 class ProcessorMetrics:
@@ -19,9 +20,11 @@ class ProcessorMetrics:
     Args:
         tracker: of the records in flight.
         topics: that it reads (bare names).
+        prefix: of the topics.
     """
 
-    def __init__(self, tracker: OffsetTracker, topics: Iterable[str]) -> None:
+    def __init__(self, tracker: OffsetTracker, topics: Iterable[str], prefix: str = "") -> None:
+        self._prefix = prefix
         self._tracker = tracker
         self.rejected = dict.fromkeys(topics, 0)
         self.lag = dict.fromkeys(self.rejected, 0)
@@ -32,6 +35,16 @@ class ProcessorMetrics:
     def in_flight(self) -> int:
         """Records that are read and not acknowledged."""
         return len(self._tracker)
+
+    @property
+    def positions_moved(self) -> Mapping[tuple[str, str], int]:
+        """Stored positions that did not fit their topic, by topic and reason."""
+        return positions.moved_by_topic(self._prefix)
+
+    @property
+    def records_deleted(self) -> Mapping[str, int]:
+        """Records that were deleted before they were read, by topic."""
+        return positions.deleted_by_topic(self._prefix)
 
     def set_lag(self, by_partition: Mapping[Partition, int]) -> None:
         """Stores the lag by topic."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from penstock.core.offset_tracker import Partition
+from penstock.core.position import Position, Start
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.connection import make_consumer, running, translated
+from penstock.kafka.positions import check
 from penstock.settings import Kafka
 
 # Seconds for one read; the caller retries.
@@ -91,6 +93,11 @@ class OffsetReader:
         with translated():
             answers = await self._consumer.end_offsets(list(asked))
         return {asked[full]: offset for full, offset in answers.items()}
+
+    async def check(self, positions: Mapping[TopicPartition, Position | None]) -> dict[TopicPartition, Start]:
+        """See `positions.check`."""
+        async with self._reading:
+            return await check(self._consumer, positions)
 
     async def first_from(self, partition: Partition, offset: int) -> int | None:
         """The offset of the first record from `offset` on; None if there is none within `ANSWER_S`.

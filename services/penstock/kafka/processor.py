@@ -123,7 +123,7 @@ class Processor:
         self._committing = asyncio.Lock()
         self._reject_part = partial(self.reject, settle=False)
         self._watchdog = LoopWatchdog()
-        self.metrics = ProcessorMetrics(self._tracker, (topic.name for topic in handlers))
+        self.metrics = ProcessorMetrics(self._tracker, [t.name for t in handlers], settings.prefix)
         # Set by `run`.
         self._app: FaustApp
         self._offsets: OffsetReader

@@ -76,6 +76,17 @@ REJECTED = Metric(
     "Records, or parts of records, that broke their contract and were copied to TOPIC.rejected.",
     ("topic",),
 )
+POSITIONS_MOVED = Metric(
+    "penstock_positions_moved_total",
+    "Stored positions of this process that did not fit their topic. Reasons: replaced (the topic was created again), "
+    "cut (the log lost its tail), deleted (records were deleted before they were read).",
+    ("topic", "reason"),
+)
+RECORDS_DELETED = Metric(
+    "penstock_records_deleted_total",
+    "Records that were deleted from a topic before this process read them.",
+    ("topic",),
+)
 WAITS = Metric(
     "penstock_waits_total",
     "Times that records in flight had to wait because Kafka or PostgreSQL did not answer.",

@@ -29,8 +29,29 @@ class ProcessorMetrics(Protocol):
         """Records, or parts of records, that were rejected, by topic."""
 
     @property
+    def positions_moved(self) -> Mapping[tuple[str, str], int]:
+        """Stored positions that did not fit their topic, by topic and reason."""
+
+    @property
+    def records_deleted(self) -> Mapping[str, int]:
+        """Records that were deleted before they were read, by topic."""
+
+    @property
     def waits(self) -> int:
         """Times that records waited for Kafka or PostgreSQL."""
+
+
+def position_samples(moved: Mapping[tuple[str, str], int], deleted: Mapping[str, int]) -> Iterator[Sample]:
+    """The samples of a process's positions.
+
+    Args:
+        moved: positions that did not fit, by topic and reason.
+        deleted: records that were deleted before they were read, by topic.
+    """
+    for (topic, reason), positions in moved.items():
+        yield Sample(metrics.POSITIONS_MOVED, positions, (topic, reason))
+    for topic, records in deleted.items():
+        yield Sample(metrics.RECORDS_DELETED, records, (topic,))
 
 
 def processor_samples(processor: ProcessorMetrics) -> Iterator[Sample]:
@@ -40,5 +61,6 @@ def processor_samples(processor: ProcessorMetrics) -> Iterator[Sample]:
     yield Sample(metrics.WAITS, processor.waits)
     for topic, records in processor.lag.items():
         yield Sample(metrics.LAG, records, (topic,))
+    yield from position_samples(processor.positions_moved, processor.records_deleted)
     for topic, records in processor.rejected.items():
         yield Sample(metrics.REJECTED, records, (topic,))

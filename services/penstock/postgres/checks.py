@@ -153,13 +153,31 @@ async def held_targets(pool: Pool, grace_s: float) -> list[asyncpg.Record]:
     return await _fetch(pool, "held", grace_s)
 
 
-async def ingested(pool: Pool, topic: str) -> dict[int, int]:
-    """The next offset to ingest, by partition of a topic.
+async def type_names(pool: Pool) -> list[str]:
+    """The names of all registered types.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    return {row["partition"]: row["next_offset"] for row in await _fetch(pool, "ingested", topic)}
+    return [row["name"] for row in await _fetch(pool, "type_names")]
+
+
+async def moved(pool: Pool) -> dict[str, int]:
+    """Ingest offsets that were moved in the last seven days, by reason.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    return {row["reason"]: row["positions"] for row in await _fetch(pool, "moved")}
+
+
+async def note_lost(pool: Pool) -> int:
+    """Marks deleted records as noted; returns how many entries.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    return len(await _fetch(pool, "note_lost"))
 
 
 async def unwatched(pool: Pool, partitions: int) -> list[asyncpg.Record]:

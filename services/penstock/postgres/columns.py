@@ -64,7 +64,7 @@ SUBMITTED = tuple(column for column in COLUMNS if column.parameter is not None)
 SHOWN = tuple(column.name for column in COLUMNS if column.shown)
 
 # The parameters of `tasks.submit` before the columns: where a batch was read.
-_POSITION_PARAMETERS = 4
+_POSITION_PARAMETERS = 6
 
 # The lists that a statement may name.
 LISTS = {

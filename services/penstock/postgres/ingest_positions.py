@@ -1,29 +1,89 @@
-"""Offsets of the topic `submitted`, written in the transactions that insert its tasks."""
+"""Positions in the topic `submitted`, written in the transactions that insert its tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import asyncpg
 
+from penstock.core.position import Position, Reason, Start
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
+# A position as it is stored: the next offset, and the identity of its log.
+Stored = tuple[int, str | None]
 
-async def positions(
-    pool: asyncpg.Pool[asyncpg.Record], topic: str, beginnings: dict[int, int]
-) -> dict[int, int]:
-    """The next offset to read, by partition.
+
+async def stored(executor: Any, topic: str, partitions: Collection[int]) -> dict[int, Stored]:
+    """The stored positions of partitions; those without one are missing.
 
     Args:
-        pool: of the database.
+        executor: a pool or a connection.
         topic: full name of the topic.
-        beginnings: the first offset of each partition, for partitions without a stored offset.
+        partitions: their numbers.
 
     Raises:
         PostgresUnavailable: no server.
     """
     with translated():
+        rows = await executor.fetch(query("release.ingest_offsets"), topic, list(partitions))
+    return {row["partition"]: (row["next_offset"], row["identity"]) for row in rows}
+
+
+async def stored_all(executor: Any, topic: str) -> dict[int, Stored]:
+    """The stored positions of all partitions that have one.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(query("checks.ingested"), topic)
+    return {row["partition"]: (row["next_offset"], row["identity"]) for row in rows}
+
+
+async def move(
+    pool: asyncpg.Pool[asyncpg.Record], topic: str, starts: Mapping[int, tuple[Stored | None, Start]]
+) -> dict[int, Stored]:
+    """Stores the positions that were checked, and the reason of each that was not valid.
+
+    Args:
+        pool: of the database.
+        topic: full name of the topic.
+        starts: by partition, what was stored and where to continue.
+
+    Returns:
+        What is stored now. Another process may have moved a position meanwhile.
+
+    Raises:
+        PostgresUnavailable: no server; nothing was moved.
+    """
+    with translated():
         async with pool.acquire() as connection, connection.transaction():
-            for partition, offset in beginnings.items():
-                await connection.execute(query("release.insert_ingest_offset"), topic, partition, offset)
-            rows = await connection.fetch(query("release.ingest_offsets"), topic, list(beginnings))
-    return {row["partition"]: row["next_offset"] for row in rows}
+            for partition, (before, start) in starts.items():
+                position = start.position
+                if before is None:
+                    await connection.execute(
+                        query("release.insert_ingest_offset"),
+                        topic,
+                        partition,
+                        position.offset,
+                        position.identity(),
+                    )
+                elif before != (position.offset, position.identity()):
+                    await connection.execute(
+                        query("release.move_ingest_offset"),
+                        topic,
+                        partition,
+                        position.offset,
+                        position.identity(),
+                        *before,
+                        None if start.reason is Reason.KEPT else start.reason.value,
+                        start.deleted,
+                    )
+            return await stored(connection, topic, list(starts))
+
+
+def position_of(found: Stored | None) -> Position | None:
+    """The position that is stored; None without one."""
+    return None if found is None else Position.from_stored(*found)

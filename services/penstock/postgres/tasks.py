@@ -43,12 +43,16 @@ class OffsetRange:
         partition: number of the partition.
         first: first offset of the batch.
         following: first offset after the batch.
+        identity: of the log at `first`, as it is stored.
+        following_identity: of the log at `following`.
     """
 
     topic: str
     partition: int
     first: int
     following: int
+    identity: str | None = None
+    following_identity: str | None = None
 
 
 async def submit(
@@ -71,7 +75,16 @@ async def submit(
             partition. Nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
-    position = (source.topic, source.partition, source.first, source.following) if source else (None,) * 4
+    position: tuple[str | int | None, ...] = (None,) * 6
+    if source:
+        position = (
+            source.topic,
+            source.partition,
+            source.first,
+            source.following,
+            source.identity,
+            source.following_identity,
+        )
     with translated():
         answer = await executor.fetch(query("tasks.submit"), *position, *_parameters(submissions))
         if not answer:

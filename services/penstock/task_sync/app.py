@@ -10,9 +10,11 @@ from functools import partial
 
 from penstock import process
 from penstock.kafka import health as kafka_health
+from penstock.kafka import positions
 from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.offset_reader import OffsetReader
+from penstock.metrics.processing import position_samples
 from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
@@ -63,7 +65,8 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                 RefusedTasks(pool, settings.event_source).fail,
             )
             objects = ObjectStore(settings.objects)
-            ingest = Ingest(settings, pool, producer, types, objects)
+            reader = OffsetReader(offsets, settings.prefix)
+            ingest = Ingest(settings, pool, producer, types, objects, reader)
             history = History(settings, objects)
             await session.listen(READY_CHANNEL, release_loop.on_ready)
             counters = BacklogCounters(settings, pool, release_loop)
@@ -72,9 +75,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             await session.listen(DUE_CHANNEL, release_loop.on_due_changed)
             await session.listen(REPLICAS_CHANNEL, release_loop.on_replicas_changed)
             recheck = Recheck(settings, pool, producer, admin, offsets, release_loop)
-            progress = Progress(
-                settings.stall_timeout_s, OffsetReader(offsets, settings.prefix), ingest, release_loop
-            )
+            progress = Progress(settings.stall_timeout_s, reader, ingest, release_loop)
             await stack.enter_async_context(
                 serving(
                     settings,
@@ -82,6 +83,10 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                     lambda: [
                         *metrics.release_samples(release_loop),
                         *metrics.ingest_samples(ingest, progress.lag),
+                        *position_samples(
+                            positions.moved_by_topic(settings.prefix),
+                            positions.deleted_by_topic(settings.prefix),
+                        ),
                         *metrics.history_samples(history),
                         *counters.samples(),
                     ],

@@ -25,6 +25,7 @@ from penstock.contracts.parsing import parse
 from penstock.contracts.rejected import encode_rejection, rejection_key
 from penstock.contracts.submission import Submission
 from penstock.core.admission import PartitionLoad, partitions_to_pause
+from penstock.core.position import checksum
 from penstock.errors import (
     Invalid,
     InvalidRecord,
@@ -35,11 +36,14 @@ from penstock.errors import (
     ValueRefused,
 )
 from penstock.kafka.connection import make_consumer, start, translated
+from penstock.kafka.fetch_guard import FetchGuard
+from penstock.kafka.offset_reader import OffsetReader
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
 from penstock.objects import ObjectStore
-from penstock.postgres import ingest_positions, tasks
+from penstock.postgres import tasks
 from penstock.postgres.types import TypeCache
+from penstock.task_sync.checked_positions import checked_positions
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
@@ -60,6 +64,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         producer: for rejections.
         types: the registered types.
         objects: the object store for large contexts.
+        offsets: checks the stored positions against the topic.
 
     Attributes:
         inserted: records that are in PostgreSQL, or rejected.
@@ -73,14 +78,18 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         producer: AIOKafkaProducer,
         types: TypeCache,
         objects: ObjectStore,
+        offsets: OffsetReader,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._producer = producer
         self._types = types
         self._objects = objects
+        self._offsets = offsets
         self._topic = settings.prefix + SUBMITTED.name
         self._next: dict[int, int] = {}
+        # The identity that is stored beside each offset.
+        self._identities: dict[int, str | None] = {}
         # Records that were read and wait for their lane, by partition.
         self._waiting: defaultdict[int, deque[Any]] = defaultdict(deque)
         # Records in flight, by partition: those that wait, and the batch that the lane is
@@ -100,11 +109,13 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._consumer: AIOKafkaConsumer = make_consumer(
             settings, service_group(settings.prefix, "task-sync")
         )
+        self._guard = FetchGuard(self._consumer)
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
         """Drops records that are not inserted; the new owner reads them."""
         self._assigned = False
         self._rebalances += 1
+        self._guard.forget()
         for tp in revoked:
             self._next.pop(tp.partition, None)
             self._paused.discard(tp.partition)
@@ -160,17 +171,16 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
 
     async def _seek(self, assigned: Sequence[TopicPartition]) -> None:
         with self._in_progress("seeking to the stored offsets"):
-            with translated():
-                begin = await self._consumer.beginning_offsets(assigned)
-            stored = await ingest_positions.positions(
-                self._pool, self._topic, {tp.partition: offset for tp, offset in begin.items()}
-            )
-            for tp in assigned:
+            starts = await checked_positions(self._pool, self._offsets, self._topic, assigned)
+            current = self._consumer.assignment()
+            for tp, position in starts.items():
+                if tp not in current:
+                    continue  # revoked meanwhile
                 self._drop_waiting(tp.partition)
-                # Retention may have removed the records between the stored offset and the log's
-                # beginning.
-                self._next[tp.partition] = stored[tp.partition]
-                self._consumer.seek(tp, max(stored[tp.partition], begin[tp]))
+                self._next[tp.partition] = position.offset
+                self._identities[tp.partition] = position.identity()
+                self._guard.start({tp: position})
+                self._consumer.seek(tp, position.offset)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Inserts submissions until `stopping` is set.
@@ -196,6 +206,9 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                     lane.result()
                 for tp, records in fetched.items():
                     self._add(tp, records)
+                if broken := [tp for tp in self._guard.broken if tp in self._consumer.assignment()]:
+                    # A log was replaced or lost its tail under this process.
+                    await self._seek(broken)
             self._closing = True
             await asyncio.gather(*self._lanes.values())
         finally:
@@ -267,7 +280,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._paused = now
 
     async def _insert(self, tp: TopicPartition, records: Sequence[Any], name: str) -> None:
-        first = self._next.get(tp.partition)
+        first, identity = self._next.get(tp.partition), self._identities.get(tp.partition)
         if first is None:
             return  # revoked between fetch and now
         submissions: list[Submission] = []
@@ -288,8 +301,19 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             return
         # Before the offset: after a crash a rejection may be there twice, but is never lost.
         await self._reject(rejected)
+        last = records[-1]
+        position = dataclasses.replace(
+            self._guard.position(tp, following), checksum=checksum(last.timestamp, last.key, last.value)
+        )
+        source = tasks.OffsetRange(
+            self._topic,
+            tp.partition,
+            first,
+            following,
+            identity,
+            position.identity(),
+        )
         try:
-            source = tasks.OffsetRange(self._topic, tp.partition, first, following)
             await tasks.submit(self._pool, submissions, source)
         except ValueRefused as refused:
             if len(records) > 1:
@@ -312,6 +336,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         # If it differs, the partition was revoked meanwhile, and perhaps assigned again.
         if self._next.get(tp.partition) == first:
             self._next[tp.partition] = following
+            self._identities[tp.partition] = source.following_identity
         self.inserted += following - first
 
     async def _reject(self, rejected: Sequence[tuple[bytes | None, bytes]]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -19,6 +19,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
+from penstock.core import position
 from penstock.core.window import Reason, Window, WindowPolicy
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import translated
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 
 # Seconds between measurements of the sample, while a window is at least half full.
 MEASURE_S = 0.2
+# Seconds without a taken record after which the bounds of a topic are read, and between two reads.
+BOUNDS_S = 1.0
+# Seconds for one read: the client would wait long for a topic that was deleted.
+BOUNDS_WITHIN_S = 2.0
 # Skip types that have been idle this long; there may be hundreds of them.
 IDLE_S = 10.0
 # Poll an idle topic less often: every tenth of its idle time, up to a limit.
@@ -53,8 +58,12 @@ class ReadyTopic:
         type: its settings.
         topic: full name of the topic.
         window: how many records may wait there; a rate can set a smaller bound (`size_and_reason`).
-        written: records written to the topic, the sum of all partitions.
-        taken: records that workers have taken, the sum of all partitions.
+        written: the sum of the ends of all partitions.
+        taken: the sum of the offsets up to which workers need no record, of all partitions.
+        begins: offset of each partition's oldest record, at the last look.
+        invalid: committed offsets that were beyond the end at the last look, by partition.
+        bounds_s: when the bounds were last read.
+        written_s: when a batch was last written.
         may_have_ready: a task of the type may be ready.
         may_have_queued: a task of the type may be queued.
         next_partition: where the next slice of a batch goes.
@@ -82,6 +91,10 @@ class ReadyTopic:
     released: int = 0
     logged_reason: Reason = Reason.FLOOR
     full: bool = False
+    begins: dict[int, int] = field(default_factory=dict)
+    invalid: dict[int, int] = field(default_factory=dict)
+    bounds_s: float = float("-inf")
+    written_s: float = float("-inf")
 
     @property
     def lag(self) -> int:
@@ -125,9 +138,17 @@ class LagPoller:
         settings: of the service.
         session: the owner of the types.
         admin: reads the workers' committed offsets.
+        offsets: reads the bounds of ready topics.
     """
 
-    def __init__(self, settings: TaskSyncSettings, session: Session, admin: AIOKafkaAdminClient) -> None:
+    def __init__(
+        self,
+        settings: TaskSyncSettings,
+        session: Session,
+        admin: AIOKafkaAdminClient,
+        offsets: AIOKafkaConsumer | None = None,
+    ) -> None:
+        self._offsets = offsets
         self._settings = settings
         self._session = session
         self._admin = admin
@@ -150,14 +171,53 @@ class LagPoller:
             )
             taken = topic.taken
         else:
+            offsets = {tp.partition: meta.offset for tp, meta in committed.items() if tp.topic == topic.topic}
+            await self._read_bounds(topic, offsets)
             taken = sum(
-                meta.offset for tp, meta in committed.items() if tp.topic == topic.topic and meta.offset > 0
+                # An offset that was found beyond the end counts for nothing until it changes.
+                position.taken(
+                    -1 if topic.invalid.get(number) == offsets.get(number) else offsets.get(number, -1),
+                    topic.begins.get(number, 0),
+                )
+                for number in topic.begins.keys() | offsets.keys()
             )
         topic.polled_s = asyncio.get_running_loop().time()
         if taken != topic.taken:
             topic.taken, topic.taken_changed_s = taken, topic.polled_s
         interval_s = (topic.polled_s - topic.taken_changed_s) / IDLE_POLL_SHARE
         topic.poll_interval_s = max(self._settings.lag_poll_s, min(interval_s, MAX_POLL_S))
+
+    async def _read_bounds(self, topic: ReadyTopic, committed: Mapping[int, int]) -> None:
+        """Reads the bounds of a topic that is new or of which nothing was taken for a while.
+
+        Its records may be deleted, or it may have lost its tail: then its readers take nothing, and
+        the window would stay full.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._offsets is None or now_s - max(topic.taken_changed_s, topic.bounds_s) < BOUNDS_S:
+            return
+        topic.bounds_s = now_s
+        partitions = [TopicPartition(topic.topic, number) for number in range(topic.type.partitions)]
+        try:
+            async with asyncio.timeout(BOUNDS_WITHIN_S):
+                with translated():
+                    begins = await self._offsets.beginning_offsets(partitions)
+                    ends = await self._offsets.end_offsets(partitions)
+        except (TimeoutError, KafkaUnavailable) as error:
+            # The topic may be deleted: the recheck creates it again.
+            log.info(
+                "The bounds of a ready topic are not available",
+                extra={"event": "ready_bounds_unknown", "task_type": topic.type.name, "error": str(error)},
+            )
+            return
+        topic.begins = {tp.partition: begin for tp, begin in begins.items()}
+        topic.invalid = {
+            tp.partition: committed[tp.partition]
+            for tp, end in ends.items()
+            if committed.get(tp.partition, -1) > end
+        }
+        if now_s - topic.written_s >= BOUNDS_S:
+            topic.written = sum(ends.values())
 
     async def _committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """A group's offsets, from its last known coordinator or from its current one."""

@@ -93,6 +93,7 @@ class ReadyWriter:
             # these records.
             topic.taken_changed_s, topic.poll_interval_s = now_s, self._lag_poll_s
         topic.written += len(tasks)
+        topic.written_s = now_s
         topic.released += len(tasks)
         attempt_ids = [task.fence.attempt_id for task in tasks]
         topic.window.add_released(attempt_ids, now_s)

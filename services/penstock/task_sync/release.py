@@ -62,7 +62,7 @@ class ReleaseLoop:
         self._settings = settings
         self._session = session
         self._types = types
-        self._lag_poller = LagPoller(settings, session, admin)
+        self._lag_poller = LagPoller(settings, session, admin, end_offsets)
         self._ownership = Ownership(settings, session)
         self._end_offsets = end_offsets
         self._topics: dict[str, ReadyTopic] = {}
@@ -141,6 +141,7 @@ class ReleaseLoop:
         topic = self._topics.get(type_name)
         if topic is not None:
             topic.written, topic.taken, topic.poll_interval_s = written, 0, 0.0
+            topic.begins, topic.invalid, topic.bounds_s = {}, {}, float("-inf")
             topic.may_have_ready = True
             self._wake.set()
 

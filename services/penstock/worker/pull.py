@@ -15,6 +15,7 @@ from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.errors import InvalidRecord, SessionLost
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
+from penstock.kafka.group_positions import GroupPositions
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
 from penstock.worker.heartbeat_sender import HeartbeatSender, wait_room
@@ -73,7 +74,8 @@ class KafkaPuller:
         async def pull() -> None:
             await self._wait_topic(topic)
             # Group eviction finds a worker whose leases have expired by this name.
-            consumer = make_consumer(self._settings, group, topic, name=self._worker_id)
+            consumer = make_consumer(self._settings, group, name=self._worker_id)
+            consumer.subscribe([topic], listener=GroupPositions(consumer))
             async with running(consumer):
                 log.info(
                     "Waiting for tasks of a type", extra={"event": "pull_started", "task_type": self._type}

@@ -7,14 +7,14 @@ import asyncio
 import os
 import shutil
 import tempfile
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import orjson
 import pytest
 from aiokafka.errors import KafkaError
 from tests.support.pipeline import System
-from tests.support.services import read
+from tests.support.services import read, restarted_when_ended
 from tests.support.waiting import wait_until
 
 from penstock.checks.app import check
@@ -53,29 +53,6 @@ def supervisor():
     yield process_supervisor, folder
     process_supervisor.close()
     shutil.rmtree(folder)
-
-
-@asynccontextmanager
-async def restarted_when_ended(make):
-    """Restarts a service that ends, as its supervisor would."""
-    stopping = asyncio.Event()
-    restarts = 0
-
-    async def run():
-        nonlocal restarts
-        while not stopping.is_set():
-            try:
-                await make()(stopping, lambda: None)
-            except PenstockError:
-                restarts += 1
-                assert restarts < 50
-
-    task = asyncio.ensure_future(run())
-    try:
-        yield
-    finally:
-        stopping.set()
-        await task
 
 
 def worker_of(connection_settings):

@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.support.pipeline import RECHECK_S, System
 from tests.support.services import make_topics
+from tests.support.state_faults import commit_offsets, expire_group_offsets, recreate_topic
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.kafka.connection import admin_client
-from penstock.kafka.topics import workers_group
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, service_group, workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
@@ -159,3 +160,66 @@ async def test_a_batch_that_kafka_has_not_confirmed_is_not_lost(system):
         assert [task.fence.id for task in batch.tasks] == [noted]
         cutoffs = await release.queued_cutoffs(session, ["t"])
         assert await release.make_lost_ready(system.pool, "t", cutoffs["t"], 10) == [before]
+
+
+async def test_expired_offsets_and_deleted_records_stop_no_type(system):
+    """Offsets of a workers' group that expired, with records that were deleted, fill no window:
+    tasks are released again, those whose records are gone as well."""
+    await system.start("task-sync", "heartbeats", "stages")
+    async with AsyncExitStack() as stack:
+        here, system.stack = system.stack, stack
+        await system.work()
+        await system.submit(60)
+        await system.become(succeeded=60)
+    system.stack = here
+    await system.submit(30)
+    await system.become(succeeded=60, queued=30)
+    await expire_group_offsets(system.settings(), workers_group(system.where["prefix"], "t"))
+    await system.lose_records()
+    await system.submit(10)
+    await system.work()
+    await system.become(succeeded=100)
+    assert set(system.executed.values()) == {1}
+
+
+async def test_a_window_is_not_filled_by_deleted_records(system):
+    """A new owner of a type whose old records are deleted, and whose group has no offsets, releases."""
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", "heartbeats", "stages")
+        await system.work()
+        await system.submit(300)
+        await system.become(succeeded=300)
+    await expire_group_offsets(system.settings(), workers_group(system.where["prefix"], "t"))
+    await system.lose_records()
+    async with AsyncExitStack() as system.stack:
+        # The window's floor is 100 records.
+        await system.start("task-sync", "heartbeats", "stages")
+        await system.submit(20)
+        await system.become(succeeded=300, queued=20)
+        await system.work()
+        await system.become(succeeded=320)
+
+
+async def test_a_recreated_heartbeats_topic_stops_no_recheck(system):
+    """Committed offsets beyond the end of a topic stop neither its reader nor the recheck."""
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", "heartbeats", "stages")
+        await system.work()
+        await system.submit(60)
+        await system.become(succeeded=60)
+    for topic in (HEARTBEATS, STAGE_RESULTS):
+        offsets = {}
+        async with admin_client(system.settings()) as admin:
+            for service in ("heartbeats", "stages"):
+                group = service_group(system.where["prefix"], service)
+                offsets |= {group: await admin.list_consumer_group_offsets(group)}
+        await recreate_topic(system.settings(), topic)
+        for group, committed in offsets.items():
+            await commit_offsets(system.settings(), group, committed)
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", "heartbeats", "stages")
+        await system.submit(20)
+        await system.become(succeeded=60, queued=20)
+        await system.lose_records()
+        await system.work()
+        await system.become(succeeded=80)

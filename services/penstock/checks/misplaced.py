@@ -1,0 +1,144 @@
+"""Finds stored positions that do not fit their topics, whose readers do not run.
+
+A running reader checks its position when it starts and when its log changes. A position is
+misplaced if its topic was created again, or lost the tail that it had read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping
+
+import asyncpg
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
+
+from penstock.checks.kafka import Topics
+from penstock.checks.report import Found, Offender, Rule
+from penstock.core.position import Position, Reason, Start
+from penstock.errors import SessionLost
+from penstock.kafka.connection import make_consumer, running, translated
+from penstock.kafka.topics import (
+    CALLBACKS,
+    CALLBACKS_DIVERTED,
+    HEARTBEATS,
+    STAGE_RESULTS,
+    SUBMITTED,
+    ready,
+    service_group,
+    workers_group,
+)
+from penstock.postgres import checks, ingest_positions
+from penstock.settings import Platform
+
+log = logging.getLogger(__name__)
+
+_SERVICES = (
+    ("heartbeats", (HEARTBEATS,)),
+    ("stages", (STAGE_RESULTS,)),
+    ("callbacks", (CALLBACKS, CALLBACKS_DIVERTED)),
+)
+
+
+class Misplaced:
+    """Finds and moves misplaced positions.
+
+    Args:
+        settings: for the names of topics and groups.
+        pool: of the database.
+        topics: of Kafka.
+    """
+
+    def __init__(self, settings: Platform, pool: asyncpg.Pool[asyncpg.Record], topics: Topics) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._topics = topics
+        self._submitted = settings.prefix + SUBMITTED.name
+        # What the last search found: positions of ingest, and of groups.
+        self._ingest: dict[int, tuple[ingest_positions.Stored | None, Start]] = {}
+        self._groups: dict[str, dict[TopicPartition, Start]] = {}
+
+    async def find(self) -> dict[Hashable, Found]:
+        """The positions that do not fit their topics now.
+
+        Raises:
+            PostgresUnavailable, KafkaUnavailable: it is unknown.
+        """
+        found: dict[Hashable, Found] = {}
+        stored = await ingest_positions.stored_all(self._pool, self._submitted)
+        starts = await self._topics.check(
+            {
+                TopicPartition(self._submitted, number): Position.from_stored(*at)
+                for number, at in stored.items()
+            }
+        )
+        self._ingest = {
+            tp.partition: (stored[tp.partition], start) for tp, start in starts.items() if start.moved
+        }
+        for number, (_stored, start) in self._ingest.items():
+            _add(found, TopicPartition(self._submitted, number), start, "task-sync")
+        self._groups = {}
+        for group, reader, names in await self._readers():
+            committed = await self._topics.positions(group)
+            of_group = {tp: position for tp, position in committed.items() if tp.topic in names}
+            for tp, start in (await self._topics.check(of_group)).items():
+                # Deleted records are no fault of a reader: the recheck finds the tasks of ready ones.
+                if start.reason in {Reason.REPLACED, Reason.CUT}:
+                    self._groups.setdefault(group, {})[tp] = start
+                    _add(found, tp, start, reader)
+        return found
+
+    async def _readers(self) -> list[tuple[str, str, set[str]]]:
+        """Each group with its readers and its topics."""
+        prefix = self._settings.prefix
+        readers = [
+            (service_group(prefix, service), service, {prefix + topic.name for topic in topics})
+            for service, topics in _SERVICES
+        ]
+        readers += [
+            (workers_group(prefix, name), f"a worker of {name}", {prefix + ready(name, 1).name})
+            for name in await checks.type_names(self._pool)
+        ]
+        return readers
+
+    async def move(self) -> int:
+        """Moves what the last search found to where its readers would start; returns how many.
+
+        Raises:
+            PostgresUnavailable, KafkaUnavailable: some may not be moved.
+        """
+        await ingest_positions.move(self._pool, self._submitted, self._ingest)
+        moved = len(self._ingest)
+        for group, starts in self._groups.items():
+            try:
+                await self._commit(group, starts)
+                moved += len(starts)
+            except SessionLost as error:
+                log.warning(
+                    "A group has members, which move its positions when they start",
+                    extra={"event": "positions_kept", "group": group, "error": str(error)},
+                )
+        return moved
+
+    async def _commit(self, group: str, starts: Mapping[TopicPartition, Start]) -> None:
+        consumer = make_consumer(self._settings, group)
+        consumer.assign(list(starts))
+        async with running(consumer):
+            with translated():
+                await consumer.commit(
+                    {
+                        tp: OffsetAndMetadata(start.position.offset, start.position.identity())
+                        for tp, start in starts.items()
+                    }
+                )
+
+
+def _add(found: dict[Hashable, Found], tp: TopicPartition, start: Start, reader: str) -> None:
+    why = {
+        Reason.REPLACED: "the topic was created again",
+        Reason.CUT: "the log lost its tail",
+        Reason.DELETED: f"{start.deleted:,} records were deleted before they were read",
+    }[start.reason]
+    name = f"{tp.topic}/{tp.partition}"
+    lacks = f"is read from {start.stored:,}, and {why}: is {reader} running?"
+    found["misplaced", name, start.stored] = Found([Offender(Rule.MISPLACED, "topic", name, lacks)], 1)

@@ -1,0 +1,162 @@
+"""Checks stored positions against their topics before they are used, for every reader.
+
+The broker is asked for each topic's id, for the bounds of each partition and for the end of the
+position's leader epoch. The record before the position is compared if its checksum is stored, since
+a log that was restored from a copy uses an epoch again. `core.position` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from penstock.core.position import LogState, Position, Reason, Start, checksum, decide
+from penstock.kafka import lineage
+from penstock.kafka.connection import translated
+
+log = logging.getLogger(__name__)
+
+# Seconds for reading the record before a position; the caller retries.
+ANSWER_S = 10.0
+
+# Positions that this process has moved, by full topic name and reason, since it started.
+moved: Counter[tuple[str, Reason]] = Counter()
+# Records that were deleted before this process read them, by full topic name.
+deleted: Counter[str] = Counter()
+
+
+def moved_by_topic(prefix: str) -> dict[tuple[str, str], int]:
+    """The positions that this process has moved, by topic without prefix and reason."""
+    return {(topic.removeprefix(prefix), reason.value): count for (topic, reason), count in moved.items()}
+
+
+def deleted_by_topic(prefix: str) -> dict[str, int]:
+    """The records that were deleted before this process read them, by topic without prefix."""
+    return {topic.removeprefix(prefix): count for topic, count in deleted.items() if count}
+
+
+async def check(
+    consumer: AIOKafkaConsumer, positions: Mapping[TopicPartition, Position | None]
+) -> dict[TopicPartition, Start]:
+    """Decides where the reader of each partition continues. Changes and logs nothing.
+
+    Args:
+        consumer: started, without group and topics; nothing else uses its assignment meanwhile.
+        positions: stored positions; None for a partition without one.
+
+    Raises:
+        KafkaUnavailable: no broker answered, or a topic does not exist.
+    """
+    if not positions:
+        return {}
+    client = consumer._client  # noqa: SLF001 (it has no other way in)
+    with translated():
+        logs = await lineage.describe(client, sorted({tp.topic for tp in positions}))
+        begins = await consumer.beginning_offsets(list(positions))
+        ends = await consumer.end_offsets(list(positions))
+        found = {}
+        epoch_ends = await _epoch_ends(client, logs, positions)
+        epoch_begins = await _epoch_begins(client, logs, positions, epoch_ends)
+        for tp, position in positions.items():
+            state = LogState(
+                begins[tp],
+                ends[tp],
+                logs[tp].topic_id,
+                epoch_ends.get(tp),
+                max(begins[tp], epoch_begins.get(tp) or 0),
+            )
+            start = decide(position, state)
+            if start.reason is Reason.KEPT and not await _same_record(consumer, tp, start.position, state):
+                state = LogState(
+                    state.begin,
+                    state.end,
+                    state.topic_id,
+                    state.epoch_end,
+                    state.epoch_begin,
+                    same_record=False,
+                )
+                start = decide(position, state)
+            found[tp] = start
+    return found
+
+
+def report(starts: Mapping[TopicPartition, Start]) -> None:
+    """Logs and counts the positions that were not valid."""
+    for tp, start in starts.items():
+        if not start.moved:
+            continue
+        moved[tp.topic, start.reason] += 1
+        deleted[tp.topic] += start.deleted
+        log.warning(
+            "A stored position does not fit its topic; reading from another offset",
+            extra={
+                "event": "position_moved",
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "reason": start.reason.value,
+                "stored": start.stored,
+                "offset": start.position.offset,
+                "deleted": start.deleted,
+            },
+        )
+
+
+Logs = Mapping[TopicPartition, lineage.Log]
+Positions = Mapping[TopicPartition, Position | None]
+
+
+def _comparable(logs: Logs, positions: Positions) -> dict[TopicPartition, Position]:
+    """The positions that may be of the same topic: another topic's epochs say nothing."""
+    return {
+        tp: position
+        for tp, position in positions.items()
+        if position is not None and position.topic_id in {None, logs[tp].topic_id}
+    }
+
+
+async def _epoch_ends(client: object, logs: Logs, positions: Positions) -> dict[TopicPartition, int | None]:
+    asked = {
+        tp: (logs[tp].leader, position.epoch)
+        for tp, position in _comparable(logs, positions).items()
+        if position.epoch is not None
+    }
+    return await lineage.epoch_ends(client, asked)
+
+
+async def _epoch_begins(
+    client: object, logs: Logs, positions: Positions, ends: Mapping[TopicPartition, int | None]
+) -> dict[TopicPartition, int | None]:
+    """Where each position's epoch begins, or the newest one if the log does not have it."""
+    asked = {}
+    for tp, position in _comparable(logs, positions).items():
+        known = position.epoch is not None and ends.get(tp) is not None
+        epoch = position.epoch if known and position.epoch is not None else logs[tp].leader_epoch
+        # An epoch begins where the one before it ends.
+        if epoch > 0:
+            asked[tp] = (logs[tp].leader, epoch - 1)
+    return await lineage.epoch_ends(client, asked)
+
+
+async def _same_record(
+    consumer: AIOKafkaConsumer, tp: TopicPartition, position: Position, state: LogState
+) -> bool:
+    """Whether the record before the position is the one that was read; True if that is not known."""
+    if position.checksum is None or not state.begin < position.offset <= state.end:
+        return True
+    consumer.assign([tp])
+    try:
+        consumer.seek(tp, position.offset - 1)
+        record = await asyncio.wait_for(consumer.getone(tp), ANSWER_S)
+    except TimeoutError:
+        # A transaction that was aborted since, or is open again: not what was read.
+        return False
+    finally:
+        consumer.unsubscribe()
+    return bool(
+        record.offset == position.offset - 1
+        and checksum(record.timestamp, record.key, record.value) == position.checksum
+    )

@@ -16,8 +16,8 @@ BEGIN
     IF clock_us NOT BETWEEN 0 AND 4503599627370496 THEN
         clock_us := 0;
     END IF;
-    -- A millisecond is accepted, since no other server takes over within it. A sequence is not moved
-    -- more often.
+    -- A millisecond is accepted, since no other server takes over within it. A sequence is not
+    -- moved more often.
     IF pg_sequence_last_value('penstock.id_server') = server AND pg_sequence_last_value(ids) > clock_us + ahead - 1000 THEN
         RETURN NULL;
     END IF;

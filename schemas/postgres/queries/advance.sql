@@ -17,9 +17,9 @@ FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, st
 WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 
 -- name: late_attempts
--- Attempts that expired before their result came, and whose stage is not finished since. `now_at` is
--- the attempt that the result ends. A task whose last attempt expired has no further attempt, so the
--- result ends the one that would have followed.
+-- Attempts that expired before their result came, and whose stage is not finished since. `now_at`
+-- is the attempt that the result ends. A task whose last attempt expired has no further attempt, so
+-- the result ends the one that would have followed.
 SELECT t.id, t.step, t.stage, a.attempt,
        t.attempt + (t.state IN ('failed', 'quarantined'))::integer AS now_at
 FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[]) AS i (id, step, stage, attempt)

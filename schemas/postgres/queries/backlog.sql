@@ -25,8 +25,8 @@ DELETE FROM backlog WHERE type = ANY ($1::text[]) AND tasks = 0;
 
 -- name: entries
 -- The number of tasks by type, priority, stage and state, and the age of the oldest ready task. The
--- first `limit` ($5) entries of one type ($1; NULL is all) or of several ($6), after a position ($2,
--- $3, $4; NULL is the first).
+-- first `limit` ($5) entries of one type ($1; NULL is all) or of several ($6), after a position
+-- ($2, $3, $4; NULL is the first).
 WITH counted AS MATERIALIZED (
     SELECT type, priority, stage, state, sum(tasks)::bigint AS tasks
     FROM (SELECT type, priority, stage, state, tasks FROM backlog
@@ -59,8 +59,8 @@ SELECT pg_advisory_xact_lock(hashtextextended('penstock.backlog', 0));
 
 -- name: recount
 -- Corrects the counters while other transactions write. Later writes change tasks and counters
--- equally, so a difference in one snapshot stays. It is recorded as one more change. Only one process
--- runs this at a time (`lock_recount`).
+-- equally, so a difference in one snapshot stays. It is recorded as one more change. Only one
+-- process runs this at a time (`lock_recount`).
 WITH truth AS (
     SELECT type, stage, priority, backlog_state(state) AS state, count(*) AS tasks FROM task
     WHERE backlog_state(state) IS NOT NULL GROUP BY type, stage, priority, backlog_state(state)

@@ -295,8 +295,8 @@ GROUP BY type, stage, priority, state HAVING sum(counted) <> sum(tasks)
 ORDER BY type, stage, priority, state LIMIT $1;
 
 -- name: mend_tasks
--- Mends tasks that are ahead (see `ahead`), by the clock of now: a delay starts anew, and a back-off
--- has its longest length at most. A `run_at` stays.
+-- Mends tasks that are ahead (see `ahead`), by the clock of now: a delay starts anew, and a
+-- back-off has its longest length at most. A `run_at` stays.
 WITH ahead AS MATERIALIZED (
     SELECT t.id, make_interval(secs => y.retry_max_ms / 1000.0) AS longest, b.backs_off
     FROM task t

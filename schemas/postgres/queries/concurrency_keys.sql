@@ -3,8 +3,8 @@
 -- key.
 
 -- name: set
--- NULL leaves a setting unchanged; the limit is set when $6 is true. Returns no row when the type has
--- an order that excludes concurrency keys.
+-- NULL leaves a setting unchanged; the limit is set when $6 is true. Returns no row when the type
+-- has an order that excludes concurrency keys.
 WITH changed AS (
     INSERT INTO type_key AS k (type, key, paused, weight, max_in_flight)
     SELECT y.name, $2, coalesce($3::boolean, false), coalesce($4::integer, 1), $5::integer FROM task_type y

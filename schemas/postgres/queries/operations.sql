@@ -138,8 +138,8 @@ WHERE id = ANY ($1::bigint[]) AND state NOT IN ('succeeded', 'failed', 'cancelle
 RETURNING id;
 
 -- name: recover
--- Starts the last stage again, as a new attempt without earlier failures and losses. A task with a completed stage
--- is `tracked`, so that it counts as started (see `limits.heads`).
+-- Starts the last stage again, as a new attempt without earlier failures and losses. A task with a
+-- completed stage is `tracked`, so that it counts as started (see `limits.heads`).
 WITH recovered AS (
     UPDATE task
     SET state = 'ready', attempt = attempt + 1, failures = 0, losses = 0, error = NULL, finished_at = NULL, due_at = NULL,

@@ -1,4 +1,4 @@
-"""Confirmation of verbs that change or delete whatever matches, with the number of what it is."""
+"""Confirms verbs that change or delete all that matches a filter; names the number of matches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 import click
 
 yes_option = click.option(
-    "--yes", is_flag=True, help="Do it without asking. Required where nobody can be asked, as in a script."
+    "--yes", is_flag=True, help="Do it without asking. Required without a terminal, as in a script."
 )
 
 
 def is_interactive() -> bool:
-    """Whether somebody at a terminal can answer."""
+    """Whether a person at a terminal can answer."""
     return sys.stdin.isatty()
 
 
@@ -23,7 +23,7 @@ def confirm(consequence: str) -> None:
         consequence: what would happen, such as `20,001 tasks would be cancelled`.
 
     Raises:
-        UsageError: nobody can be asked.
+        UsageError: standard input is no terminal.
         Abort: the answer is no.
     """
     if not is_interactive():

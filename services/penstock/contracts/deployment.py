@@ -43,7 +43,7 @@ class Binding:
 def bound_to(bindings: Iterable[Binding]) -> str | None:
     """The database that a prefix belongs to: that of the first binding, or of the last that replaces.
 
-    All readers agree, whatever two deployments write at the same time.
+    All readers agree, also when two deployments write at the same time.
     """
     found: str | None = None
     for binding in bindings:

@@ -249,7 +249,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 return
             except Exception as error:
                 # Requests in service are in no queue that `close` answers: without this they would
-                # wait for ever.
+                # wait without end.
                 for request in served:
                     request.fail(error)
                 raise

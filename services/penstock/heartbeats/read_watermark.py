@@ -68,7 +68,7 @@ class WatermarkReader:
 class ResultsWatermark:
     """How far the stage processor has committed the results topic.
 
-    It counts all partitions together: a result may be on any of them, whatever the lease's.
+    It counts all partitions together: a result may be on any of them, not only on the lease's.
 
     Args:
         progress: of the stage processor.

@@ -38,7 +38,7 @@ async def rejected_of_types(settings: Kafka, types: Collection[str]) -> list[tup
         try:
             rejection = decode_rejection(record.value or b"")
         except InvalidRecord:
-            continue  # written by somebody else
+            continue  # written by another program
         value = _again(rejection, types)
         if value is not None:
             # A crash of ingest may have written a rejection twice.

@@ -269,7 +269,7 @@ def _read(returned: Any) -> tuple[completion.Outcome, dict[str, Any]]:
                     f"not {_shown(name)}"
                 )
             return completion.Outcome.NEXT, {
-                # Of a subclass of str, such as an enumeration, only the text.
+                # A subclass of str, such as an enumeration, becomes its text.
                 "next_stage": str.__str__(name),
                 "context": None if value is KEEP else Context.encode(value),
                 "delay_ms": _milliseconds(delay_s),

@@ -279,7 +279,7 @@ async def test_the_gateway_runs_as_a_process(
 
 async def test_a_change_by_filter_is_confirmed(penstock: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """O8: with a filter each verb says how many tasks it would change, and changes none until
-    somebody agrees. Without a terminal it is refused without --yes. Ids are not asked about."""
+    the operator agrees. Without a terminal it is refused without --yes. Ids are not asked about."""
     for _ in range(3):
         await penstock("submit", "media")
     selections = (

@@ -1,4 +1,4 @@
-"""What a refused batch does to a producer, on a real broker."""
+"""A refused batch ends no producer, on a real broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def read(settings: Kafka, count: int) -> list[bytes]:
 
 async def test_a_producer_goes_on_after_a_refused_batch(small: Kafka) -> None:
     """O1: a broker that refuses a batch (MESSAGE_TOO_LARGE) ends no producer. The records after it on
-    the same partition are written; before, each got OUT_OF_ORDER_SEQUENCE_NUMBER for ever."""
+    the same partition are written; before, each got OUT_OF_ORDER_SEQUENCE_NUMBER without end."""
     topic = small.prefix + SMALL.name
     async with running(make_producer(small)) as producer:
         await producer.send_and_wait(topic, b"before", partition=0)

@@ -1,4 +1,4 @@
-"""No id is given twice, whatever the database went back to."""
+"""No id is given twice, also after the database went back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def submit(pool, count):
 
 
 async def snapshot(pool):
-    """What a replica or a backup has: the last ids, and the last values of the sequences."""
+    """A copy as a replica or a backup has it: the last ids, and the last values of the sequences."""
     rows = {
         name: await pool.fetchval(f"SELECT coalesce(max(id), 0) FROM {name}") for name in ("task", "outbox")
     }

@@ -125,7 +125,7 @@ def test_a_hostile_result_does_not_affect_its_neighbours(fields, raw, place):
         encode_rejection_of(fault, part)
     for result in results[1:-1]:
         assert 1 <= result.fence.id < 2**63
-        # What is accepted can be written again, and is small.
+        # An accepted entry can be written again, and is small.
         assert len(encode_results("w", [result])) < 1_000_000
         if result.context is not None and result.context.ref is None:
             assert result.context.size <= 4096

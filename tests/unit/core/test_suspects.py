@@ -1,4 +1,4 @@
-"""Who is charged with the loss of a worker, and how suspects run: with random killers on simulated workers."""
+"""Losses of workers are charged to killers: random killers on simulated workers."""
 
 from collections import Counter, deque
 
@@ -100,7 +100,7 @@ KILLS = st.lists(st.booleans(), min_size=1, max_size=30)
 def test_each_killer_is_quarantined_and_each_innocent_task_succeeds(
     kills, steps, workers, size, poll, max_losses, random
 ):
-    """W8: whatever kills and whatever runs beside it, only killers are quarantined. A killer needs at
+    """W8: only killers are quarantined, for all kinds of killers and neighbours. A killer needs at
     most `max_losses` charged losses, and no innocent task is charged as often."""
     tasks = [SimulatedTask(number, kill, steps[number]) for number, kill in enumerate(kills)]
     ready = list(tasks)

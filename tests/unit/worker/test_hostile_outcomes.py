@@ -1,4 +1,4 @@
-"""What a handler returns or raises is read alone: it is one result of its attempt, and of no other."""
+"""The outcome of a handler is read alone: it is one result of its attempt, and of no other."""
 
 import asyncio
 import dataclasses
@@ -154,7 +154,7 @@ def innocent(number):
 
 
 async def send(*results):
-    """What the platform reads when a worker sends these results in one batch."""
+    """Returns the results that the platform reads when a worker sends them in one batch."""
     records = []
 
     class Transport:
@@ -230,7 +230,7 @@ async def test_unusual_values_of_correct_types_are_accepted(sync):
 
 
 async def test_a_handler_that_cancels_its_own_task_settles_its_attempt():
-    """W1: otherwise the worker would renew the lease of an attempt that nobody runs, without end."""
+    """W1: otherwise the worker would renew the lease of an attempt without a handler, without end."""
     reported = []
     ended = asyncio.Event()
 

@@ -18,10 +18,10 @@ import aiohttp
 import pytest
 
 from penstock.contracts.event import Event
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import EVENTS
 from penstock.local.ports import answers, choose_port
 from tests.support.callback_targets import OLD_SECRET, SECRET, Bench, bench, make_callback
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 

@@ -11,9 +11,9 @@ import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.errors import PenstockError
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
-from tests.support.topics import create_topics
 
 
 @asynccontextmanager

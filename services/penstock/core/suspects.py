@@ -76,12 +76,18 @@ def charged(held: Collection[Held[K]], *, suspects_charged: bool = False) -> set
 
 
 class SuspectGate(Generic[K]):
-    """Decides when suspects begin in one process, and when other attempts must wait."""
+    """Decides when suspects begin in one process, and when other attempts must wait.
+
+    One suspect has its turn at a time. Each suspect that outlives its turn lets one more have a turn
+    beside the next, so that their number doubles while all run for long. It is one again after a
+    suspect has ended within its turn.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[K, Isolation]] = deque()
-        # The suspect that has its turn.
-        self._turn: tuple[K, Isolation] | None = None
+        self._turns: dict[K, Isolation] = {}
+        # Suspects that may have a turn at once.
+        self._most = 1
 
     def __len__(self) -> int:
         """How many suspects wait."""
@@ -94,27 +100,39 @@ class SuspectGate(Generic[K]):
     @property
     def closed(self) -> bool:
         """Whether no other attempt may begin: a suspect runs alone, or is the next to do so."""
-        next_up = self._turn or (self._waiting[0] if self._waiting else None)
-        return next_up is not None and next_up[1] is Isolation.ALONE
+        if self._turns:
+            return Isolation.ALONE in self._turns.values()
+        return bool(self._waiting) and self._waiting[0][1] is Isolation.ALONE
 
     def take(self, running: int) -> K | None:
-        """Removes and returns the suspect that begins now, if any.
+        """Removes and returns a suspect that begins now, if any.
 
         Args:
             running: how many attempts run in this process.
         """
-        if self._turn is not None or not self._waiting or (self.closed and running):
+        if not self._waiting or len(self._turns) >= self._most:
             return None
-        self._turn = self._waiting.popleft()
-        return self._turn[0]
+        key, isolation = self._waiting[0]
+        if self._turns and Isolation.ALONE in (isolation, *self._turns.values()):
+            return None
+        if isolation is Isolation.ALONE and running:
+            return None
+        self._waiting.popleft()
+        self._turns[key] = isolation
+        return key
 
-    def end_turn(self, key: K) -> None:
-        """Lets the next suspect begin, if this one has its turn: it has ended, or runs for long."""
-        if self._turn is not None and self._turn[0] == key:
-            self._turn = None
+    def end_turn(self, key: K, *, outlived: bool = False) -> None:
+        """Ends the turn of a suspect, if it has one.
+
+        Args:
+            key: of the suspect.
+            outlived: whether it still runs.
+        """
+        if self._turns.pop(key, None) is not None:
+            self._most = self._most + 1 if outlived else 1
 
     def drop(self, keys: Collection[K]) -> None:
-        """Removes suspects, also the one that has its turn."""
+        """Removes suspects, also those that have a turn."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] not in keys)
-        if self._turn is not None and self._turn[0] in keys:
-            self._turn = None
+        for key in keys:
+            self._turns.pop(key, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
@@ -41,6 +41,10 @@ MAX_RECORD_BYTES = 1_000_000
 
 # How long a start that failed or was cancelled may take to end.
 _ABANDON_S = 5.0
+
+# Until a topic that was created must have leaders, and how often the brokers are asked.
+DESCRIBED_WITHIN_S = 30.0
+DESCRIBED_POLL_S = 0.02
 
 
 @contextmanager
@@ -140,6 +144,20 @@ def make_consumer(
 Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
 
 
+@contextmanager
+def _delivering_cancellation() -> Iterator[None]:
+    """Raises the cancellation of the current task that the client library swallowed in the block.
+
+    While it closes, aiokafka takes the cancellation of its caller for that of its own tasks. Then a
+    service would go on instead of stopping.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
 async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     """Starts a producer or consumer; closes its connections if that fails or is cancelled.
 
@@ -185,16 +203,17 @@ async def running(client: Client) -> AsyncIterator[Client]:
     Raises:
         KafkaUnavailable: no broker answered.
     """
-    await start(client)
-    try:
-        yield client
-    finally:
+    with _delivering_cancellation():
+        await start(client)
         try:
-            await client.stop()
-        except BaseException:
-            # After some failures `stop` raises before it has closed its connections.
-            await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
-            raise
+            yield client
+        finally:
+            try:
+                await client.stop()
+            except BaseException:
+                # After some failures `stop` raises before it has closed its connections.
+                await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
+                raise
 
 
 @asynccontextmanager
@@ -205,12 +224,13 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
         KafkaUnavailable: no broker answered.
     """
     client = AIOKafkaAdminClient(**arguments(settings))
-    await _start(client.start(), client.close, client._client)  # noqa: SLF001 (it has no other way in)
-    with translated():
-        try:
-            yield client
-        finally:
-            await client.close()
+    with _delivering_cancellation():
+        await _start(client.start(), client.close, client._client)  # noqa: SLF001 (it has no other way in)
+        with translated():
+            try:
+                yield client
+            finally:
+                await client.close()
 
 
 async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication: int | None = None) -> None:
@@ -251,6 +271,31 @@ async def create_topics(settings: Kafka, topics: Iterable[Topic], *, replication
             if code not in (0, TopicAlreadyExistsError.errno):
                 why = message[0] if message and message[0] else f"error code {code}"
                 raise KafkaUnavailable(f"Kafka would not create topic {name}: {why}")
+        await _until_described(client, [topic.name for topic in missing])
+
+
+async def _until_described(client: AIOKafkaAdminClient, names: Sequence[str]) -> None:
+    """Waits until the brokers name a leader of each partition.
+
+    The controller confirms a creation before the brokers know it: a client that asks at once may
+    get an unknown topic.
+    """
+    deadline_s = time.monotonic() + DESCRIBED_WITHIN_S
+    while True:
+        topics = await client.describe_topics(list(names))
+        missing = [
+            topic["topic"]
+            for topic in topics
+            if topic["error_code"] != TopicAuthorizationFailedError.errno
+            and not (topic["partitions"] and all(part["leader"] >= 0 for part in topic["partitions"]))
+        ]
+        if not missing:
+            return
+        if time.monotonic() > deadline_s:
+            raise KafkaUnavailable(
+                f"Kafka has created {', '.join(missing)}, but no broker leads all partitions"
+            )
+        await asyncio.sleep(DESCRIBED_POLL_S)
 
 
 async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:

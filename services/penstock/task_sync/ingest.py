@@ -14,7 +14,6 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -22,7 +21,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListen
 
 from penstock import tracing
 from penstock.contracts.parsing import parse
-from penstock.contracts.rejected import encode_rejection, rejection_key
 from penstock.contracts.submission import Submission
 from penstock.core.admission import PartitionLoad, partitions_to_pause
 from penstock.core.position import checksum
@@ -30,7 +28,6 @@ from penstock.errors import (
     Invalid,
     InvalidRecord,
     KafkaUnavailable,
-    RecordsRefused,
     SessionLost,
     UnknownType,
     ValueRefused,
@@ -38,12 +35,12 @@ from penstock.errors import (
 from penstock.kafka.connection import make_consumer, start, translated
 from penstock.kafka.fetch_guard import FetchGuard
 from penstock.kafka.offset_reader import OffsetReader
-from penstock.kafka.outbox import send_all
-from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED, service_group
+from penstock.kafka.topics import SUBMITTED, service_group
 from penstock.objects import ObjectStore
 from penstock.postgres import tasks
 from penstock.postgres.types import TypeCache
 from penstock.task_sync.checked_positions import checked_positions
+from penstock.task_sync.rejections import Rejections
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
@@ -82,7 +79,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
     ) -> None:
         self._settings = settings
         self._pool = pool
-        self._producer = producer
+        self._rejections = Rejections(producer, settings.prefix)
         self._types = types
         self._objects = objects
         self._offsets = offsets
@@ -291,7 +288,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             try:
                 submissions.append(_traced(record, await self._parse(record.value or b"")))
             except Invalid as invalid:
-                rejected.append((rejection_key(record.key), self._rejection(tp.partition, record, invalid)))
+                rejected.append(self._rejections.of(record, invalid))
                 self.rejected += 1
             # An advance for each record: a batch of large contexts may take long, because each goes
             # to the object store.
@@ -300,7 +297,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         if following <= first:
             return
         # Before the offset: after a crash a rejection may be there twice, but is never lost.
-        await self._reject(rejected)
+        await self._rejections.write(rejected)
         last = records[-1]
         position = dataclasses.replace(
             self._guard.position(tp, following), checksum=checksum(last.timestamp, last.key, last.value)
@@ -314,18 +311,18 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             position.identity(),
         )
         try:
-            await tasks.submit(self._pool, submissions, source)
-        except ValueRefused as refused:
-            if len(records) > 1:
-                # Halves until the record at fault is alone.
-                middle = len(records) // 2
-                await self._insert(tp, records[:middle], name)
-                await self._insert(tp, records[middle:], name)
-                return
-            rejection = (rejection_key(records[0].key), self._rejection(tp.partition, records[0], refused))
-            self.rejected += 1
-            await self._reject([rejection])
-            await tasks.submit(self._pool, [], source)
+            try:
+                await tasks.submit(self._pool, submissions, source)
+            except ValueRefused as refused:
+                if len(records) > 1:
+                    # Halves until the record at fault is alone.
+                    middle = len(records) // 2
+                    await self._insert(tp, records[:middle], name)
+                    await self._insert(tp, records[middle:], name)
+                    return
+                await self._rejections.write([self._rejections.of(records[0], refused)])
+                self.rejected += 1
+                await tasks.submit(self._pool, [], source)
         except SessionLost as error:
             log.info(
                 "Another process has inserted these records; reading on from its offset",
@@ -338,47 +335,6 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             self._next[tp.partition] = following
             self._identities[tp.partition] = source.following_identity
         self.inserted += following - first
-
-    async def _reject(self, rejected: Sequence[tuple[bytes | None, bytes]]) -> None:
-        try:
-            await send_all(self._producer, self._settings.prefix + SUBMITTED_REJECTED.name, rejected)
-        except RecordsRefused as error:
-            # The topic takes less than `topics.toml` declares. The records behind must not wait.
-            log.error(  # noqa: TRY400 (the traceback says nothing about the records)
-                "Kafka refuses rejected submissions; only the log has their reasons",
-                extra={"event": "rejections_refused", "records": len(error.records), "error": str(error)},
-            )
-
-    def _rejection(self, partition: int, record: Any, invalid: Invalid) -> bytes:
-        if isinstance(invalid, UnknownType):
-            # The type may have been lost with a database that went back.
-            log.warning(
-                "A submission of an unknown type was rejected; register the type, then run `penstock topics replay-rejected`",
-                extra={
-                    "event": "type_unknown",
-                    "partition": partition,
-                    "offset": record.offset,
-                    "error": invalid,
-                },
-            )
-        log.info(
-            "A submitted record was rejected",
-            extra={
-                "event": "record_rejected",
-                "topic": SUBMITTED.name,
-                "partition": partition,
-                "offset": record.offset,
-                "error": invalid,
-            },
-        )
-        return encode_rejection(
-            invalid,
-            topic=self._topic,
-            partition=partition,
-            offset=record.offset,
-            original=record.value or b"",
-            at=datetime.now(UTC),
-        )
 
     async def _parse(self, value: bytes) -> Submission:
         try:

@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 # Seconds that cancelled handlers get to end during a drain.
 CANCEL_S = 1.0
-# A suspect that has run for so long lets the next one begin beside it. Otherwise the loss of a host
-# with thousands of long tasks would hold them up for days.
-TURN_S = 60.0
+# A suspect that has run for so long lets others begin beside it. Otherwise the loss of a host with
+# thousands of long tasks would hold them up for days.
+TURN_S = 5.0
 
 
 class HandlerPool:
@@ -81,11 +81,15 @@ class HandlerPool:
             return
         self._start(ready)
         if ready.isolation is Isolation.ONE:
-            asyncio.get_running_loop().call_later(TURN_S, self.end_turn, attempt_id)
+            asyncio.get_running_loop().call_later(TURN_S, self._outlive_turn, attempt_id)
 
     def end_turn(self, attempt_id: AttemptId) -> None:
         """Lets the next suspect begin, if this one has its turn."""
         self._gate.end_turn(attempt_id)
+        self._fill()
+
+    def _outlive_turn(self, attempt_id: AttemptId) -> None:
+        self._gate.end_turn(attempt_id, outlived=True)
         self._fill()
 
     def drop(self, attempt_ids: list[AttemptId]) -> None:
@@ -165,13 +169,16 @@ class HandlerPool:
             self._ended(attempt_id)
         self._fill()
 
+    def _has_room(self) -> bool:
+        announced = len(self._suspects) - len(self._gate)
+        return len(self._running) + announced < self._size
+
     def _fill(self) -> None:
-        if self._closed or len(self._running) >= self._size:
+        if self._closed:
             return
-        suspect = self._gate.take(len(self._running))
-        if suspect is not None:
+        while self._has_room() and (suspect := self._gate.take(len(self._running))) is not None:
             self._announce(suspect)
-        while self._backlog and len(self._running) < self._size and not self._gate.closed:
+        while self._backlog and self._has_room() and not self._gate.closed:
             self._start(self._backlog.take())
 
     def _start(self, ready: ReadyTask) -> None:

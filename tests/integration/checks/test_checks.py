@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.support.services import make_topics, producing, write
-from tests.support.topics import create_topics, use_writers_stamps
+from tests.support.topics import use_writers_stamps
 
 from penstock.checks import moving, queued
 from penstock.checks.app import Rule, check
@@ -19,7 +19,7 @@ from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
-from penstock.kafka.connection import make_consumer, running
+from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import ready, service_group, workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool

@@ -7,11 +7,10 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 from tests.support.services import make_topics, write
 from tests.support.state_faults import commit_offsets, delete_records, recreate_topic
-from tests.support.topics import create_topics
 
 from penstock.checks.app import check
 from penstock.checks.report import Rule
-from penstock.kafka.connection import admin_client
+from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import HEARTBEATS, SUBMITTED, Topic, ready, service_group, workers_group
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool

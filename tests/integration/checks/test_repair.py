@@ -20,7 +20,6 @@ from tests.integration.checks.test_checks import (
 )
 from tests.support.pipeline import System
 from tests.support.services import make_topics, read, write
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.checks import moving
@@ -28,6 +27,7 @@ from penstock.checks.app import Rule, check
 from penstock.checks.queued import Queued
 from penstock.cli.main import cli
 from penstock.core.attempt import AttemptId
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import ready, workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool

@@ -7,11 +7,11 @@ import pytest
 from aiohttp import web
 from tests.support.callback_targets import bench, make_callback, target_server
 from tests.support.services import read
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.checks import moving, stuck_callbacks
 from penstock.checks.app import Rule, check
+from penstock.kafka.connection import create_topics
 from penstock.kafka.outbox import redeliver
 from penstock.kafka.topics import PLATFORM
 from penstock.postgres import callbacks

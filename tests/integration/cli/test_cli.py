@@ -16,12 +16,12 @@ import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.gateways import running_gateway
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.cli import confirmation
 from penstock.cli.main import cli
 from penstock.client import Client, TaskFilter
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
 from penstock.settings import Kafka
 

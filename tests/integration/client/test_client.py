@@ -15,7 +15,6 @@ import asyncpg
 import pytest
 from aiohttp import web
 from tests.support.gateways import running_gateway
-from tests.support.topics import create_topics
 
 from penstock.client import Cancelled, Client, Draft, SyncClient, TaskFilter
 from penstock.contracts.context import ContentType, Context
@@ -31,6 +30,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.http.problems import Faults
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import EVENTS, REVOKED
 from penstock.settings import Kafka
 

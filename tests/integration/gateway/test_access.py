@@ -14,7 +14,6 @@ import asyncpg
 import pytest
 from tests.support.api_keys import gateway_with_keys, make_key, sent
 from tests.support.gateways import Caller, Proxy, running_gateway
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.core.access import ALLOWED, Action, Grant, Role, digest_of, token_of
@@ -24,7 +23,7 @@ from penstock.gateway import audit as gateway_audit
 from penstock.gateway import pages
 from penstock.gateway.access import GRANT
 from penstock.gateway.rules import RULES
-from penstock.kafka.connection import make_consumer, running
+from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS
 from penstock.metrics.serving import readiness
 from penstock.postgres import api_keys, audit

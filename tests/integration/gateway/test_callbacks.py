@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from tests.support.callback_targets import Bench, Target, answering, bench, make_callback
 from tests.support.gateways import Caller, running_gateway
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.contracts.event import Callback
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import EVENTS
 from penstock.postgres.connection import connect
 from penstock.postgres.queries import query

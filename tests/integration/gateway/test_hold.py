@@ -17,7 +17,6 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from tests.support.gateways import Caller, Proxy, running_gateway
 from tests.support.services import read_records, write
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import ContentType, Context, ObjectRef
@@ -27,7 +26,7 @@ from penstock.core.completion import Fence, Outcome
 from penstock.core.suspects import Isolation
 from penstock.errors import CannotStart, KafkaUnavailable
 from penstock.gateway import background_producer
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.connection import admin_client, create_topics, make_consumer, make_producer, running
 from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS, PLATFORM, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore

@@ -20,11 +20,11 @@ import orjson
 import pytest
 from tests.support.gateways import Caller, running_gateway
 from tests.support.services import read
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.core.operations import TaskSnapshot, Verb, apply, reachable, state_after_attempt
 from penstock.core.task import FINAL, Priority, State
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.postgres import operations
 from penstock.postgres.connection import connect

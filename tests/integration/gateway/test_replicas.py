@@ -17,7 +17,6 @@ from aiohttp import web
 from aiokafka import AIOKafkaConsumer
 from tests.support.gateways import Caller, running_gateway
 from tests.support.services import make_topics, producing, read
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import ContentType, Context
@@ -26,7 +25,7 @@ from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
 from penstock.gateway import hold
 from penstock.kafka import membership
-from penstock.kafka.connection import admin_client
+from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.settings import Kafka

@@ -22,11 +22,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from tests.support.api_keys import gateway_with_keys, make_key, sent
-from tests.support.topics import create_topics
 
 from penstock.core.access import Role
 from penstock.gateway import openapi
 from penstock.gateway.rules import RULES
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
 

@@ -13,10 +13,9 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.support.gateways import Caller, running_gateway
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
-from penstock.kafka.connection import make_consumer, running
+from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM
 from penstock.settings import Kafka
 

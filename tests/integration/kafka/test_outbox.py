@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import orjson
 import pytest
 from tests.support.callback_targets import make_callback
-from tests.support.topics import create_topics
 
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
-from penstock.kafka.connection import make_consumer, make_producer, running
+from penstock.kafka.connection import create_topics, make_consumer, make_producer, running
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
 from penstock.settings import Kafka

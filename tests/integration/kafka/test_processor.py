@@ -17,10 +17,9 @@ from typing import Any
 import orjson
 import pytest
 from tests.support.processor_probe import NAME, PROBE, PROBE_REJECTED
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.connection import admin_client, create_topics, make_consumer, make_producer, running
 from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
 

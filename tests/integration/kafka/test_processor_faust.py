@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 from faust.types import TP
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.errors import PostgresUnavailable, SessionLost, Stalled
-from penstock.kafka.connection import make_producer, running
+from penstock.kafka.connection import create_topics, make_producer, running
 from penstock.kafka.faust_app import FaustApp
 from penstock.kafka.processor import Delivery, Handler, Processor, ProcessorSettings
 from penstock.kafka.topics import Topic

@@ -6,13 +6,19 @@ import asyncio
 import time
 
 import pytest
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.errors import KafkaUnavailable, RecordsRefused
 from penstock.kafka import topic_plan
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running, translated
+from penstock.kafka.connection import (
+    admin_client,
+    create_topics,
+    make_consumer,
+    make_producer,
+    running,
+    translated,
+)
 from penstock.kafka.outbox import send_all
 from penstock.kafka.topic_config import STAMP
 from penstock.kafka.topics import Topic

@@ -10,14 +10,13 @@ import pytest
 from tests.support.callback_targets import make_callback
 from tests.support.pipeline import System
 from tests.support.services import make_topics, read, running_service
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.checks.app import Rule, check
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.kafka import topic_plan
-from penstock.kafka.connection import admin_client, make_producer, running
+from penstock.kafka.connection import admin_client, create_topics, make_producer, running
 from penstock.kafka.outbox import redeliver
 from penstock.kafka.topics import ready
 from penstock.postgres import callbacks, tasks, types

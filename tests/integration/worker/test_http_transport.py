@@ -10,13 +10,13 @@ import asyncpg
 import pytest
 from tests.support.gateways import Caller, running_gateway
 from tests.support.services import make_topics, producing, read, running_service
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import SettingsError
+from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import ready
 from penstock.worker import Done, Next, Worker, WorkerSettings
 

@@ -15,7 +15,6 @@ import pytest
 from tests.support.gateways import running_gateway
 from tests.support.pipeline import System
 from tests.support.services import make_topics, producing, read, read_records, running_service, write
-from tests.support.topics import create_topics
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -26,7 +25,7 @@ from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.connection import admin_client
+from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import ready, workers_group
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool

@@ -52,8 +52,7 @@ class SimulatedWorker:
     def fill(self):
         if len(self.running) >= self.size:
             return
-        number = self.gate.take(len(self.running))
-        if number is not None:
+        while len(self.running) < self.size and (number := self.gate.take(len(self.running))) is not None:
             self._begin(self.waiting.pop(number))
         while self.backlog and len(self.running) < self.size and not self.gate.closed:
             self._begin(self.backlog.popleft())
@@ -121,6 +120,9 @@ def test_each_killer_is_quarantined_and_each_innocent_task_succeeds(
         entry[1] -= 1
         task = entry[0]
         if entry[1]:
+            # Suspects that run alone keep their turn.
+            if isolation_of(task.counts.losses, max_losses) is Isolation.ONE and random.random() < 0.3:
+                worker.gate.end_turn(task.number, outlived=True)
             continue
         if not task.kills:
             del worker.running[task.number]
@@ -144,6 +146,26 @@ def test_a_loss_is_charged_to_the_suspect_that_had_begun():
     assert charged([waiting, fresh, unknown]) == {"fresh"}
     assert charged([waiting, fresh, unknown], suspects_charged=True) == set()
     assert charged([Held("restored", 0, None), Held("queued", 0, begun=False)]) == {"restored"}
+
+
+def test_suspects_that_run_for_long_double_their_number():
+    """W8, O1: the tasks of a lost host begin again soon, and quick suspects still begin one at a time."""
+    gate = SuspectGate()
+    for number in range(100):
+        gate.add(number, Isolation.ONE)
+    begun = []
+    while len(gate):
+        begun.append([])
+        while (number := gate.take(0)) is not None:
+            begun[-1].append(number)
+        for number in begun[-1]:
+            gate.end_turn(number, outlived=True)
+    assert [len(turn) for turn in begun] == [1, 2, 4, 8, 16, 32, 37]
+    gate.add(100, Isolation.ONE)
+    gate.end_turn(gate.take(0))
+    gate.add(101, Isolation.ONE)
+    gate.add(102, Isolation.ONE)
+    assert [gate.take(0), gate.take(0)] == [101, None]
 
 
 def test_a_suspect_runs_alone_before_the_last_loss():

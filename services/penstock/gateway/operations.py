@@ -25,7 +25,7 @@ from aiohttp import web
 from penstock.core.access import Grant
 from penstock.core.operations import TaskFilter, Verb
 from penstock.core.task import Priority, State
-from penstock.errors import Conflict, InvalidRecord, NotFound, PostgresUnavailable
+from penstock.errors import Conflict, InvalidRecord, NotFound, PostgresUnavailable, ValueRefused
 from penstock.gateway import views
 from penstock.gateway.access import grant_of
 from penstock.gateway.background_producer import BackgroundProducer
@@ -299,7 +299,7 @@ class OperationRoutes:
             result = await operations.run_batch(
                 self._pool, operation_id, filters, source=self._settings.event_source
             )
-        except asyncpg.PostgresError as error:
+        except (asyncpg.PostgresError, ValueRefused) as error:
             # Temporary errors are `PostgresUnavailable`; this one would repeat with each batch.
             log.exception(
                 "An operation failed", extra={"event": "operation_failed", "operation": operation_id}

@@ -39,12 +39,12 @@ class ProcessorMetrics:
     @property
     def positions_moved(self) -> Mapping[tuple[str, str], int]:
         """Stored positions that did not fit their topic, by topic and reason."""
-        return positions.moved_by_topic(self._prefix)
+        return positions.moved_by_topic(self._prefix, self.rejected)
 
     @property
     def records_deleted(self) -> Mapping[str, int]:
         """Records that were deleted before they were read, by topic."""
-        return positions.deleted_by_topic(self._prefix)
+        return positions.deleted_by_topic(self._prefix, self.rejected)
 
     def set_lag(self, by_partition: Mapping[Partition, int]) -> None:
         """Stores the lag by topic."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
@@ -29,14 +29,15 @@ moved: Counter[tuple[str, Reason]] = Counter()
 deleted: Counter[str] = Counter()
 
 
-def moved_by_topic(prefix: str) -> dict[tuple[str, str], int]:
+def moved_by_topic(prefix: str, topics: Iterable[str]) -> dict[tuple[str, str], int]:
     """The positions that this process has moved, by topic without prefix and reason."""
-    return {(topic.removeprefix(prefix), reason.value): count for (topic, reason), count in moved.items()}
+    reasons = (Reason.REPLACED, Reason.CUT, Reason.DELETED)
+    return {(topic, reason.value): moved[prefix + topic, reason] for topic in topics for reason in reasons}
 
 
-def deleted_by_topic(prefix: str) -> dict[str, int]:
+def deleted_by_topic(prefix: str, topics: Iterable[str]) -> dict[str, int]:
     """The records that were deleted before this process read them, by topic without prefix."""
-    return {topic.removeprefix(prefix): count for topic, count in deleted.items() if count}
+    return {topic: deleted[prefix + topic] for topic in topics}
 
 
 async def check(

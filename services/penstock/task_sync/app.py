@@ -14,6 +14,7 @@ from penstock.kafka import positions
 from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.offset_reader import OffsetReader
+from penstock.kafka.topics import SUBMITTED
 from penstock.metrics.processing import position_samples
 from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
@@ -84,8 +85,8 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                         *metrics.release_samples(release_loop),
                         *metrics.ingest_samples(ingest, progress.lag),
                         *position_samples(
-                            positions.moved_by_topic(settings.prefix),
-                            positions.deleted_by_topic(settings.prefix),
+                            positions.moved_by_topic(settings.prefix, [SUBMITTED.name]),
+                            positions.deleted_by_topic(settings.prefix, [SUBMITTED.name]),
                         ),
                         *metrics.history_samples(history),
                         *counters.samples(),

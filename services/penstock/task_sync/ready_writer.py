@@ -77,8 +77,9 @@ class ReadyWriter:
         Raises:
             KafkaUnavailable: the producer took only some of them; the batch note stays.
         """
+        # Before the encoding: a record has the trace of its span.
+        spans = start_spans(batch.tasks)
         tasks, values = await self._encode(batch.tasks)
-        spans = start_spans(tasks)
         partitions = topic.type.partitions
         slice_size = -(-len(tasks) // partitions)
         sent: list[SentBatch] = []

@@ -145,16 +145,28 @@ Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
 
 
 @contextmanager
-def _delivering_cancellation() -> Iterator[None]:
-    """Raises the cancellation of the current task that the client library swallowed in the block.
+def _own_cancellation() -> Iterator[None]:
+    """Cancels the block if its task was cancelled, and only then.
 
-    While it closes, aiokafka takes the cancellation of its caller for that of its own tasks. Then a
-    service would go on instead of stopping.
+    aiokafka mixes up the cancellation of its caller with that of its own tasks while it closes. A
+    service would go on instead of stopping, or a reader would end without an error.
+
+    Raises:
+        KafkaUnavailable: the client library cancelled a part of itself.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > before:
+
+    def cancelled() -> bool:
+        return task is not None and task.cancelling() > before
+
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if not cancelled():
+            raise KafkaUnavailable("Kafka: the client has closed itself") from error
+        raise
+    if cancelled():
         raise asyncio.CancelledError
 
 
@@ -203,7 +215,7 @@ async def running(client: Client) -> AsyncIterator[Client]:
     Raises:
         KafkaUnavailable: no broker answered.
     """
-    with _delivering_cancellation():
+    with _own_cancellation():
         await start(client)
         try:
             yield client
@@ -224,7 +236,7 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
         KafkaUnavailable: no broker answered.
     """
     client = AIOKafkaAdminClient(**arguments(settings))
-    with _delivering_cancellation():
+    with _own_cancellation():
         await _start(client.start(), client.close, client._client)  # noqa: SLF001 (it has no other way in)
         with translated():
             try:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 CANCEL_S = 1.0
 # A suspect that has run for so long lets others begin beside it. Otherwise the loss of a host with
 # thousands of long tasks would hold them up for days.
-TURN_S = 5.0
+TURN_S = 3.0
 
 
 class HandlerPool:

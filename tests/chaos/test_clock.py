@@ -19,8 +19,8 @@ STEP_S = 7200
 WRONG_S = 4
 # How far a clock drifts in one direction, a second every tenth of a second.
 DRIFT_S = 20
-# Longer than any stall of the machine, and much shorter than the step: only a clock makes an attempt
-# expire.
+# Longer than any stall of the machine, and much shorter than the step: only a clock makes an
+# attempt expire.
 LEASE_S = 60
 # The short form steps the clocks of all services at once, which takes fewer waves.
 EACH = [*SERVICES, "worker", "postgres", "java"]
@@ -56,7 +56,7 @@ async def test_clocks_that_step_by_two_hours_or_drift(tmp_path, monkeypatch):
                 ("drifting", partial(drift, clock, names)),
             ):
                 await run_wave(scenario, names, fault, inject, TASKS // waves)
-                # A clock ahead is corrected only now: the delays that it computed would last hours longer.
+                # Only now: the delays that a clock ahead has computed would last hours longer.
                 await step(clock, names, 0)
 
 

@@ -130,8 +130,8 @@ SELECT partition, next_offset, identity FROM ingested WHERE topic = $1 AND parti
 INSERT INTO ingested (topic, partition, next_offset, identity) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
 
 -- name: move_ingest_offset
--- Moves the offset of topic $1, partition $2 to $3 with identity $4, if it is still $5 with $6. Keeps
--- the reason $7, and that $8 records were deleted, unless the offset stays.
+-- Moves the offset of topic $1, partition $2 to $3 with identity $4, if it is still $5 with $6.
+-- Keeps the reason $7, and that $8 records were deleted, unless the offset stays.
 WITH moved AS (
     UPDATE ingested SET next_offset = $3, identity = $4
     WHERE topic = $1 AND partition = $2 AND next_offset = $5 AND identity IS NOT DISTINCT FROM $6::text

@@ -3,9 +3,9 @@
 -- name: submit
 -- Inserts a batch. A task whose idempotency key exists already is not inserted. Notifies task-sync
 -- of each type.
--- A batch that was read from topic $1, partition $2, moves the reader's offset from $3 to $4, and its
--- identity from $5 to $6. When they are not $3 and $5, another process reads the partition now, and
--- nothing is inserted.
+-- A batch that was read from topic $1, partition $2, moves the reader's offset from $3 to $4, and
+-- its identity from $5 to $6. When they are not $3 and $5, another process reads the partition now,
+-- and nothing is inserted.
 -- Returns one row without an id, then the inserted tasks; no row when the offset was not $3.
 WITH moved AS (
     UPDATE ingested SET next_offset = $4, identity = $6::text

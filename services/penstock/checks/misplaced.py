@@ -54,7 +54,7 @@ class Misplaced:
         self._pool = pool
         self._topics = topics
         self._submitted = settings.prefix + SUBMITTED.name
-        # What the last search found: positions of ingest, and of groups.
+        # The positions that the last search found, of ingest and of groups.
         self._ingest: dict[int, tuple[ingest_positions.Stored | None, Start]] = {}
         self._groups: dict[str, dict[TopicPartition, Start]] = {}
 
@@ -82,7 +82,7 @@ class Misplaced:
             committed = await self._topics.positions(group)
             of_group = {tp: position for tp, position in committed.items() if tp.topic in names}
             for tp, start in (await self._topics.check(of_group)).items():
-                # Deleted records are no fault of a reader: the recheck finds the tasks of ready ones.
+                # No fault of a reader: the recheck finds the tasks of ready records.
                 if start.reason in {Reason.REPLACED, Reason.CUT}:
                     self._groups.setdefault(group, {})[tp] = start
                     _add(found, tp, start, reader)

@@ -96,7 +96,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a reader continues.
+    """The place where a reader continues.
 
     Attributes:
         position: with the identity of the log that was found.
@@ -117,7 +117,7 @@ class Start:
 
 
 def decide(position: Position | None, log: LogState) -> Start:
-    """Where to continue.
+    """Decides where to continue.
 
     - A new topic is read from its beginning: none of its records was read.
     - A log that lost its tail is read from where the tail was cut: the records before it are the

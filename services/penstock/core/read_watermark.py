@@ -35,7 +35,7 @@ class ReadWatermark(Generic[P]):
         """Adds marks: at some time after `at_s` the partitions ended at these offsets."""
         for partition, end in ends.items():
             marks = self._marks.setdefault(partition, deque())
-            # A log that lost its tail ends before an earlier mark, which its reader will never pass.
+            # A log that lost its tail ends before an earlier mark, which its reader never passes.
             # It has read what is left once it passes the new one.
             while marks and marks[-1][0] >= end:
                 marks.pop()

@@ -202,7 +202,7 @@ class FaustApp:
 
     @property
     def _guard(self) -> FetchGuard | None:
-        """Of the consumer's thread; None before it runs."""
+        """The guard of the consumer's thread; None before it runs."""
         guard: FetchGuard | None = getattr(getattr(self._app.consumer, "_thread", None), "guard", None)
         return guard
 
@@ -303,7 +303,7 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
 
     class FastConsumer(Consumer):
         logger = _LOGGER
-        # Where the partitions of this generation start; empty before that is known.
+        # The first offsets of this generation; empty before they are known.
         starts: Mapping[TP, int] = {}
 
         async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:

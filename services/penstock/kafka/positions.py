@@ -131,7 +131,7 @@ async def _epoch_ends(client: object, logs: Logs, positions: Positions) -> dict[
 async def _epoch_begins(
     client: object, logs: Logs, positions: Positions, ends: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, int | None]:
-    """Where each position's epoch begins, or the newest one if the log does not have it."""
+    """The offset at which each position's epoch begins, or the newest epoch if the log lacks it."""
     asked = {}
     for tp, position in _comparable(logs, positions).items():
         known = position.epoch is not None and ends.get(tp) is not None

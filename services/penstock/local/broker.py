@@ -41,8 +41,8 @@ _QUIET = (
     "--enable-native-access=ALL-UNNAMED",
 )
 
-# A relative path, because Kafka splits `log.dirs` at commas and Java reads properties in Latin-1. An
-# absolute path could name another directory, which the next start does not find.
+# A relative path, because Kafka splits `log.dirs` at commas and Java reads properties in Latin-1.
+# An absolute path could name another directory, which the next start does not find.
 _DATA = "data"
 # Java decodes the working directory by the locale.
 _LOCALE = {"LC_ALL": "C.UTF-8"}

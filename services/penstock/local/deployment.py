@@ -357,9 +357,7 @@ class Deployment:
         try:
             from penstock.postgres.migrations import migrate  # noqa: PLC0415 (optional dependency)
         except ImportError as error:
-            raise CannotStart(
-                f"the services need more packages: pip install 'penstock[services]' ({error})"
-            ) from error
+            raise CannotStart(f"packages are missing: pip install 'penstock[services]' ({error})") from error
         await migrate(self.postgres)
 
     async def _read_id(self) -> str:
@@ -391,7 +389,7 @@ class Deployment:
                 )
 
     async def _stop(self) -> None:
-        # Each step runs even when an earlier one fails: no process may stay, nor the lock.
+        # No process may stay, nor the lock.
         try:
             if self._supervisor is not None:
                 await run_to_completion(self._supervisor.close)

@@ -27,8 +27,8 @@ ANSWER_S = 30.0
 # Refusals that are further apart than this are not consecutive: one request and its answer take
 # less.
 REFUSAL_GAP_S = WAIT_S + ANSWER_S + 10.0
-# Consecutive failures of requests after which all connections are opened anew (H6): a pooled one may
-# lead to an address where no gateway is any more.
+# Consecutive failures of requests after which all connections are opened anew (H6): a pooled one
+# may lead to an address where no gateway is any more.
 RECONNECT_AFTER = 3
 # Upper bound of the `Retry-After` of a gateway, or of a proxy before it.
 MAX_RETRY_AFTER_S = 30.0

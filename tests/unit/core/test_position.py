@@ -1,4 +1,4 @@
-"""Where a reader continues: compared with a model of logs that are cut, deleted and created again."""
+"""A reader continues as in a model of logs that are cut, deleted and created again."""
 
 from __future__ import annotations
 

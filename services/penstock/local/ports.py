@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 import socket
+import tempfile
+from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,9 +28,32 @@ def is_free(port: int) -> bool:
     return True
 
 
+# The locks of this process on ports that it preferred, by port. They end with the process.
+_locks: dict[int, int] = {}
+
+
+def _lock(port: int) -> bool:
+    """Whether no other process of this user has chosen `port` as its preferred one."""
+    if port not in _locks:
+        folder = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        _locks[port] = lock
+    return True
+
+
 def choose_port(preferred: int = 0) -> int:
-    """Returns `preferred` when it is free, otherwise another free port; 0 means no preference."""
-    if preferred and is_free(preferred):
+    """Returns `preferred` when it is free, otherwise another free port; 0 means no preference.
+
+    A server listens on its port seconds after the choice. Until then a lock keeps other deployments
+    from choosing the same preferred port: their services would use each other's servers.
+    """
+    if preferred and is_free(preferred) and _lock(preferred):
         return preferred
     for port in random.sample(_CHOICE, len(_CHOICE)):
         if is_free(port):

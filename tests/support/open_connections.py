@@ -27,6 +27,7 @@ class OpenConnections:
 
     def __init__(self) -> None:
         self._made: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._leaked: list[str] = []
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Records the connections that are made from now on."""
@@ -40,6 +41,16 @@ class OpenConnections:
         config.add_cleanup(
             lambda: setattr(selector_events._SelectorTransport, "__init__", original)  # type: ignore[attr-defined]
         )
+        loops = selector_events.BaseSelectorEventLoop
+        close = loops.close
+
+        def close_with_connections(loop: Any) -> None:
+            close(loop)
+            # At once: a test may run several loops, and the interpreter may collect at any time.
+            self._close_connections()
+
+        loops.close = close_with_connections  # type: ignore[method-assign]
+        config.add_cleanup(lambda: setattr(loops, "close", close))
 
     def pytest_collection_finish(self) -> None:
         """Excludes what the tests import from each later collection: a collection then takes milliseconds."""
@@ -62,19 +73,22 @@ class OpenConnections:
         return result
 
     def take_leaked(self) -> list[str]:
-        """Closes the connections of closed loops; returns the origin of those that their owner left open."""
-        leaked = []
+        """The origins of connections that their owner left open, of loops that are closed; each once."""
+        self._close_connections()
+        leaked, self._leaked = self._leaked, []
+        return leaked
+
+    def _close_connections(self) -> None:
         # A copy: another thread may open a connection meanwhile.
         for transport in [found for reference in self._made.keyrefs() if (found := reference()) is not None]:
             sock, loop = transport._sock, transport._loop
             if sock is None or (loop is not None and not loop.is_closed()):
                 continue
             if not transport._closing and not _awaits_peer(transport):
-                leaked.append(self._made[transport])
+                self._leaked.append(self._made[transport])
             # Otherwise the interpreter reports it again when it collects it.
             sock.close()
             transport._sock, transport._closing = None, True
-        return leaked
 
 
 def _awaits_peer(transport: Any) -> bool:

@@ -322,7 +322,8 @@ async def test_a_context_that_cannot_be_read_holds_up_no_other_task(
         assert {task["id"] for task in held} == {100, 101}
 
         async def all_failed() -> dict[int, Any] | None:
-            await gateway.post("/hold_task", {**HOLD, "wait_s": 0})
+            # Not 0: a poll that does not wait takes only what is fetched already.
+            await gateway.post("/hold_task", {**HOLD, "wait_s": 1})
             found: dict[int, Any] = {}
             for record in await read_records(kafka.kafka, kafka.prefix + STAGE_RESULTS.name):
                 found |= {result.fence.id: result.error for result in decode_results(record.value)[1]}

@@ -39,7 +39,7 @@ _EPOCHS = 16
 
 
 class _Log:
-    """What is known of the log of one partition.
+    """The known part of the log of one partition.
 
     Attributes:
         topic_id: of the topic.

@@ -16,7 +16,7 @@ from penstock.postgres import ingest_positions
 async def checked_positions(
     pool: asyncpg.Pool[asyncpg.Record], offsets: OffsetReader, topic: str, assigned: Sequence[TopicPartition]
 ) -> dict[TopicPartition, Position]:
-    """Where to read each partition; PostgreSQL has these positions now.
+    """The position at which to read each partition; PostgreSQL has it now.
 
     Raises:
         PostgresUnavailable, KafkaUnavailable: it is unknown.

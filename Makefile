@@ -46,7 +46,7 @@ format: $(INSTALLED) ## formats the code and applies automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-chaos: $(INSTALLED) ## the fault tests in full: kills, pauses, restarts, rebalances, clocks, links; writes benchmarks/results/chaos.json
+chaos: $(INSTALLED) ## the fault tests in full: kills, pauses, restarts, rebalances, clocks, links, lost state; writes benchmarks/results/chaos.json
 	@PENSTOCK_CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos -v
 
 load: $(INSTALLED) ## runs the throughput and latency benchmarks
@@ -62,6 +62,10 @@ bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-lat
 bench-claims: $(INSTALLED) ## compares claim contention with other designs; installs Redis and a plotter first
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
 	@$(BIN)/python -m benchmarks.claims
+
+bench-share-groups: $(INSTALLED) ## compares share groups with the groups by which workers claim; installs a client first
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
+	@$(BIN)/python -m benchmarks.share_groups
 
 # The base image of our images; compose reads the same variable, from the environment or .env.
 images: PENSTOCK_PYTHON_IMAGE ?= $(or $(shell sed -n 's/^PENSTOCK_PYTHON_IMAGE=//p' .env 2>/dev/null),python:3.13-slim)

@@ -141,7 +141,7 @@ async def plan_of(connection: Any) -> str:
     await transaction.start()
     try:
         statement = f"EXPLAIN (ANALYZE, FORMAT JSON) {query('release.release')}"
-        rows = await connection.fetchval(statement, MEASURED.name, BATCH, [], False)  # noqa: FBT003 (a parameter of the statement)
+        rows = await connection.fetchval(statement, MEASURED.name, BATCH, [], False, [])  # noqa: FBT003 (a parameter of the statement)
     finally:
         await transaction.rollback()
     found = [

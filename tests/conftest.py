@@ -158,6 +158,13 @@ async def database(postgres_server: str, _template: str) -> AsyncIterator[str]:
     await execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@pytest.fixture(autouse=True)
+def _patient_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the loop of a test stall for longer than a service's: several services share it, on a
+    machine that is loaded by other tests."""
+    monkeypatch.setattr("penstock.postgres.session.VANISHED_S", 60)
+
+
 @pytest.fixture
 async def empty_database(postgres_server: str) -> AsyncIterator[str]:
     """URL of a database without any table that is this test's own, for the migrations

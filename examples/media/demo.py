@@ -29,6 +29,7 @@ from penstock.checks.app import check
 from penstock.client import Client, Draft, Task
 from penstock.errors import PenstockError
 from penstock.local.deployment import Deployment, Listener, Options
+from penstock.logs import quiet_libraries
 from penstock.settings import Platform
 
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v", ".mpg"}
@@ -210,6 +211,8 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    # Their entries about a topic that has just been created read like failures of the demo.
+    quiet_libraries()
     try:
         sys.exit(asyncio.run(demo(given.folder, out, given.clips)))
     except PenstockError as error:

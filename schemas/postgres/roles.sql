@@ -22,7 +22,7 @@ GRANT SELECT ON deployment TO penstock_gateway;
 GRANT SELECT ON history TO penstock_gateway;
 GRANT SELECT, UPDATE ON ingested TO penstock_gateway;
 GRANT SELECT ON migration TO penstock_gateway;
-GRANT SELECT, INSERT, DELETE ON outbox TO penstock_gateway;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox TO penstock_gateway;
 GRANT SELECT ON release TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE ON task TO penstock_gateway;
 GRANT SELECT, INSERT, UPDATE ON task_type TO penstock_gateway;
@@ -33,7 +33,7 @@ GRANT EXECUTE ON FUNCTION history_drop(wanted date, number integer, archived boo
 GRANT EXECUTE ON FUNCTION history_open(wanted date) TO penstock_task_sync;
 GRANT SELECT, INSERT, DELETE ON attempt TO penstock_task_sync;
 GRANT SELECT, INSERT, UPDATE, DELETE ON backlog TO penstock_task_sync;
-GRANT SELECT, INSERT, DELETE ON backlog_change TO penstock_task_sync;
+GRANT SELECT, INSERT, UPDATE, DELETE ON backlog_change TO penstock_task_sync;
 GRANT SELECT, INSERT, UPDATE, DELETE ON callback TO penstock_task_sync;
 GRANT SELECT ON deployment TO penstock_task_sync;
 GRANT SELECT, INSERT ON history TO penstock_task_sync;
@@ -53,7 +53,7 @@ GRANT INSERT ON backlog_change TO penstock_heartbeats;
 GRANT SELECT, INSERT ON callback TO penstock_heartbeats;
 GRANT SELECT ON deployment TO penstock_heartbeats;
 GRANT SELECT ON migration TO penstock_heartbeats;
-GRANT SELECT, INSERT, DELETE ON outbox TO penstock_heartbeats;
+GRANT SELECT, INSERT, UPDATE, DELETE ON outbox TO penstock_heartbeats;
 GRANT SELECT, UPDATE ON task TO penstock_heartbeats;
 GRANT SELECT ON task_type TO penstock_heartbeats;
 

@@ -52,6 +52,8 @@ class Addresses:
         prefix: prefix of topic and consumer group names.
         objects: URL of the object store.
         embedded_kafka: whether the broker is the embedded one, which has no authentication.
+        deployment: id of the database, by which a gateway knows its own requests; None in a
+            deployment of an earlier release.
     """
 
     pid: int
@@ -61,6 +63,7 @@ class Addresses:
     prefix: str
     objects: str
     embedded_kafka: bool = False
+    deployment: str | None = None
 
     def environment(self) -> dict[str, str]:
         """The settings that lead a service, worker or client to this deployment."""
@@ -138,3 +141,22 @@ def local_environment(data_dir: Path | None = None, *, required: bool = True) ->
             "(--gateway or PENSTOCK_GATEWAY) or its servers (PENSTOCK_KAFKA, PENSTOCK_POSTGRES)"
         )
     return addresses.environment() if addresses else {}
+
+
+# Header of a request: the deployment that it is for. Header of an answer: that of the gateway.
+DEPLOYMENT_HEADER = "Penstock-Deployment"
+
+
+def deployment_header(gateway: str, data_dir: Path | None = None) -> dict[str, str]:
+    """The header by which a gateway refuses requests that are for another deployment.
+
+    Args:
+        gateway: base URL of the gateway.
+        data_dir: the data directory; None is `data_dir_here()`.
+
+    Returns:
+        The header; empty unless the gateway is that of the directory's deployment.
+    """
+    found = running(data_dir_here() if data_dir is None else data_dir.absolute())
+    ours = found is not None and found.gateway.rstrip("/") == gateway.rstrip("/")
+    return {DEPLOYMENT_HEADER: found.deployment} if found and ours and found.deployment else {}

@@ -3,6 +3,7 @@
     PenstockError
     ├── Fatal                     the process must end; its supervisor restarts it
     │   ├── SettingsError         a setting is missing, or two contradict each other
+    │   ├── OtherDeployment       the gateway belongs to another deployment than the directory's
     │   ├── CannotStart           a package, port, directory or table is missing or unusable
     │   ├── KafkaRefused          Kafka rejects the credentials or denies a permission
     │   ├── SessionLost           the Kafka group, the PostgreSQL session or a lock is lost
@@ -10,6 +11,7 @@
     ├── Unavailable               a server does not answer: retry
     │   ├── KafkaUnavailable
     │   ├── PostgresUnavailable
+    │   │   └── LockConflict      another transaction's locks ended the statement
     │   ├── ObjectsUnavailable
     │   ├── GatewayUnavailable
     │   └── Throttled             too many requests: retry after a delay
@@ -39,6 +41,12 @@ def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
+def reason_of(error: BaseException) -> str:
+    """The short text of a failed connection: an HTTP client's own text has its whole connection key."""
+    error = getattr(error, "os_error", error)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 class PenstockError(Exception):
     """The base of all exceptions that Penstock raises."""
 
@@ -49,6 +57,10 @@ class Fatal(PenstockError):
 
 class SettingsError(Fatal):
     """A setting is missing, malformed or contradicts another; the message names every one."""
+
+
+class OtherDeployment(Fatal):
+    """The gateway belongs to another deployment than the request is for; it did nothing."""
 
 
 class CannotStart(Fatal):
@@ -77,6 +89,13 @@ class KafkaUnavailable(Unavailable):
 
 class PostgresUnavailable(Unavailable):
     """PostgreSQL did not answer, or it is starting, stopping or out of connections."""
+
+
+class LockConflict(PostgresUnavailable):
+    """PostgreSQL ended a statement that met the locks of another transaction; it had no effect.
+
+    The cause is a deadlock, a serialization failure or a lock that was not free in time.
+    """
 
 
 class ObjectsUnavailable(Unavailable):

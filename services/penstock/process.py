@@ -1,7 +1,7 @@
 """Runs one service as one process.
 
-Guarantees: SIGTERM or SIGINT makes the service drain and stop. A second signal, or a drain that
-exceeds its grace period, ends the process at once (status 70). An exception that leaves the service
+Guarantees: SIGTERM or SIGINT makes the service drain and stop. A second signal, at least a second
+later, or a drain that exceeds its grace period, ends the process at once (status 70). An exception that leaves the service
 ends the process with its message and the status of `exit_status`, so that a supervisor restarts it.
 Tasks and threads that outlive the service cannot keep the process. A process that cannot make
 progress ends instead of looking alive.
@@ -15,7 +15,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock import logs, tracing
@@ -27,11 +28,13 @@ from penstock.errors import (
     Invalid,
     KafkaRefused,
     NotFound,
+    OtherDeployment,
     PenstockError,
     SettingsError,
     Unauthenticated,
     Unavailable,
 )
+from penstock.variables import misspelt
 
 EXIT_FAILED = 1
 EXIT_FORCED = 70
@@ -42,6 +45,9 @@ STALL_S = 60.0
 # How long tasks and threads that outlive the service, such as a handler that cannot be cancelled,
 # may delay the exit.
 EXIT_TIMEOUT_S = 5.0
+# Signals within this time count as one: `timeout` and some supervisors signal a process and its
+# group, which it is in.
+REPEAT_S = 1.0
 
 _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (Invalid, 3),
@@ -51,6 +57,7 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (NotFound, 4),
     (Unavailable, 5),
     (SettingsError, 6),
+    (OtherDeployment, 6),
     (CannotStart, 6),
     (KafkaRefused, 6),
 )
@@ -83,6 +90,11 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
         tracing.configure(name)
     except PenstockError as error:
         return report_start_failure(name, error)
+    for variable, nearest in misspelt(os.environ).items():
+        log.warning(
+            "No process reads this variable",
+            extra={"event": "variable_unknown", "variable": variable, "nearest": nearest},
+        )
     reduce_garbage_collection()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         status = runner.run(_supervise(name, service, grace_s))
@@ -179,23 +191,51 @@ async def run_with_background(main: Awaitable[None], *background: Awaitable[None
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@contextmanager
+def stop_signals(
+    first: Callable[[], None], second: Callable[[], None], *numbers: signal.Signals
+) -> Iterator[None]:
+    """Calls `first` on the first signal, and `second` on each that arrives `REPEAT_S` or more later."""
+    loop = asyncio.get_running_loop()
+    first_s: float | None = None
+
+    def on_signal() -> None:
+        nonlocal first_s
+        if first_s is None:
+            first_s = loop.time()
+            first()
+        elif loop.time() - first_s >= REPEAT_S:
+            second()
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
 async def _supervise(name: str, service: Service, grace_s: float) -> int:
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        if stopping.is_set():
-            log.warning(
-                "A second signal ended the process at once",
-                extra={"event": "process_forced", "program": name},
-            )
-            os._exit(EXIT_FORCED)
         log.info("The process stops", extra={"event": "process_stopping", "program": name})
         stopping.set()
         _after(grace_s, lambda: _force_exit(name, grace_s))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    def end() -> None:
+        log.warning(
+            "A second signal ended the process at once",
+            extra={"event": "process_forced", "program": name},
+        )
+        os._exit(EXIT_FORCED)
+
+    with stop_signals(stop, end, signal.SIGTERM, signal.SIGINT):
+        return await _status_of(name, service, stopping)
+
+
+async def _status_of(name: str, service: Service, stopping: asyncio.Event) -> int:
     try:
         await service(stopping, lambda: _report_ready(name))
     except PenstockError as error:

@@ -2,7 +2,7 @@
 
 A service declares its own dataclass and inherits `Platform`. Each field `foo_bar` is read from
 `PENSTOCK_FOO_BAR`. A keyword of `load` wins over the environment, and the environment over the
-default. `validate` runs once, at start-up, and names every wrong field.
+default. `validate` runs once, at start-up, and names the variable of every wrong field.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from penstock.discovery import local_environment
 from penstock.errors import SettingsError
+from penstock.variables import PREFIX, with_variables
 
-ENVIRONMENT_PREFIX = "PENSTOCK_"
+ENVIRONMENT_PREFIX = PREFIX
 
 # The largest value of any float setting: thirty years in seconds, which every timer accepts.
 MOST = 1e9
@@ -76,7 +77,9 @@ class Settings:
         # Alone, because comparisons with NaN in `validate` would give wrong answers.
         problems = settings._number_problems() or settings.validate()
         if problems:
-            raise SettingsError("; ".join(problems))
+            raise SettingsError(
+                with_variables("; ".join(problems), [item.name for item in dataclasses.fields(cls)])
+            )
         return settings
 
     def validate(self) -> list[str]:
@@ -147,7 +150,7 @@ class Kafka(Settings):
         "task-sync require it.",
     )
     session_timeout_s: float = option(
-        10.0, "Seconds without a heartbeat after which Kafka removes a consumer from its group."
+        7.0, "Seconds without a heartbeat after which Kafka removes a consumer from its group."
     )
 
     # Authentication to Kafka; `kafka/security.py` turns it into arguments of the client library.
@@ -203,7 +206,7 @@ class Kafka(Settings):
                 f"session_timeout_s={self.session_timeout_s} must be from 6 to 1800, the bounds of the broker"
             )
         if not self.kafka:
-            problems.append("kafka is empty: give host:port, for instance 127.0.0.1:9092")
+            problems.append("kafka='' is empty: give host:port, for instance 127.0.0.1:9092")
         problems += [
             f"kafka={self.kafka!r}: {server.strip()!r} is not host:port"
             for server in self.kafka.split(",")
@@ -367,9 +370,9 @@ def _password(file: str) -> str:
     try:
         password = Path(file).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"postgres_password_file={file!r} cannot be read: {error}") from error
+        raise SettingsError(f"PENSTOCK_POSTGRES_PASSWORD_FILE={file!r} cannot be read: {error}") from error
     if not password:
-        raise SettingsError(f"postgres_password_file={file!r} is empty")
+        raise SettingsError(f"PENSTOCK_POSTGRES_PASSWORD_FILE={file!r} is empty")
     return password
 
 

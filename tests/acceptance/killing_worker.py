@@ -20,8 +20,15 @@ def kill(way: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@worker.stage("risky.quick")
+async def quick(_task: Task) -> Done:
+    return Done()
+
+
 @worker.stage("risky.start")
 async def start(task: Task) -> Done:
+    if task.context == "swift":
+        kill("kill")
     # Long enough that all tasks of a poll run together.
     await asyncio.sleep(0.2)
     if task.context:

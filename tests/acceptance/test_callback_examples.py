@@ -84,7 +84,7 @@ def event(number: int) -> Event:
 
 
 async def test_the_consumer_processes_each_event_once(platform: Bench, tmp_path: Path) -> None:
-    """Issue 5: the consumer processes each event once, although events repeat before and after its
+    """C1: the consumer processes each event once, although events repeat before and after its
     kill -9, and misses none."""
     topic = platform.kafka.prefix + EVENTS.name
     arguments = (
@@ -155,7 +155,7 @@ async def test_the_receiver_accepts_only_signed_callbacks(platform: Bench, tmp_p
 
 
 async def test_the_console_consumer_of_kafka_reads_events(platform: Bench) -> None:
-    """Issue 5: the command of docs/callbacks.md prints the unchanged bytes of an event and ends
+    """C7: the command of docs/callbacks.md prints the unchanged bytes of an event and ends
     with the status of the tool."""
     topic = platform.kafka.prefix + EVENTS.name
     await platform.producer.send_and_wait(topic, event(7).encode(), key=b"7")

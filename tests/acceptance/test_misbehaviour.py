@@ -7,6 +7,7 @@ import sys
 
 from penstock.client import Client, Draft
 from penstock.local.deployment import Deployment
+from tests.support.waiting import wait_until
 
 EXPECTED = {
     "raises": ("LookupError", "there is no spoon"),
@@ -18,8 +19,15 @@ EXPECTED = {
     "exits-on-a-thread": ("SystemExit", "3"),
     "stops-iterating": ("StopIteration", "StopIteration"),
     "unprintable": ("OSError", "no such file: \\udcff.mp4"),
-    "no-such-stage": ("NoHandler", "it has: exits, exits-on-a-thread, hangs, "),
 }
+MISSING = "no-such-stage"
+
+
+async def handed_back(client, task_id):
+    """W1: a task whose stage no worker has is not failed after twice its attempts, and `why` tells it."""
+    task = await client.get(task_id)
+    why = await client.why(task_id)
+    return len(task.attempts) >= 4 and why["reason"] == "no_handler" and "it has: exits, " in why["sentence"]
 
 
 async def test_misbehaving_handlers_fail_only_their_own_tasks(shared_options):
@@ -39,9 +47,11 @@ async def test_misbehaving_handlers_fail_only_their_own_tasks(shared_options):
                 Draft(type="bad", stage=stage, context={"thing": "spoon"})
                 for stage in [*EXPECTED, "recovers"]
             ]
+            missing = await client.submit("bad", stage=MISSING)
             submitted = await client.submit_many(drafts)
             await client.wait([task.id for task in submitted])
             tasks = [await client.get(task.id) for task in submitted]
+            await wait_until(lambda: handed_back(client, missing.id), what="its stage has no handler")
         finally:
             worker.terminate()
             # The worker stops although a thread hangs and a handler ignores its cancellation.

@@ -11,6 +11,8 @@ import pytest
 
 from penstock.client import Client, Draft
 from penstock.local.deployment import Deployment
+from tests.support.services import read
+from tests.support.waiting import wait_until
 
 
 @asynccontextmanager
@@ -72,3 +74,33 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
     assert set(deaths) <= {17, -11, -9, 0}
     # Each death is charged to a killer, except those of the first tasks that ran together.
     assert sum(deaths[status] for status in (17, -11, -9)) <= 3 * len(killers) + len(killers)
+
+
+async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_options):
+    """W3, W8: a handler that kills its process within milliseconds is not counted the first time,
+    because its attempt is not claimed yet. It is counted from then on, and quarantined."""
+    options = shared_options()
+    async with Deployment(options) as deployment, Client(deployment.gateway_url) as client:
+        await client.register_type(
+            "risky", lease_ms=2_000, retry_base_ms=50, max_losses=3, max_attempts=10, partitions=1
+        )
+
+        async def claims():
+            records = await read(deployment.kafka, f"{options.prefix}heartbeats")
+            return sum(len(record["tasks"]) for record in records if record["kind"] == "claim")
+
+        async def runs_unclaimed():
+            before = await claims()
+            task = await client.submit("risky", "", stage="quick")
+            await client.wait([task.id])
+            return await claims() == before
+
+        async with supervised_worker(deployment.environment) as deaths:
+            await wait_until(runs_unclaimed, what="short tasks run before they are claimed")
+            killer = await client.submit("risky", "swift", stage="start")
+            await client.wait([killer.id])
+            found = await client.get(killer.id)
+            after = await client.submit("risky", "", stage="quick")
+            await client.wait([after.id])
+    assert found.state == "quarantined"
+    assert deaths[-9] == 4, "one death before a claim, and one for each of the losses"

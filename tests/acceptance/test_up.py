@@ -19,9 +19,9 @@ import pytest
 
 from penstock.client import Client
 from penstock.discovery import running
-from penstock.errors import CannotStart, SettingsError
+from penstock.errors import CannotStart, KafkaUnavailable, PostgresUnavailable, SettingsError
 from penstock.kafka.connection import admin_client
-from penstock.local.deployment import SERVICES, Deployment, Options, Service
+from penstock.local.deployment import SERVICES, Deployment, Listener, Options, Service
 from penstock.process import exit_status
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
@@ -326,3 +326,29 @@ async def test_a_deployment_starts_twice_in_any_directory(data_dir, name, monkey
         assert (options.data_dir / "kafka" / "data" / "meta.properties").exists()
     assert [path.name for path in data_dir.parent.iterdir()] == [name]
     assert [path.name for path in place.iterdir()] == [".penstock"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error", "reason"),
+    [
+        (
+            "kafka",
+            "127.0.0.1:1",
+            KafkaUnavailable,
+            "no Kafka broker answers at 127.0.0.1:1 after 15 s: start",
+        ),
+        ("postgres", "postgresql://127.0.0.1:1/x", PostgresUnavailable, "Connect call failed"),
+    ],
+)
+async def test_an_existing_server_that_does_not_answer_is_named_before_others_start(
+    data_dir, option, value, error, reason
+):
+    """O8: `up` asks the servers of its options first, and the error names the option to correct."""
+    steps = []
+    with pytest.raises(error) as refused:
+        async with Deployment(Options(data_dir=data_dir, **{option: value}), Listener(on_step=steps.append)):
+            pass
+    assert reason in str(refused.value)
+    assert str(refused.value).endswith(f"or correct --{option}")
+    assert "AddressFamily" not in str(refused.value)
+    assert steps == []

@@ -16,7 +16,8 @@ _TABLES = """
 DROP SCHEMA IF EXISTS ledger CASCADE;
 CREATE SCHEMA ledger;
 CREATE TABLE ledger.execution (
-    name text PRIMARY KEY, task_id bigint, step integer, attempt integer, worker text, wave integer, ended text
+    name text PRIMARY KEY, task_id bigint, step integer, attempt integer, worker text, wave integer, ended text,
+    key text
 );
 CREATE TABLE ledger.acknowledged (key text PRIMARY KEY, wave integer);
 -- The execution that took effect as the step of a task, according to the task's result.
@@ -24,6 +25,36 @@ CREATE VIEW ledger.effect AS
 SELECT t.id AS task_id, by.step - 1 AS step, by.name
 FROM penstock.task t,
      jsonb_array_elements_text(convert_from(t.result, 'UTF8')::jsonb -> 'by') WITH ORDINALITY AS by (name, step);
+"""
+
+TWICE = """
+SELECT t.id, convert_from(t.result, 'UTF8') AS result, e.committed, e.steps
+FROM penstock.task t LEFT JOIN LATERAL (
+    SELECT count(*) AS committed, count(DISTINCT step) AS steps
+    FROM penstock.attempt WHERE task_id = t.id AND outcome IN ('next', 'done')
+) e ON true
+WHERE t.state = 'succeeded' AND (
+    e.committed <> 3 OR e.steps <> 3 OR convert_from(t.result, 'UTF8')::jsonb -> 'n' <> '3'
+    OR jsonb_array_length(convert_from(t.result, 'UTF8')::jsonb -> 'by') <> 3)
+"""
+# The execution that took effect must have ended. The history must name its attempt and worker.
+# Neither the history nor the ledger may have a later attempt of the same step.
+STALE = """
+SELECT f.task_id, f.step, f.name, x.attempt AS ran, x.worker AS ran_by, a.attempt AS committed, a.worker AS by
+FROM ledger.effect f
+LEFT JOIN ledger.execution x USING (name)
+LEFT JOIN penstock.attempt a ON a.task_id = f.task_id AND a.step = f.step AND a.outcome IN ('next', 'done')
+WHERE x.name IS NULL OR a.attempt IS NULL OR x.ended IS DISTINCT FROM 'well'
+   OR ((x.task_id, x.step, x.attempt, x.worker) IS DISTINCT FROM (a.task_id, a.step, a.attempt, a.worker)
+       -- Except late results, which end the successor of the expired attempt (H10).
+       AND NOT ((x.task_id, x.step, x.worker) = (a.task_id, a.step, a.worker)
+                AND EXISTS (SELECT FROM penstock.attempt e
+                            WHERE e.task_id = x.task_id AND e.step = x.step AND e.attempt = x.attempt
+                              AND e.attempt < a.attempt AND e.outcome = 'expired')))
+   OR EXISTS (SELECT FROM penstock.attempt l
+              WHERE l.task_id = f.task_id AND l.step = f.step AND l.attempt > a.attempt)
+   OR EXISTS (SELECT FROM ledger.execution l
+              WHERE l.task_id = f.task_id AND l.step = f.step AND l.attempt > a.attempt)
 """
 
 # Each query returns the violations of an invariant.
@@ -37,35 +68,8 @@ _INVARIANTS = {
         SELECT t.id, t.idempotency_key FROM penstock.task t LEFT JOIN ledger.acknowledged a ON a.key = t.idempotency_key
         WHERE a.key IS NULL
     """,
-    "stages taking effect twice, or never": """
-        SELECT t.id, convert_from(t.result, 'UTF8') AS result, e.committed, e.steps
-        FROM penstock.task t LEFT JOIN LATERAL (
-            SELECT count(*) AS committed, count(DISTINCT step) AS steps
-            FROM penstock.attempt WHERE task_id = t.id AND outcome IN ('next', 'done')
-        ) e ON true
-        WHERE t.state = 'succeeded' AND (
-            e.committed <> 3 OR e.steps <> 3 OR convert_from(t.result, 'UTF8')::jsonb -> 'n' <> '3'
-            OR jsonb_array_length(convert_from(t.result, 'UTF8')::jsonb -> 'by') <> 3)
-    """,
-    # The execution that took effect must have ended. The history must name its attempt and worker.
-    # Neither the history nor the ledger may have a later attempt of the same step.
-    "commits by a stale attempt": """
-        SELECT f.task_id, f.step, f.name, x.attempt AS ran, x.worker AS ran_by, a.attempt AS committed, a.worker AS by
-        FROM ledger.effect f
-        LEFT JOIN ledger.execution x USING (name)
-        LEFT JOIN penstock.attempt a ON a.task_id = f.task_id AND a.step = f.step AND a.outcome IN ('next', 'done')
-        WHERE x.name IS NULL OR a.attempt IS NULL OR x.ended IS DISTINCT FROM 'well'
-           OR ((x.task_id, x.step, x.attempt, x.worker) IS DISTINCT FROM (a.task_id, a.step, a.attempt, a.worker)
-               -- Except late results, which end the successor of the expired attempt (H10).
-               AND NOT ((x.task_id, x.step, x.worker) = (a.task_id, a.step, a.worker)
-                        AND EXISTS (SELECT FROM penstock.attempt e
-                                    WHERE e.task_id = x.task_id AND e.step = x.step AND e.attempt = x.attempt
-                                      AND e.attempt < a.attempt AND e.outcome = 'expired')))
-           OR EXISTS (SELECT FROM penstock.attempt l
-                      WHERE l.task_id = f.task_id AND l.step = f.step AND l.attempt > a.attempt)
-           OR EXISTS (SELECT FROM ledger.execution l
-                      WHERE l.task_id = f.task_id AND l.step = f.step AND l.attempt > a.attempt)
-    """,
+    "stages taking effect twice, or never": TWICE,
+    "commits by a stale attempt": STALE,
 }
 
 # An intended failure is followed by a further execution, which does not count as a repetition.
@@ -89,6 +93,7 @@ class Execution:
     Attributes:
         name: unique name of the execution.
         ended: "well" or "failed"; None when it did not end.
+        key: the name that the submitter gave to the task.
     """
 
     name: str
@@ -98,6 +103,7 @@ class Execution:
     worker: str
     wave: int
     ended: str | None
+    key: str
 
 
 @dataclass(frozen=True)
@@ -121,15 +127,15 @@ def read(file: Path) -> list[Execution]:
         else:
             ended[name] = rest[0]
     return [
-        Execution(name, int(task), int(step), int(attempt), worker, int(wave), ended.get(name))
-        for name, (task, step, attempt, worker, wave) in started.items()
+        Execution(name, int(task), int(step), int(attempt), worker, int(wave), ended.get(name), key)
+        for name, (task, step, attempt, worker, wave, key) in started.items()
     ]
 
 
 async def load(connection: asyncpg.Connection, file: Path, acknowledged: Iterable[tuple[str, int]]) -> None:
     """Creates and fills the tables: executions, and (key, wave) of each acknowledged submission."""
     await connection.execute(_TABLES)
-    records = [(x.name, x.task_id, x.step, x.attempt, x.worker, x.wave, x.ended) for x in read(file)]
+    records = [(x.name, x.task_id, x.step, x.attempt, x.worker, x.wave, x.ended, x.key) for x in read(file)]
     await connection.copy_records_to_table("execution", schema_name="ledger", records=records)
     await connection.copy_records_to_table("acknowledged", schema_name="ledger", records=acknowledged)
     # Without statistics the joins are quadratic and take minutes for 30,000 tasks.

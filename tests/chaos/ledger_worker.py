@@ -9,6 +9,7 @@ to the task's context. The result of a task names the executions that took effec
 import asyncio
 import os
 import secrets
+import signal
 import sys
 import time
 
@@ -24,8 +25,13 @@ ledger = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 def begin(task: Task) -> str:
     name = secrets.token_hex(8)
-    line = f"begin {name} {task.id} {task.step} {task.attempt} {worker.id} {task.context['wave']}\n"
+    context = task.context
+    line = (
+        f"begin {name} {task.id} {task.step} {task.attempt} {worker.id} {context['wave']} {context['key']}\n"
+    )
     os.write(ledger, line.encode())
+    if context.get("kills") == task.step:
+        os.kill(os.getpid(), signal.SIGKILL)
     return name
 
 

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import orjson
@@ -207,18 +207,19 @@ class Scenario:
         """How often services have ended."""
         return sum(self.deployment.exits(name) for name in SERVICES)
 
+    def _draft(self, wave: int) -> dict[str, Any]:
+        fails = self.rng.randrange(STAGES) if self.rng.random() < 0.05 else None
+        key = f"{wave}-{self.rng.getrandbits(64):016x}"
+        context = {"n": 0, "by": [], "wave": wave, "fails": fails, "key": key}
+        # With events for all transitions, every transaction writes to the outbox.
+        draft = {"type": "count", "context": context, "events": "all", "idempotency_key": key}
+        if self.targets:
+            draft["callbacks"] = [self.rng.choice(self.targets)]
+        return draft
+
     async def _submit(self, wave: int, count: int) -> None:
         """Returns when every task is acknowledged; retries the others with their idempotency keys."""
-        drafts = []
-        for _ in range(count):
-            fails = self.rng.randrange(STAGES) if self.rng.random() < 0.05 else None
-            context = {"n": 0, "by": [], "wave": wave, "fails": fails}
-            key = f"{wave}-{self.rng.getrandbits(64):016x}"
-            # With events for all transitions, every transaction writes to the outbox.
-            draft = {"type": "count", "context": context, "events": "all", "idempotency_key": key}
-            if self.targets:
-                draft["callbacks"] = [self.rng.choice(self.targets)]
-            drafts.append(draft)
+        drafts = [self._draft(wave) for _ in range(count)]
         async with Client(self.deployment.gateway_url, patience_s=TIMEOUT_S) as client:
             await asyncio.gather(client.submit_many(drafts[::2]), self._produce(drafts[1::2]))
         self._acknowledged += [(draft["idempotency_key"], wave) for draft in drafts]
@@ -289,6 +290,9 @@ class Scenario:
             await self._connection.close()
 
 
+S = TypeVar("S", bound=Scenario)
+
+
 @asynccontextmanager
 async def run_scenario(
     folder: Path,
@@ -299,16 +303,19 @@ async def run_scenario(
     environment: Mapping[str, str] = ENVIRONMENT,
     statuses: frozenset[int] = frozenset({0}),
     lease_ms: int = LEASE_MS,
-) -> AsyncIterator[Scenario]:
+    postgres: str | None = None,
+    kind: type[S] = Scenario,  # type: ignore[assignment]  # a default of a type variable
+) -> AsyncIterator[S]:
     """Runs a scenario with `workers` workers and verifies it at the end of the block.
 
-    The workers must end with one of `statuses`.
+    The workers must end with one of `statuses`. `postgres` is the URL of servers that run already.
     """
     options = Options(
         data_dir=folder / "data",
         # Not the default ports, which another deployment may use.
         kafka_port=0,
         postgres_port=0,
+        postgres=postgres,
         gateway_port=0,
         services=services,
         environment=environment,
@@ -321,7 +328,7 @@ async def run_scenario(
             policy = {"lease_ms": lease_ms, "max_attempts": 50, "retry_base_ms": 100, "retry_max_ms": 1_000}
             await types.register(pool, types.TaskType(name="count", first_stage="one", **policy))
         worker_processes = Workers(deployment.environment, folder / "ledger", folder / "workers.log")
-        scenario = Scenario(name, deployment, worker_processes, folder / "ledger")
+        scenario = kind(name, deployment, worker_processes, folder / "ledger")
         try:
             try:
                 for _ in range(workers):

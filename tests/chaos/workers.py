@@ -17,13 +17,17 @@ class Workers:
         environment: settings of the deployment.
         ledger: file of their executions.
         log: file of their output.
+
+    Attributes:
+        running: workers that should run.
+        leaving: workers that were stopped.
     """
 
     def __init__(self, environment: Mapping[str, str], ledger: Path, log: Path) -> None:
         self._command = [sys.executable, "-m", "tests.chaos.ledger_worker", str(ledger)]
         self._environment = {**os.environ, **environment}
         self._log = log.open("ab")
-        self._leaving: list[subprocess.Popen[bytes]] = []
+        self.leaving: list[subprocess.Popen[bytes]] = []
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -52,7 +56,7 @@ class Workers:
             return
         self.running.remove(leaver)
         leaver.terminate()
-        self._leaving.append(leaver)
+        self.leaving.append(leaver)
 
     def stop(self) -> list[int]:
         """Stops all workers; returns the exit statuses of all that were not killed."""
@@ -61,7 +65,7 @@ class Workers:
             worker.send_signal(signal.SIGCONT)
             self.leave(worker)
         try:
-            return [_exit_status(worker) for worker in self._leaving]
+            return [_exit_status(worker) for worker in self.leaving]
         finally:
             self._log.close()
 

@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "callbacks.md").read_text()
 
 
 def test_settings_and_metrics_on_the_page_exist() -> None:
-    """Habit 8: what the page names can be set and read."""
+    """O14: what the page names can be set and read."""
     known = {field.name.upper() for field in dataclasses.fields(CallbacksSettings)}
     named = set(re.findall(r"PENSTOCK_([A-Z_]+[A-Z])(?![A-Z_])", PAGE))
     table = PAGE.rpartition("| about |")[2]

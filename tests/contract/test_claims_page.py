@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_table_is_that_of_the_result_file() -> None:
-    """Habit 8: each way, with the claims a second and the p99 of each number of workers."""
+    """O14: each way, with the claims a second and the p99 of each number of workers."""
     figures = json.loads((ROOT / "benchmarks" / "results" / "claims.json").read_text())["figures"]
     page = (ROOT / "docs" / "claims.md").read_text()
     assert len(figures) == 6

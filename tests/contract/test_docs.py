@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-REQUIREMENT = re.compile(r"\b[TSWHCFLO]\d{1,2}[a-c]?\b")
+REQUIREMENT = re.compile(r"\b[A-Z]\d{1,2}[a-c]?\b")
 
 
 def test_every_requirement_that_a_test_cites_is_defined() -> None:

@@ -17,7 +17,7 @@ DIGEST = "example/base:1@sha256:" + "0" * 64
 
 
 def test_every_stage_uses_the_base_argument() -> None:
-    """Issue 7: the base of every stage can be pinned by an argument."""
+    """O13: the base of every stage can be pinned by an argument."""
     argument, *froms = re.findall(r"^(?:ARG|FROM) \S+(?: AS \w+)?$", DOCKERFILE, re.MULTILINE)
     assert argument == "ARG PYTHON_IMAGE=python:3.13-slim"
     assert froms
@@ -29,7 +29,7 @@ def test_every_stage_uses_the_base_argument() -> None:
 
 
 def test_compose_takes_every_image_from_a_variable() -> None:
-    """Issue 7: each image has a tagged default, and .env.example lists it. The default of the base
+    """O13: each image has a tagged default, and .env.example lists it. The default of the base
     image is that of the Dockerfile."""
     listed = dict(re.findall(r"^#?([A-Z_]+_IMAGE)=(.+)$", (ROOT / ".env.example").read_text(), re.MULTILINE))
     named = {service["image"] for service in COMPOSE["services"].values()}
@@ -49,7 +49,7 @@ def test_compose_takes_every_image_from_a_variable() -> None:
 
 @pytest.mark.parametrize("where", ["environment", "file", "nowhere"])
 def test_make_uses_the_configured_base(where: str, tmp_path: Path) -> None:
-    """Issue 7: `make images` takes the base from the same variable as compose, from the
+    """O13: `make images` takes the base from the same variable as compose, from the
     environment or .env."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     if where == "file":

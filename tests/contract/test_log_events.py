@@ -132,7 +132,7 @@ def test_log_calls_have_a_sentence_and_an_event(module: str) -> None:
 
 
 def test_the_page_lists_every_event() -> None:
-    """Issue 15: an operator finds every event with its level, service and meaning."""
+    """O4: an operator finds every event with its level, service and meaning."""
     if os.environ.get("PENSTOCK_WRITE_DOCS"):
         PAGE.write_text(document())
     assert PAGE.read_text() == document()

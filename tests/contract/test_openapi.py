@@ -47,13 +47,13 @@ def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def test_the_description_is_openapi_3_1() -> None:
-    """Issue 1: a validator of the standard accepts the description."""
+    """O14: a validator of the standard accepts the description."""
     assert openapi.document()["openapi"] == "3.1.0"
     validate(openapi.document())
 
 
 def test_every_route_is_described_and_every_description_is_a_route() -> None:
-    """Habit 8: the router and the description have the same routes."""
+    """O14: the router and the description have the same routes."""
     nothing: Any = None
     settings = GatewaySettings.load({})
     routes = [
@@ -65,7 +65,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *CallbackRoutes(settings, nothing).routes(),
         *OperationRoutes(settings, nothing, nothing).routes(),
         *WorkerRoutes(settings, nothing, nothing, nothing, nothing).routes(),
-        *PageRoutes(nothing, nothing).routes(),
+        *PageRoutes(nothing, nothing, nothing).routes(),
     ]
     # The pattern behind a parameter's name is the router's business.
     served = {(route.method, route.path.replace(":[0-9]+", "")) for route in routes}
@@ -184,7 +184,7 @@ def test_words_and_limits_are_those_of_the_code() -> None:
 
 
 def test_the_page_shows_every_operation_and_schema() -> None:
-    """Issue 1: the page has every route, and loads nothing from other sites."""
+    """O14: the page has every route, and loads nothing from other sites."""
     page = render()
     for _, _, operation in operations():
         assert f'id="{operation["operationId"]}"' in page

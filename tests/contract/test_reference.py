@@ -196,7 +196,7 @@ with `errors: [{{pointer, detail}}]`.
 
 
 def test_the_reference_is_what_the_code_says():
-    """Habit 8: settings, topics, states, errors and metrics appear in the docs."""
+    """O14: settings, topics, states, errors and metrics appear in the docs."""
     if os.environ.get("PENSTOCK_WRITE_DOCS"):
         FILE.write_text(document())
     assert FILE.read_text() == document()

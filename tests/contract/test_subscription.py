@@ -291,7 +291,7 @@ def test_the_envelope_is_a_cloudevent() -> None:
 @pytest.mark.parametrize("source", [" ", "/pen stock", "/ü", "/a%zz", "/a\n"])
 def test_an_invalid_source_is_refused(source: str) -> None:
     """CloudEvents: `source` is a URI reference. A wrong one stops the service at its start."""
-    with pytest.raises(SettingsError, match="event_source"):
+    with pytest.raises(SettingsError, match="PENSTOCK_EVENT_SOURCE"):
         Platform.load({"PENSTOCK_EVENT_SOURCE": source})
 
 

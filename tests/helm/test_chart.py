@@ -91,7 +91,7 @@ def _schemas_read_once() -> Any:
 
 @every_set
 def test_helm_lint_passes(helm: str, render: Render, name: str) -> None:
-    """Issue 7: helm lint --strict reports no problem."""
+    """O13: helm lint --strict reports no problem."""
     values = Path(__file__).parent / "values" / f"{name}.yaml"
     ran = subprocess.run(
         [helm, "lint", "--strict", str(CHART), "--values", str(values), *KUBERNETES],
@@ -106,7 +106,7 @@ def test_helm_lint_passes(helm: str, render: Render, name: str) -> None:
 @every_set
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_for_kubernetes(render: Render, name: str, version: str) -> None:
-    """Issue 7: every object is valid for the oldest and the newest Kubernetes, without unknown
+    """O13: every object is valid for the oldest and the newest Kubernetes, without unknown
     fields."""
     for found in render.objects(name):
         assert found["metadata"]["namespace"] == "tasks"
@@ -118,7 +118,7 @@ def test_every_object_is_valid_for_kubernetes(render: Render, name: str, version
 
 @every_set
 def test_names_are_unique(render: Render, name: str) -> None:
-    """Issue 7: objects of one kind have different names, which fit into a label."""
+    """O13: objects of one kind have different names, which fit into a label."""
     names = [(found["kind"], found["metadata"]["name"]) for found in render.objects(name)]
     assert len(set(names)) == len(names)
     assert all(len(each) <= 63 for _, each in names)
@@ -126,7 +126,7 @@ def test_names_are_unique(render: Render, name: str) -> None:
 
 @every_set
 def test_every_container_is_confined(render: Render, name: str) -> None:
-    """Issue 7: no container runs as root, writes to its root, gains privileges, or has a token
+    """O13: no container runs as root, writes to its root, gains privileges, or has a token
     of the cluster."""
     found = workloads(render.objects(name))
     assert {component_of(each) for each in found} >= {*SERVICES, "migrate", "topics"}
@@ -153,7 +153,7 @@ def test_every_container_is_confined(render: Render, name: str) -> None:
 
 @every_set
 def test_pods_use_the_service_account(render: Render, name: str) -> None:
-    """Issue 7: pods use the service account of the release. Hooks do not, since they run before
+    """O13: pods use the service account of the release. Hooks do not, since they run before
     it exists."""
     objects = render.objects(name)
     (account,) = of_kind(objects, "ServiceAccount")
@@ -165,7 +165,7 @@ def test_pods_use_the_service_account(render: Render, name: str) -> None:
 
 @every_set
 def test_every_selector_matches_only_its_pods(render: Render, name: str) -> None:
-    """Issue 7: selectors of Deployments, budgets, services, policies, monitors and constraints
+    """O13: selectors of Deployments, budgets, services, policies, monitors and constraints
     match only their pods."""
     objects = render.objects(name)
     pods = {component_of(each): pod_of(each)["metadata"]["labels"] for each in workloads(objects)}
@@ -201,7 +201,7 @@ def test_every_selector_matches_only_its_pods(render: Render, name: str) -> None
 
 @every_set
 def test_every_variable_is_a_setting(render: Render, name: str) -> None:
-    """Issue 7: each component reads every PENSTOCK_ variable that the chart sets for it."""
+    """O13: each component reads every PENSTOCK_ variable that the chart sets for it."""
     for each in workloads(render.objects(name)):
         component = component_of(each)
         names = [entry["name"] for entry in container_of(each)["env"]]
@@ -219,7 +219,7 @@ def test_every_variable_is_a_setting(render: Render, name: str) -> None:
 
 @every_set
 def test_services_accept_their_environment(render: Render, name: str, tmp_path: Path) -> None:
-    """Issue 7: each service and worker accepts the environment that the chart sets."""
+    """O13: each service and worker accepts the environment that the chart sets."""
     stand_in = {
         "PENSTOCK_POSTGRES": "postgresql://penstock@db/penstock",
         "PENSTOCK_POSTGRES_SESSION": "postgresql://penstock@db/penstock",
@@ -245,7 +245,7 @@ def test_services_accept_their_environment(render: Render, name: str, tmp_path: 
 
 @every_set
 def test_no_object_has_a_secret(render: Render, name: str) -> None:
-    """Issue 7: secrets come from existing Secrets, as references or files; no object has one as
+    """O13: secrets come from existing Secrets, as references or files; no object has one as
     text."""
     objects = render.objects(name)
     assert not of_kind(objects, "Secret")
@@ -260,7 +260,7 @@ def test_no_object_has_a_secret(render: Render, name: str) -> None:
 
 @every_set
 def test_every_file_is_mounted(render: Render, name: str) -> None:
-    """Issue 7: the file that a variable names is on a mounted volume, from the configured
+    """O13: the file that a variable names is on a mounted volume, from the configured
     secret."""
     for each in workloads(render.objects(name)):
         volumes = {volume["name"]: volume for volume in pod_of(each)["spec"]["volumes"]}
@@ -281,7 +281,7 @@ def test_every_file_is_mounted(render: Render, name: str) -> None:
 
 @every_set
 def test_grace_periods_exceed_forced_exits(render: Render, name: str) -> None:
-    """Issue 7: a pod is killed only after the forced exit of its process."""
+    """O13: a pod is killed only after the forced exit of its process."""
     grace_s = inspect.signature(process.run).parameters["grace_s"].default
     for each in of_kind(render.objects(name), "Deployment"):
         given_s = pod_of(each)["spec"]["terminationGracePeriodSeconds"]
@@ -296,7 +296,7 @@ def test_grace_periods_exceed_forced_exits(render: Render, name: str) -> None:
 
 @every_set
 def test_services_are_probed(render: Render, name: str) -> None:
-    """Issue 7: probes of liveness and readiness use a port that the settings of the service
+    """O13: probes of liveness and readiness use a port that the settings of the service
     open."""
     objects = render.objects(name)
     for component in SERVICES:
@@ -321,7 +321,7 @@ def test_services_are_probed(render: Render, name: str) -> None:
 
 
 def test_every_service_has_two_replicas(render: Render) -> None:
-    """Issue 7: each service has two replicas by default, and a new pod is ready before an old
+    """O13: each service has two replicas by default, and a new pod is ready before an old
     one ends."""
     for each in of_kind(render.objects("minimal"), "Deployment"):
         assert each["spec"]["replicas"] == 2
@@ -329,7 +329,7 @@ def test_every_service_has_two_replicas(render: Render) -> None:
 
 
 def test_hooks_run_first_and_in_order(render: Render) -> None:
-    """Issue 7: before an install or upgrade, hooks create policies, then migrate, then create
+    """O13: before an install or upgrade, hooks create policies, then migrate, then create
     topics. A failure stops the install or upgrade."""
     objects = render.objects("everything")
     hooks = {
@@ -380,7 +380,7 @@ def test_a_configured_authority_is_verified(render: Render) -> None:
 
 
 def test_declared_topics_reach_hook_and_services(render: Render) -> None:
-    """Issue 7: hook and services receive the declared topics unchanged, and restart after a
+    """O13: hook and services receive the declared topics unchanged, and restart after a
     change."""
     objects = render.objects("everything")
     text = "[topics.events]\nretention_days = 14\n"
@@ -393,7 +393,7 @@ def test_declared_topics_reach_hook_and_services(render: Render) -> None:
 
 
 def test_each_service_can_have_its_own_user(render: Render) -> None:
-    """Issue 7: each service can override the Kafka user and the PostgreSQL role."""
+    """O13: each service can override the Kafka user and the PostgreSQL role."""
     objects = render.objects("strimzi-cnpg")
     users = {
         component_of(each): (
@@ -422,7 +422,7 @@ def test_each_service_can_have_its_own_user(render: Render) -> None:
 
 
 def test_an_empty_override_wins(render: Render) -> None:
-    """Issue 7: an empty value of a service overrides the default."""
+    """O13: an empty value of a service overrides the default."""
     options = (
         "protocol=PLAINTEXT",
         "sasl.mechanism=",
@@ -442,7 +442,7 @@ def test_an_empty_override_wins(render: Render) -> None:
 
 
 def test_keda_scales_by_the_lag_of_the_type(render: Render) -> None:
-    """Issue 7: KEDA reads the topic and group of the type's workers, with the same offset reset."""
+    """O13: KEDA reads the topic and group of the type's workers, with the same offset reset."""
     objects = render.objects("keda")
     environment = environment_of(workload(objects, "worker-resize"))
     # Mounted files do not exist here and do not matter.
@@ -486,7 +486,7 @@ def test_an_api_key_is_a_variable_or_a_file(render: Render) -> None:
 
 
 def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
-    """Issue 7: the lag of a full window requests the maximum number of replicas."""
+    """O13: the lag of a full window requests the maximum number of replicas."""
     objects = render.objects("keda")
     floor = int(environment_of(workload(objects, "task-sync"))["PENSTOCK_WINDOW_FLOOR"])
     assert floor == TaskSyncSettings.load({}).window_floor
@@ -502,7 +502,7 @@ def test_a_saturated_type_gets_all_its_replicas(render: Render) -> None:
 
 @pytest.mark.parametrize("name", ["keda", "everything"])
 def test_keda_authenticates_like_the_worker(render: Render, name: str) -> None:
-    """Issue 7: the trigger uses the authority, certificate and user of the worker, from the same
+    """O13: the trigger uses the authority, certificate and user of the worker, from the same
     secrets."""
     objects = render.objects(name)
     for scaled in of_kind(objects, "ScaledObject"):
@@ -536,7 +536,7 @@ def test_keda_authenticates_like_the_worker(render: Render, name: str) -> None:
 
 
 def test_keda_reads_a_plain_user_name_from_the_worker(render: Render) -> None:
-    """Issue 7: KEDA reads a user name that is not a secret from the environment of the scaled
+    """O13: KEDA reads a user name that is not a secret from the environment of the scaled
     container."""
     options = ("--set", "kafka.protocol=SASL_SSL", "--set", "kafka.sasl.mechanism=PLAIN", "--set")
     objects = render.objects("keda", *options, "kafka.sasl.user=penstock,kafka.sasl.passwordSecret.name=p")
@@ -549,7 +549,7 @@ def test_keda_reads_a_plain_user_name_from_the_worker(render: Render) -> None:
 
 
 def test_keda_requests_tokens_like_the_worker(render: Render) -> None:
-    """Issue 7: with OAUTHBEARER, KEDA uses the issuer, client and scopes of the worker."""
+    """O13: with OAUTHBEARER, KEDA uses the issuer, client and scopes of the worker."""
     oauth = "tokenUrl=https://login.example.com/token,clientId=penstock,clientSecret.name=client,scope=kafka offline"
     settings = ["protocol=SASL_SSL", "sasl.mechanism=OAUTHBEARER"]
     settings += [f"sasl.oauth.{each}" for each in oauth.split(",")]
@@ -569,7 +569,7 @@ def test_keda_requests_tokens_like_the_worker(render: Render) -> None:
 
 
 def test_routes_name_the_gateway(render: Render) -> None:
-    """Issue 7: Ingress and HTTPRoute name the gateway's Service and one of its ports."""
+    """O13: Ingress and HTTPRoute name the gateway's Service and one of its ports."""
     objects = render.objects("everything")
     (service,) = of_kind(objects, "Service")
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
@@ -590,7 +590,7 @@ def test_routes_name_the_gateway(render: Render) -> None:
 
 
 def test_the_pod_monitor_reads_every_service(render: Render) -> None:
-    """Issue 7: one PodMonitor reads /metrics of every replica on its named port."""
+    """O13: one PodMonitor reads /metrics of every replica on its named port."""
     (monitor,) = of_kind(render.objects("everything"), "PodMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["tasks"]}
@@ -607,6 +607,6 @@ def test_the_pod_monitor_reads_every_service(render: Render) -> None:
 
 
 def test_the_chart_has_the_version_of_the_code() -> None:
-    """Issue 7: the default tag of the image is the version of the code."""
+    """O13: the default tag of the image is the version of the code."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

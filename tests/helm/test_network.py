@@ -39,7 +39,7 @@ def reaches(objects: list[Object], component: str, peer: Peer, port: int, protoc
 
 @pytest.mark.parametrize("component", [*SERVICES, *HOOKS])
 def test_each_service_reaches_only_the_servers_it_uses(render: Render, component: str) -> None:
-    """Issue 7: with peers for brokers, database and store, each service reaches only the ones it
+    """O13: with peers for brokers, database and store, each service reaches only the ones it
     uses, and DNS."""
     objects = render.objects("strimzi-cnpg")
     uses_kafka = component != "migrate"
@@ -60,7 +60,7 @@ def test_each_service_reaches_only_the_servers_it_uses(render: Render, component
 
 
 def test_callbacks_reach_public_addresses_only(render: Render) -> None:
-    """Issue 7: callbacks reach public addresses on every port, and private ones only with
+    """O13: callbacks reach public addresses on every port, and private ones only with
     `callbacks.allow`."""
     default_objects, extended_objects = render.objects("minimal"), render.objects("everything")
     for port in (80, 443, 8443):
@@ -76,7 +76,7 @@ def test_callbacks_reach_public_addresses_only(render: Render) -> None:
 
 
 def test_servers_without_peers_may_be_anywhere(render: Render) -> None:
-    """Issue 7: without peers, Kafka, PostgreSQL and the store are reachable anywhere, but only
+    """O13: without peers, Kafka, PostgreSQL and the store are reachable anywhere, but only
     on their ports."""
     objects = render.objects("everything")
     for component in SERVICES:
@@ -96,7 +96,7 @@ def test_servers_without_peers_may_be_anywhere(render: Render) -> None:
 
 
 def test_only_the_gateway_reaches_the_oidc_issuer(render: Render) -> None:
-    """Issue 7: with OIDC, only the gateway reaches the issuer."""
+    """O13: with OIDC, only the gateway reaches the issuer."""
     objects = render.objects("everything")
     assert reaches(objects, "gateway", OUTSIDE, 443)
     for component in ("task-sync", "heartbeats", "stages", "worker-all"):
@@ -104,7 +104,7 @@ def test_only_the_gateway_reaches_the_oidc_issuer(render: Render) -> None:
 
 
 def test_only_named_peers_reach_the_gateway(render: Render) -> None:
-    """Issue 7: named peers reach the gateway on its port, and so do workers via the gateway.
+    """O13: named peers reach the gateway on its port, and so do workers via the gateway.
     Metrics have separate peers."""
     objects = render.objects("keda")
     names = ports_of(find_workload(objects, "gateway"))
@@ -129,7 +129,7 @@ def test_only_named_peers_reach_the_gateway(render: Render) -> None:
 
 
 def test_workers_reach_kafka_or_the_gateway(render: Render) -> None:
-    """Issue 7: a worker reaches either Kafka and the store or the gateway, plus the peers of its
+    """O13: a worker reaches either Kafka and the store or the gateway, plus the peers of its
     own rules."""
     objects = render.objects("keda")
     names = ports_of(find_workload(objects, "gateway"))
@@ -147,7 +147,7 @@ def test_workers_reach_kafka_or_the_gateway(render: Render) -> None:
 
 
 def test_policies_can_be_disabled(render: Render) -> None:
-    """Issue 7: policies can be disabled; with policies, one denies all other connections of
+    """O13: policies can be disabled; with policies, one denies all other connections of
     every pod."""
     assert not of_kind(render.objects("minimal", "--set", "networkPolicy.enabled=false"), "NetworkPolicy")
     policies = of_kind(render.objects("minimal"), "NetworkPolicy")

@@ -120,7 +120,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_invalid_values_are_refused(render: Render, case: str) -> None:
-    """Issue 7: invalid values are refused, and the error names the value."""
+    """O13: invalid values are refused, and the error names the value."""
     settings, message = REFUSED[case]
     ran = render.run("minimal", *(f"--set={each}" for each in settings))
     assert ran.returncode != 0
@@ -146,7 +146,7 @@ def notes_of(render: Render, folder: Path, *options: str) -> str:
 
 
 def test_notes_explain_the_next_steps(render: Render, tmp_path: Path) -> None:
-    """Issue 7: the notes explain how to reach the gateway and how to create a key, and list
+    """O13: the notes explain how to reach the gateway and how to create a key, and list
     disabled parts."""
     default_notes = notes_of(render, tmp_path)
     assert "kubectl --namespace tasks port-forward service/prod-penstock-gateway 8420:8420" in default_notes
@@ -217,7 +217,7 @@ def tables() -> str:
 
 
 def test_the_readme_documents_every_value() -> None:
-    """Issue 7: the chart's README has every value with its default and its description."""
+    """O13: the chart's README has every value with its default and its description."""
     before = README.read_text().partition(MARK)[0] if README.exists() else ""
     wanted = f"{before}{MARK}\n\n{tables()}"
     if os.environ.get("PENSTOCK_WRITE_DOCS"):
@@ -226,7 +226,7 @@ def test_the_readme_documents_every_value() -> None:
 
 
 def test_the_schema_has_every_value() -> None:
-    """Issue 7: every object of the schema refuses unknown keys, and the schema has every value
+    """O13: every object of the schema refuses unknown keys, and the schema has every value
     of values.yaml."""
     schema = json.loads((CHART / "values.schema.json").read_text())
 
@@ -242,7 +242,7 @@ def test_the_schema_has_every_value() -> None:
 
 
 def test_alerts_equal_those_of_the_tree(render: Render) -> None:
-    """Issue 7: the PrometheusRule has the chart's copy of the alerts, which equals
+    """O13: the PrometheusRule has the chart's copy of the alerts, which equals
     infra/observability."""
     copy = CHART / "files" / "alerts.yml"
     # A packaged tree may lack the original.

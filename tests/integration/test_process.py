@@ -4,6 +4,7 @@ delay the end."""
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -75,12 +76,14 @@ def run_python(*argv, **settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        pytest.param({"PENSTOCK_SESSION_TIMEOUT_S": "1"}, "session_timeout_s=1.0 must be", id="a setting"),
+        pytest.param(
+            {"PENSTOCK_SESSION_TIMEOUT_S": "1"}, "PENSTOCK_SESSION_TIMEOUT_S=1.0 must be", id="a setting"
+        ),
         pytest.param({"PENSTOCK_LOG_LEVEL": "LOUD"}, "PENSTOCK_LOG_LEVEL='LOUD' must be", id="a log setting"),
     ],
 )
 def test_wrong_settings_are_logged_in_the_log_format(settings, message):
-    """Issue 7: a service with wrong settings writes one JSON entry or one line of text, and ends
+    """O4: a service with wrong settings writes one JSON entry or one line of text, and ends
     with status 6."""
     service = ("-m", "penstock", "run", "stages")
     done = run_python(*service, PENSTOCK_LOG_FORMAT="json", **settings)
@@ -95,7 +98,7 @@ def test_wrong_settings_are_logged_in_the_log_format(settings, message):
 
 
 def test_a_worker_reports_a_wrong_log_setting(tmp_path):
-    """Issue 7: a worker program with a wrong log setting writes one entry without a traceback, and
+    """O4: a worker program with a wrong log setting writes one entry without a traceback, and
     ends with status 6."""
     program = tmp_path / "worker.py"
     program.write_text("from penstock.worker import Worker\nWorker().run()\n")
@@ -116,7 +119,38 @@ def test_the_ready_file_of_an_earlier_process_is_removed(tmp_path):
     assert run_python("-c", program, str(ready_file), PENSTOCK_READY_FILE=str(ready_file)).returncode == 8
 
 
+async def draining(stopping, ready):
+    """Drains until standard input has a line."""
+    ready()
+    print("ready", flush=True)
+    await stopping.wait()
+    await asyncio.to_thread(sys.stdin.readline)
+
+
+@pytest.mark.parametrize(("repeat_s", "status"), [(3600.0, 0), (0.0, process.EXIT_FORCED)])
+def test_only_a_second_signal_that_is_no_repetition_ends_the_drain(repeat_s, status):
+    """O11: `timeout` signals a process twice at once, which counts as one signal. A later signal
+    ends the process without a drain."""
+    service = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.test_process", "draining", str(repeat_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    service.stdout.readline()
+    service.send_signal(signal.SIGTERM)
+    while "event=process_stopping" not in service.stderr.readline():
+        pass
+    service.send_signal(signal.SIGTERM)
+    # The drain ends with the line, unless the signal ends the process.
+    _output, errors = service.communicate(None if status else "done\n")
+    assert (service.returncode, "event=process_forced" in errors) == (status, status != 0)
+
+
 if __name__ == "__main__":
-    services = {"stuck": stuck, "progressing": progressing, "leaking": leaking}
+    services = {"stuck": stuck, "progressing": progressing, "leaking": leaking, "draining": draining}
     process.EXIT_TIMEOUT_S = 0.5
+    if len(sys.argv) > 2:
+        process.REPEAT_S = float(sys.argv[2])
     sys.exit(process.run(sys.argv[1], services[sys.argv[1]], stall_s=1.0))

@@ -203,7 +203,7 @@ async def needs(connection: object, names: set[str]) -> set[tuple[str, str]]:
             await connection.execute(f"GRANT EXECUTE ON FUNCTION penstock.{signature} TO penstock_probe")
         await connection.execute(PROBE)
         for name in sorted(names):
-            text = re.sub(r"--.*", "", all_queries()[name]).rstrip().rstrip(";")
+            text = re.sub(r"(?m)(^|\s)--\s.*$", "", all_queries()[name]).rstrip().rstrip(";")
             words = set(re.findall(r"\w+", text))
             for row in await connection.fetch(
                 "SELECT * FROM pg_temp.needs($1, $2)", text, sorted(tables & words)

@@ -15,6 +15,9 @@ from penstock.kafka.connection import create_topics
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
 
+# Seconds before a service that has ended is started again.
+RESTART_DELAY_S = 0.5
+
 
 @asynccontextmanager
 async def running_service(
@@ -55,6 +58,8 @@ async def restarted_when_ended(
             except PenstockError:
                 restarts += 1
                 assert restarts < 50
+                # As a supervisor does; an outage of seconds would otherwise use up all restarts.
+                await asyncio.sleep(RESTART_DELAY_S)
 
     task = asyncio.ensure_future(run())
     try:

@@ -6,7 +6,13 @@ import os
 import sys
 import time
 
-from penstock.worker import Done, Task, Worker
+from penstock.core import early_start
+from penstock.worker import Done, Task, Worker, unclaimed
+
+if "CLAIM_AFTER_S" in os.environ:
+    # Every record is new, and its attempt stays unclaimed for so long.
+    early_start.AFTER_ASSIGNMENT_S, early_start.OLD_S = 0.0, 60.0
+    unclaimed.CLAIM_AFTER_S = float(os.environ["CLAIM_AFTER_S"])
 
 worker = Worker(drain_timeout_s=float(os.environ.get("DRAIN_S", "30")))
 

@@ -200,3 +200,19 @@ def test_the_gateway_of_a_data_directory_is_asked(
         "127.0.0.1:2 " in CliRunner().invoke(cli, ["list", *there, "--gateway", "http://127.0.0.1:2"]).stderr
     )
     owned.close()
+
+
+def test_a_directory_with_other_files_is_no_data_directory(tmp_path: Path) -> None:
+    """O8: `up --data-dir` refuses a folder of other files and leaves it as it is; --fresh would delete in it."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("mine")
+    outcome = CliRunner().invoke(cli, ["up", "--fresh", "--yes", "--data-dir", str(tmp_path / "docs")])
+    assert outcome.exit_code == 6
+    assert f"{tmp_path / 'docs'} has files and is no data directory" in outcome.output
+    assert [path.name for path in (tmp_path / "docs").iterdir()] == ["index.md"]
+    # The demo keeps its files in the default directory.
+    (tmp_path / ".penstock" / "demo").mkdir(parents=True)
+    DataDir(tmp_path / ".penstock").close()
+    (tmp_path / "new").mkdir()
+    for _ in range(2):
+        DataDir(tmp_path / "new").close()

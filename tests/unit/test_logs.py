@@ -35,7 +35,7 @@ def entry(message: str, **extra: Any) -> Any:
 
 
 def test_an_entry_has_time_level_service_message_and_fields() -> None:
-    """Issue 7: each value that a search needs is a member of its own."""
+    """O4: each value that a search needs is a member of its own."""
     found = entry(
         "A lease\nexpired",
         event="lease_expired",
@@ -59,7 +59,7 @@ def test_an_entry_has_time_level_service_message_and_fields() -> None:
 
 
 def test_text_appends_the_event_and_the_fields() -> None:
-    """Issue 15: a person sees the values that vary behind the fixed sentence."""
+    """O4: a person sees the values that vary behind the fixed sentence."""
     line = text_of(
         "A lease expired", task=7, event="lease_expired", task_type="media cut", target=None, why='a "b"\n'
     )
@@ -153,7 +153,7 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_process_logs_in_the_format_that_is_asked_for(form: str) -> None:
-    """Issue 7: each line of a process's standard error is one object, or one sentence with its
+    """O4: each line of a process's standard error is one object, or one sentence with its
     fields."""
     code = (
         "import logging\n"

@@ -13,7 +13,7 @@ HISTOGRAM = Metric("penstock_x_new_seconds", "Seconds.", (), (0.1, 1.0), ("penst
 
 
 def test_a_renamed_metric_keeps_its_old_name_for_one_release() -> None:
-    """Issue 15: a dashboard on the old name goes on working, and its help text names the new
+    """O4: a dashboard on the old name goes on working, and its help text names the new
     one."""
     samples = [
         Sample(RENAMED, 3, ("a",)),

@@ -3,10 +3,14 @@
 import dataclasses
 import math
 import re
+from contextlib import contextmanager
 
 import pytest
+from click.testing import CliRunner
 
+from penstock import variables
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.cli.main import cli
 from penstock.errors import SettingsError
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
@@ -50,20 +54,24 @@ def test_a_value_that_does_not_parse_names_its_variable():
 
 def test_contradicting_settings_are_refused_and_both_are_named():
     """Contradicting settings are refused at start-up with the names of both."""
-    with pytest.raises(SettingsError, match="release_batch=500 must be from 1 to window=100"):
+    with pytest.raises(
+        SettingsError, match="PENSTOCK_RELEASE_BATCH=500 must be from 1 to PENSTOCK_WINDOW=100"
+    ):
         TaskSyncSettings.load({}, release_batch=500, window=100)
 
 
 def test_attempts_in_flight_of_a_worker_are_limited():
     """H2: handlers and backlog together have a limit; a higher load needs more workers."""
     assert WorkerSettings.load({}, objects="memory:///", pool=99_000, backlog=1_000).pool == 99_000
-    with pytest.raises(SettingsError, match="pool=99001 and backlog=1000 must be at most 100,000 together"):
+    with pytest.raises(
+        SettingsError, match="PENSTOCK_POOL=99001 and PENSTOCK_BACKLOG=1000 must be at most 100,000"
+    ):
         WorkerSettings.load({}, objects="memory:///", pool=99_001, backlog=1_000)
 
 
 def test_a_session_the_broker_would_refuse_is_refused_here():
     """The broker's bounds are 6 s to 30 min."""
-    with pytest.raises(SettingsError, match="session_timeout_s=1"):
+    with pytest.raises(SettingsError, match="PENSTOCK_SESSION_TIMEOUT_S=1"):
         Kafka.load({}, session_timeout_s=1.0)
 
 
@@ -107,7 +115,7 @@ def test_the_tick_of_expiry_is_much_shorter_than_a_lease():
     """An expiry is late by up to one tick."""
     assert HeartbeatsSettings.load({}, tick_s=30.0).tick_s == 30.0
     for tick_s in (0.0, 30.1):
-        with pytest.raises(SettingsError, match=f"tick_s={tick_s} must be above 0 and at most 30"):
+        with pytest.raises(SettingsError, match=f"PENSTOCK_TICK_S={tick_s} must be above 0 and at most 30"):
             HeartbeatsSettings.load({}, tick_s=tick_s)
 
 
@@ -124,7 +132,7 @@ def test_the_tick_of_expiry_is_much_shorter_than_a_lease():
 )
 def test_impossible_pool_sizes_are_refused(name, bad):
     """They are refused at the start, not when a thread cannot be created."""
-    with pytest.raises(SettingsError, match=f"{name}={bad} must be from"):
+    with pytest.raises(SettingsError, match=f"PENSTOCK_{name.upper()}={bad} must be from"):
         WorkerSettings.load({}, **{name: bad})
 
 
@@ -133,3 +141,81 @@ def test_the_timeout_of_a_stage_is_validated(timeout_s):
     """It has the same rules as the setting that it overrides."""
     with pytest.raises(SettingsError, match="timeout_s="):
         Worker(WorkerSettings()).stage("t.s", timeout_s=timeout_s)
+
+
+WRONG_VALUES = {
+    "int": "-1",
+    "float": "-1",
+    "str": "no such: value",
+    "bool": "perhaps",
+    "tuple[str, ...]": "no such value",
+}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_each_refusal_names_variables_only(kind):
+    """O8: the operator sets variables, so an error has no name of a field that is none."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    valid = {"PENSTOCK_CALLBACK_SECRETS": "whsec_" + "A" * 43 + "="}
+    errors = {}
+    for field in dataclasses.fields(kind):
+        variable = ENVIRONMENT_PREFIX + field.name.upper()
+        with suppress_settings_error() as caught:
+            kind.load({**valid, variable: WRONG_VALUES[str(field.type)]})
+        if caught:
+            errors[variable] = caught[0]
+    assert len(errors) > len(names) / 3
+    for variable, error in errors.items():
+        assert variable in error
+        words = set(re.findall(r"(?<![\w=])[a-z_]+(?==)|\b[a-z]+_[a-z_]+\b", error))
+        assert not words & set(names), error
+
+
+@contextmanager
+def suppress_settings_error():
+    """Yields a list that gets the error of the block, if there is one."""
+    caught = []
+    try:
+        yield caught
+    except SettingsError as error:
+        caught.append(str(error))
+
+
+def test_a_value_is_not_taken_for_the_name_of_a_setting(tmp_path):
+    """O8: the path of a file may have the name of a setting."""
+    file = tmp_path / "topics_file"
+    with pytest.raises(SettingsError, match=re.escape(f"PENSTOCK_TOPICS_FILE={file}: this file")):
+        Kafka.load({"PENSTOCK_TOPICS_FILE": str(file)})
+
+
+def test_the_list_of_variables_has_every_setting():
+    """O8: a name that is missing in the list would look misspelt, if it resembles another."""
+    assert {field.name.upper() for kind in ALL for field in dataclasses.fields(kind)} == variables.SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("PENSTOCK_KAKFA", "PENSTOCK_KAFKA"),
+        ("PENSTOCK_POSTGRESS", "PENSTOCK_POSTGRES"),
+        ("PENSTOCK_LOGLEVEL", "PENSTOCK_LOG_LEVEL"),
+        ("PENSTOCK_WORKER_GATEWAYS", "PENSTOCK_WORKER_GATEWAY"),
+        ("PENSTOCK_KAFKA", None),
+        ("PENSTOCK_TEST_KAFKA", None),
+        ("PENSTOCK_MINE", None),
+        # Kubernetes sets these for a service named penstock-gateway.
+        ("PENSTOCK_GATEWAY_SERVICE_HOST", None),
+        ("PENSTOCK_GATEWAY_PORT_8420_TCP_ADDR", None),
+        ("KAFAK", None),
+    ],
+)
+def test_a_misspelt_variable_is_found_with_the_nearest_one(variable, nearest):
+    """O8: a misspelt setting would be ignored, and the default would apply."""
+    assert variables.misspelt({variable: "x"}) == ({variable: nearest} if nearest else {})
+
+
+def test_a_verb_warns_of_a_misspelt_variable(monkeypatch):
+    """O8: the warning is on standard error, since programs read standard output."""
+    monkeypatch.setenv("PENSTOCK_POSTGRESS", "postgresql://x")
+    outcome = CliRunner().invoke(cli, ["types", "--help"])
+    assert "PENSTOCK_POSTGRESS is not read: did you mean PENSTOCK_POSTGRES?" in outcome.stderr

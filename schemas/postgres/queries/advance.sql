@@ -36,7 +36,8 @@ WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
 
 -- name: advance
 -- Moves each task that is still in the attempt that ended, writes the attempt's history and
--- notifies task-sync. A stale end changes nothing and returns no row.
+-- notifies task-sync. A stale end changes nothing and returns no row. The same holds for the end of
+-- a task that another transaction locks; a last row has the ids of these tasks.
 WITH input AS (
     SELECT *
     FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
@@ -47,6 +48,8 @@ WITH input AS (
                to_state, to_stage, to_step, to_attempt, failures, losses,
                delay_s, content_type, context, context_ref, error,
                outcome, worker, started_ms, finished_ms)
+), free AS MATERIALIZED (
+    SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE task t
     -- A paused task, or one that is to be paused, becomes `paused` instead of `ready`.
@@ -75,7 +78,7 @@ WITH input AS (
     FROM input i
     -- Joins by primary key: the statistics of a queue are always stale, and a plan by them can be
     -- quadratic.
-    WHERE t.id = ANY ($1::bigint[])
+    WHERE t.id = ANY (ARRAY(SELECT id FROM free))
       AND t.id = i.id AND t.step = i.step AND t.stage = i.stage
       -- A late result may end an attempt that has not started, also the one that would have
       -- followed the last.
@@ -99,5 +102,15 @@ WITH input AS (
           UNION SELECT type, 'ready' FROM moved WHERE tracked) AS types
 )
 SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at, traceparent,
-       from_step, from_stage, from_attempt
-FROM moved, (SELECT count(*) FROM woken) AS w;
+       from_step, from_stage, from_attempt, NULL::bigint[] AS locked
+FROM moved, (SELECT count(*) FROM woken) AS w
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
+FROM task
+WHERE id = ANY ($1::bigint[]) AND (SELECT count(*) FROM free) < cardinality($1::bigint[])
+  AND id NOT IN (SELECT id FROM free)
+HAVING count(*) > 0;
+
+-- name: lock
+-- Waits until no other transaction locks these tasks.
+SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE;

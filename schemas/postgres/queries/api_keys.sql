@@ -34,6 +34,9 @@ WITH revoked AS (
 SELECT id, pg_notify('penstock_api_keys', '') FROM revoked;
 
 -- name: used
+WITH locked AS MATERIALIZED (
+    SELECT id FROM api_key WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE api_key k SET last_used_at = greatest(k.last_used_at, u.at)
 FROM unnest($1::text[], $2::timestamptz[]) AS u (id, at)
-WHERE k.id = u.id;
+WHERE k.id = ANY (ARRAY(SELECT id FROM locked)) AND k.id = u.id;

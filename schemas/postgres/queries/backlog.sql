@@ -2,10 +2,12 @@
 -- changes.
 
 -- name: fold
--- Adds the recorded changes of types to their counters; returns how many there were, and whether
--- any task is in flight. Changes that are not committed yet are left for the next time.
+-- Adds at most `limit` ($2) recorded changes of types to their counters; returns how many, and
+-- whether any task is in flight. Changes that are not committed yet are left for the next time.
 WITH deleted AS (
-    DELETE FROM backlog_change WHERE type = ANY ($1::text[]) RETURNING type, stage, priority, state, tasks
+    DELETE FROM backlog_change
+    WHERE ctid = ANY (ARRAY(SELECT ctid FROM backlog_change WHERE type = ANY ($1::text[]) LIMIT $2 FOR UPDATE SKIP LOCKED))
+    RETURNING type, stage, priority, state, tasks
 ), folded AS (
     INSERT INTO backlog AS b (type, stage, priority, state, tasks)
     SELECT type, stage, priority, state, sum(tasks) FROM deleted
@@ -21,7 +23,9 @@ SELECT (SELECT count(*) FROM deleted) AS changes,
             SELECT tasks FROM deleted WHERE state = 'in_flight') AS f) > 0 AS in_flight;
 
 -- name: delete_empty
-DELETE FROM backlog WHERE type = ANY ($1::text[]) AND tasks = 0;
+-- Leaves counters that another transaction locks for the next time.
+DELETE FROM backlog
+WHERE ctid = ANY (ARRAY(SELECT ctid FROM backlog WHERE type = ANY ($1::text[]) AND tasks = 0 LIMIT $2 FOR UPDATE SKIP LOCKED));
 
 -- name: entries
 -- The number of tasks by type, priority, stage and state, and the age of the oldest ready task. The

@@ -6,11 +6,14 @@
 -- Claims attempts. Returns the callbacks whose attempt number was still the record's. `spent` is
 -- the number of attempts that the retry schedule does not count: those before a replay, and those
 -- made in self-check mode.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE callback c
 SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
     published = 0, waits_since = NULL
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
 RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
 
 -- name: claim_in_order
@@ -29,20 +32,22 @@ WITH input AS (
         ORDER BY p.seq LIMIT 1
     ) p
     WHERE c.id = ANY ($1::text[]) AND c.ordered AND c.finished_at IS NULL
+), locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
 ), waiting AS (
     UPDATE callback c
     SET state = b.state, diverted = c.diverted OR b.state = 'held',
         due_at = greatest(now(), b.due_at) + make_interval(secs => 1),
         published = 0, waits_since = NULL
     FROM behind b
-    WHERE c.id = ANY (ARRAY(SELECT id FROM behind)) AND c.id = b.id AND c.attempt = b.attempt AND c.finished_at IS NULL
+    WHERE c.id = ANY (ARRAY(SELECT id FROM behind)) AND c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = b.id AND c.attempt = b.attempt AND c.finished_at IS NULL
     RETURNING c.id, c.attempt, c.state
 ), begun AS (
     UPDATE callback c
     SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
         published = 0, waits_since = NULL
     FROM input i
-    WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
+    WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
       AND c.id <> ALL (ARRAY(SELECT id FROM behind))
     RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent
 )
@@ -54,11 +59,16 @@ SELECT id, attempt, 0, state FROM waiting;
 -- Makes callbacks due that `claim_in_order` made wait for an earlier one, if that one has ended.
 -- It may end between the check and the update, which then overwrites the result of `requeue_next`.
 -- An earlier callback that ends later requeues them itself.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE callback c SET due_at = now()
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
-  AND NOT EXISTS (SELECT FROM callback p
-                  WHERE p.task_id = c.task_id AND p.target = c.target AND p.seq < c.seq AND p.finished_at IS NULL)
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
+  -- A probe for each callback: a join would read all of them.
+  AND (SELECT p.id FROM callback p
+       WHERE p.task_id = c.task_id AND p.target = c.target AND p.seq < c.seq AND p.finished_at IS NULL
+       LIMIT 1) IS NULL
 RETURNING c.id;
 
 -- name: requeue_next
@@ -74,18 +84,23 @@ WITH next AS (
         ORDER BY n.seq LIMIT 1
     ) n
     WHERE c.id = ANY ($1::text[])
+), locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY (ARRAY(SELECT id FROM next)) ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE callback c SET due_at = now()
-WHERE c.id = ANY (ARRAY(SELECT id FROM next)) AND c.state = 'pending' AND c.ordered;
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.state = 'pending' AND c.ordered;
 
 -- name: hold
 -- Holds callbacks until their target is drained. `spent` is the new number of uncounted attempts
 -- after a claim without a call, else NULL. It is absolute, so that the statement can be repeated.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE callback c
 SET state = 'held', diverted = true, published = 0, waits_since = NULL,
     spent = coalesce(i.spent, c.spent)
 FROM unnest($1::text[], $2::integer[], $3::integer[]) AS i (id, attempt, spent)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
 
 -- name: drain_held
 -- Makes the oldest held callbacks of each target due; returns the targets with the number of
@@ -108,6 +123,9 @@ SELECT namespace, target, count(*)::integer AS count FROM granted GROUP BY names
 -- replay the outcome of an earlier attempt changes nothing. `spent` is the absolute number of
 -- uncounted attempts, so that the statement can be repeated. `published_at` says when `due_at` was
 -- set, for `penstock check`; `published` is 0 by now.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE callback c
 SET state = i.state,
     error = i.error,
@@ -117,17 +135,20 @@ SET state = i.state,
     finished_at = CASE WHEN i.state <> 'pending' THEN now() END
 FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[], $6::integer[])
      AS i (id, attempt, state, error, due_in, spent)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
   AND c.attempt > coalesce(c.replayed_after, 0)
 RETURNING c.id;
 
 -- name: postpone
 -- Postpones callbacks: their records are published again in `due_in` seconds. `spent` as in `hold`.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE callback c
 SET due_at = now() + make_interval(secs => i.due_in), published = 0, published_at = now(),
     spent = coalesce(i.spent, c.spent)
 FROM unnest($1::text[], $2::integer[], $3::double precision[], $4::integer[]) AS i (id, attempt, due_in, spent)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;
 
 -- name: notify_due
 -- Notifies the requeuer that a callback is due in $1 seconds.
@@ -148,9 +169,12 @@ RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, 
 
 -- name: bury
 -- Ends callbacks whose records Kafka refuses.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE callback c SET state = 'dead', error = 'Kafka refuses its record: ' || i.error, finished_at = now()
 FROM unnest($1::text[], $2::text[]) AS i (id, error)
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.state = 'pending'
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state = 'pending'
 RETURNING c.id, c.ordered;
 
 -- name: next_due

@@ -164,11 +164,13 @@ GROUP BY c.target, c.namespace ORDER BY c.target, c.namespace LIMIT $1;
 
 -- name: divert
 -- Makes the callbacks due, on the diverted path, that are still pending in the same attempt.
-WITH due AS (
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+), due AS (
     UPDATE callback c
     SET due_at = now(), diverted = true, published = 0, waits_since = NULL
     FROM unnest($1::text[], $2::integer[], $3::integer[]) AS i (id, attempt, published)
-    WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.attempt = i.attempt AND c.published >= i.published
+    WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.published >= i.published
       AND c.finished_at IS NULL AND c.state || '' = 'pending'
     RETURNING c.id
 ), notified AS (
@@ -226,10 +228,12 @@ SELECT id FROM due, (SELECT count(*) FROM notified) AS n;
 -- name: release_again
 -- Makes ready again the tasks that have been queued in the same attempt since before a moment, and
 -- notifies the owners of their types.
-WITH again AS (
+WITH locked AS MATERIALIZED (
+    SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE
+), again AS (
     UPDATE task t SET state = 'ready', updated_at = now()
     FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
-    WHERE t.id = ANY ($1::bigint[]) AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
+    WHERE t.id = ANY (ARRAY(SELECT id FROM locked)) AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
       AND t.state || '' = 'queued' AND t.updated_at < $4
     RETURNING t.id, t.type
 ), notified AS (
@@ -244,10 +248,12 @@ SELECT id FROM again, (SELECT count(*) FROM notified) AS n;
 WITH gone AS (
     DELETE FROM release WHERE type = $1 AND created_at < now() - make_interval(secs => $2)
     RETURNING task_ids, created_at
+), locked AS MATERIALIZED (
+    SELECT id FROM task WHERE id = ANY (ARRAY(SELECT unnest(task_ids) FROM gone)) ORDER BY id FOR NO KEY UPDATE
 ), again AS (
     UPDATE task t SET state = 'ready', updated_at = now()
     FROM (SELECT unnest(task_ids) AS id, created_at FROM gone) AS g
-    WHERE t.id = ANY (ARRAY(SELECT unnest(task_ids) FROM gone)) AND t.id = g.id
+    WHERE t.id = ANY (ARRAY(SELECT id FROM locked)) AND t.id = g.id
       AND t.state || '' = 'queued' AND t.updated_at <= g.created_at
     RETURNING t.id
 ), notified AS (
@@ -267,6 +273,12 @@ GROUP BY topic, partition ORDER BY topic, partition LIMIT $1;
 
 -- name: type_names
 SELECT name FROM task_type ORDER BY name;
+
+-- name: missing
+-- Ids that belong to no task, finished tasks included.
+SELECT i.id FROM unnest($1::bigint[]) AS i (id)
+WHERE NOT EXISTS (SELECT FROM task t WHERE t.id = i.id) AND NOT EXISTS (SELECT FROM history h WHERE h.id = i.id)
+ORDER BY i.id;
 
 -- name: note_lost
 UPDATE position_reset SET noted_at = now() WHERE deleted > 0 AND noted_at IS NULL RETURNING id;
@@ -345,10 +357,16 @@ WITH mended AS (
 SELECT id FROM mended, (SELECT count(*) FROM notified) AS n;
 
 -- name: mend_outbox
-UPDATE outbox SET created_at = now() WHERE created_at > now() + make_interval(secs => $1) RETURNING id;
+UPDATE outbox SET created_at = now()
+WHERE id = ANY (ARRAY(SELECT id FROM outbox WHERE created_at > now() + make_interval(secs => $1) ORDER BY id
+                      FOR UPDATE SKIP LOCKED))
+RETURNING id;
 
 -- name: mend_releases
-UPDATE release SET created_at = now() WHERE created_at > now() + make_interval(secs => $1) RETURNING id;
+UPDATE release SET created_at = now()
+WHERE id = ANY (ARRAY(SELECT id FROM release WHERE created_at > now() + make_interval(secs => $1) ORDER BY id
+                      FOR UPDATE SKIP LOCKED))
+RETURNING id;
 
 -- name: mend_operations
 UPDATE audit SET next_at = now()

@@ -46,26 +46,35 @@ FROM (SELECT) AS one
 LEFT JOIN LATERAL (SELECT priority, id FROM examined ORDER BY priority, id OFFSET $4 - 1) e ON true;
 
 -- name: in_flight
-SELECT count(*) AS tasks FROM task WHERE type = $1 AND state IN ('queued', 'running') AND tracked;
+-- The number of tasks in flight, counted up to `limit` ($2).
+SELECT count(*) AS tasks FROM (
+    SELECT FROM task WHERE type = $1 AND state IN ('queued', 'running') AND tracked LIMIT $2
+) f;
 
 -- name: set_empty_keys
 -- Sets the empty key on tasks without a key, which were submitted before their type was released by
--- key. Among the next `limit` ($4) ready tasks behind a position. Returns the last position; no row
--- at the end.
+-- key. Among the next `limit` ($4) ready tasks behind a position. Returns how many other
+-- transactions lock, and the last position, which is null at the end.
 WITH examined AS MATERIALIZED (
     SELECT t.id, t.priority, t.key FROM task t
     WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) > ($2::smallint, $3::bigint)
     ORDER BY t.type, t.priority, t.id LIMIT $4
+), free AS (
+    SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE key IS NULL)) AND key IS NULL
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), updated AS (
-    UPDATE task SET key = '' WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE key IS NULL)) AND key IS NULL
+    UPDATE task SET key = '' WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
 )
-SELECT priority, id FROM examined ORDER BY priority, id OFFSET $4 - 1;
+SELECT (SELECT count(*) FROM examined WHERE key IS NULL) - (SELECT count(*) FROM updated) AS locked, e.priority, e.id
+FROM (SELECT) AS one
+LEFT JOIN LATERAL (SELECT priority, id FROM examined ORDER BY priority, id OFFSET $4 - 1) e ON true;
 
 -- name: key_queues
 -- The next `keys` ($5) concurrency keys with ready tasks at a level ($2), from `first` ($3) to
 -- before `end` ($4; null is no bound). Each has its weight, how many of its tasks may start (null
--- is any number) and its first tasks, together about twice `tasks` ($7), divided by weight. A loose
--- index scan: one probe for each key, however many tasks wait under it.
+-- is any number) and its first tasks, together about twice `tasks` ($7), divided by weight. Leaves
+-- out the given tasks ($8). A loose index scan: one probe for each key, however many tasks wait
+-- under it.
 WITH RECURSIVE scan AS (
     (SELECT t.key, 1 AS n FROM task t
      WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key >= $3
@@ -86,8 +95,10 @@ WITH RECURSIVE scan AS (
            CASE WHEN k.paused THEN 0
                 WHEN coalesce(k.max_in_flight, $6::integer) IS NOT NULL AND w.key <> ''
                 THEN coalesce(k.max_in_flight, $6::integer) - (
-                    SELECT count(*) FROM task t
-                    WHERE t.type = $1 AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key)
+                    SELECT count(*) FROM (
+                        SELECT FROM task t
+                        WHERE t.type = $1 AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key
+                        LIMIT coalesce(k.max_in_flight, $6::integer)) f)
            END AS room
     FROM waiting w
     CROSS JOIN LATERAL (
@@ -106,18 +117,19 @@ CROSS JOIN LATERAL (
     SELECT array_agg(f.id) AS ids
     FROM (SELECT t.id FROM task t
           WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = o.key
+            AND t.id NOT IN (SELECT unnest($8::bigint[]))
           ORDER BY t.type, t.priority, t.key, t.id LIMIT o.depth) f
 ) h
 ORDER BY o.key;
 
 -- name: heads
 -- The first `limit` ($2) tasks of each level; with `finish_first` ($3) also of each level's tasks
--- that have begun.
+-- that have begun. Leaves out the given tasks ($4).
 SELECT false AS begun, l.level, h.id, extract(epoch FROM now() - h.created_at)::double precision AS waited_s
 FROM generate_series(0, 4) AS l (level)
 CROSS JOIN LATERAL (
     SELECT t.id, t.created_at FROM task t
-    WHERE t.type = $1 AND t.state = 'ready' AND t.priority = l.level::smallint
+    WHERE t.type = $1 AND t.state = 'ready' AND t.priority = l.level::smallint AND t.id NOT IN (SELECT unnest($4::bigint[]))
     ORDER BY t.type, t.priority, t.id LIMIT $2
 ) h
 UNION ALL
@@ -126,17 +138,22 @@ FROM generate_series(0, 4) AS l (level)
 CROSS JOIN LATERAL (
     SELECT t.id, t.created_at FROM task t
     WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked AND t.priority = l.level::smallint
+      AND t.id NOT IN (SELECT unnest($4::bigint[]))
     ORDER BY t.type, t.priority, t.id LIMIT $2
 ) h
 WHERE $3::boolean;
 
 -- name: release_selected
--- As `release.release`, for selected tasks; tasks that are no longer ready are left out.
+-- As `release.release`, for selected tasks; tasks that are no longer ready, or that another
+-- transaction locks, are left out.
 WITH deleted AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
+), chosen AS MATERIALIZED (
+    SELECT id FROM task WHERE id = ANY ($2::bigint[]) AND state || '' = 'ready'
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), released AS (
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
-    WHERE t.id = ANY ($2::bigint[]) AND t.state || '' = 'ready'
+    WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses, t.priority,
               t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (

@@ -15,7 +15,9 @@ FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $6::text[], $7::b
 ON CONFLICT (id) DO NOTHING;
 
 -- name: delete_published
-DELETE FROM outbox WHERE id = ANY ($1::bigint[]);
+-- The sweeper publishes rows again that another transaction locks now.
+DELETE FROM outbox
+WHERE id = ANY (ARRAY(SELECT id FROM outbox WHERE id = ANY ($1::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED));
 
 -- name: unpublished
 -- Batches older than $1 seconds: their writer has died, or Kafka was away.

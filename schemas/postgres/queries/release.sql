@@ -35,11 +35,16 @@ SELECT (SELECT array_agg(pid ORDER BY pid) FROM held WHERE key = hashtextextende
 -- name: release
 -- Releases the first `limit` ($2) ready tasks of a type and writes their batch note; deletes the
 -- notes of batches whose records are on Kafka ($3). With `tracked` ($4) the tasks count for the
--- type's limits.
+-- type's limits. Leaves out the given tasks ($5). Tasks among the first that another transaction
+-- locks are not released; a last row has their ids and no task.
 WITH deleted AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
-), chosen AS (
-    SELECT id FROM task WHERE type = $1 AND state = 'ready' ORDER BY priority, id LIMIT $2
+), found AS MATERIALIZED (
+    SELECT id FROM task WHERE type = $1 AND state = 'ready' AND id NOT IN (SELECT unnest($5::bigint[]))
+    ORDER BY priority, id LIMIT $2
+), chosen AS MATERIALIZED (
+    SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state || '' = 'ready'
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), released AS (
     -- Joins by primary key with any statistics: the state is compared as an expression, so that
     -- the planner uses no index on it. The state is compared again, because a task may be cancelled
@@ -54,7 +59,11 @@ WITH deleted AS (
     SELECT $1, array_agg(id) FROM released HAVING count(*) > 0
     RETURNING id
 )
-SELECT r.*, (SELECT id FROM noted) AS release_id FROM released r ORDER BY r.priority, r.id;
+SELECT r.*, (SELECT id FROM noted) AS release_id, NULL::bigint[] AS locked FROM released r
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
+FROM found WHERE id NOT IN (SELECT id FROM chosen) HAVING count(*) > 0
+ORDER BY priority, id;
 
 -- name: delete_notes
 -- Kafka has every record of these batches.
@@ -96,16 +105,47 @@ WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'queued');
 -- name: make_lost_ready
 -- Makes tasks ready again that were queued before the cutoff ($2), at most `limit` ($3), and
 -- notifies the owner of their type. Every release writes the row: a task that was released again is
--- not found.
+-- not found. Tasks that another transaction locks are found by the next recheck.
 WITH found AS (
     UPDATE task SET state = 'ready', updated_at = now()
     WHERE id = ANY (ARRAY(SELECT id FROM task WHERE type = $1 AND state = 'queued' AND age(xmin) > age($2::text::xid)
-                          ORDER BY id LIMIT $3 FOR UPDATE))
+                          ORDER BY type, updated_at LIMIT $3 FOR UPDATE SKIP LOCKED))
     RETURNING id
 ), notified AS (
     SELECT pg_notify('penstock_ready', $1) WHERE EXISTS (SELECT FROM found)
 )
 SELECT id FROM found, (SELECT count(*) FROM notified) AS n;
+
+-- name: withdraw
+-- Makes tasks ready again whose records no worker has taken: those of the given attempts that are
+-- still queued. Each gets a new attempt, so that the fence rejects a worker that takes the record
+-- meanwhile. Returns these tasks, and those that another transaction locks, which are not moved.
+-- The commit waits for the disk, although the session's commits do not: the records are deleted
+-- next.
+WITH durable AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'on', true)
+), found AS MATERIALIZED (
+    SELECT t.id, t.step, t.attempt FROM task t
+    JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
+      ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
+    WHERE t.id = ANY ($1::bigint[]) AND t.state || '' = 'queued'
+), free AS MATERIALIZED (
+    SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state || '' = 'queued'
+    ORDER BY id FOR UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE task SET state = 'ready', attempt = attempt + 1, updated_at = now()
+    WHERE id = ANY (ARRAY(SELECT id FROM free))
+    RETURNING id
+)
+SELECT f.id, f.step, f.attempt, m.id IS NOT NULL AS moved
+FROM found f LEFT JOIN moved m ON m.id = f.id, (SELECT count(*) FROM durable) AS d;
+
+-- name: durations
+-- How long attempts took, in seconds, of those that have ended.
+SELECT extract(epoch FROM a.finished_at - a.started_at)::double precision AS took_s
+FROM attempt a JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
+  ON a.task_id = i.id AND a.step = i.step AND a.attempt = i.attempt
+WHERE a.task_id = ANY ($1::bigint[]) AND a.started_at IS NOT NULL;
 
 -- name: promote
 -- Makes the first `limit` ($1) due tasks ready; returns how many, by type. Any replica may promote

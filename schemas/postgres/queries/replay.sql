@@ -119,6 +119,9 @@ FROM callback WHERE id = ANY ($1::text[]) ORDER BY target, seq;
 -- name: replay
 -- Makes finished callbacks pending again, due in `due_in` seconds, if they are still in the given
 -- state; held if their target is disabled.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+)
 UPDATE callback c
 SET state = CASE WHEN d.disabled THEN 'held' ELSE 'pending' END,
     diverted = c.diverted OR d.disabled,
@@ -131,5 +134,5 @@ CROSS JOIN LATERAL (
     SELECT EXISTS (SELECT FROM callback_target t
                    WHERE t.namespace = i.namespace AND t.url = i.target AND t.state = 'disabled') AS disabled
 ) d
-WHERE c.id = ANY ($1::text[]) AND c.id = i.id AND c.state = $3 AND c.finished_at IS NOT NULL
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state = $3 AND c.finished_at IS NOT NULL
 RETURNING c.id, c.namespace, c.target, c.state;

@@ -14,6 +14,10 @@ RETURNING namespace, url, state, count, failures, rate, attempts,
 
 -- name: save
 -- Saves targets; returns those that still belonged to the owner.
+WITH locked AS MATERIALIZED (
+    SELECT namespace, url FROM callback_target WHERE url = ANY ($3::text[]) AND owner = $1
+    ORDER BY namespace, url FOR NO KEY UPDATE
+)
 UPDATE callback_target t
 SET state = CASE WHEN t.state = 'disabled' THEN t.state WHEN i.abnormal THEN 'abnormal' ELSE 'normal' END,
     count = i.count,
@@ -24,7 +28,7 @@ SET state = CASE WHEN t.state = 'disabled' THEN t.state WHEN i.abnormal THEN 'ab
     changed_at = CASE WHEN t.state <> 'disabled' AND (t.state = 'abnormal') <> i.abnormal THEN now() ELSE t.changed_at END
 FROM unnest($2::text[], $3::text[], $4::boolean[], $5::integer[], $6::double precision[], $7::double precision[],
             $8::integer[], $9::text[]) AS i (namespace, url, abnormal, count, slow_at_s, called_at_s, failures, attempts)
-WHERE t.url = ANY ($3::text[]) AND t.url = i.url AND t.namespace = i.namespace AND t.owner = $1
+WHERE t.url = ANY (ARRAY(SELECT url FROM locked)) AND t.url = i.url AND t.namespace = i.namespace AND t.owner = $1
 RETURNING t.namespace, t.url;
 
 -- name: find_troubled

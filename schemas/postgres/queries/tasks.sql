@@ -54,6 +54,10 @@ SELECT t.* FROM task t WHERE t.id = $1;
 -- name: by_ids
 SELECT t.* FROM task t WHERE t.id = ANY ($1::bigint[]) ORDER BY t.id;
 
+-- name: references
+-- Reads the types and references of tasks whose results refer to objects.
+SELECT id, type, context_ref FROM task WHERE id = ANY ($1::bigint[]);
+
 -- name: attempts
 SELECT step, attempt, stage, outcome, worker, error, started_at, finished_at
 FROM attempt WHERE task_id = $1 ORDER BY step, attempt;
@@ -62,8 +66,14 @@ FROM attempt WHERE task_id = $1 ORDER BY step, attempt;
 SELECT id, target, state, attempt, error, due_at, created_at, finished_at
 FROM callback WHERE task_id = $1 ORDER BY created_at, id;
 
+-- name: walk
+-- The last id and the number of the next `limit` ($2) tasks behind an id ($1), newest first.
+SELECT min(id) AS last, count(*) AS tasks FROM (
+    SELECT id FROM task WHERE $1::bigint IS NULL OR id < $1 ORDER BY id DESC LIMIT $2
+) w;
+
 -- name: list
--- Newest first; $6 is the last id of the page before.
+-- Newest first; $6 is the last id of the page before, $10 the smallest id to search.
 SELECT t.* FROM task t
 WHERE ($1::text IS NULL OR t.type = $1)
   AND ($2::text[] IS NULL OR t.state = ANY ($2))
@@ -73,6 +83,7 @@ WHERE ($1::text IS NULL OR t.type = $1)
   AND ($6::bigint IS NULL OR t.id < $6)
   AND ($8::text IS NULL OR t.key = $8)
   AND ($9::text[] IS NULL OR t.type = ANY ($9))
+  AND ($10::bigint IS NULL OR t.id >= $10)
 ORDER BY t.id DESC
 LIMIT $7;
 
@@ -91,13 +102,15 @@ SELECT id FROM task WHERE id = ANY ($1::bigint[]) AND type = ANY ($2::text[]);
 -- name: cancel
 -- Returns the tasks that this call cancelled, without those that were final already. Where their
 -- types have limits, the cancellation makes room, so task-sync is notified.
-WITH cancelled AS (
+WITH locked AS MATERIALIZED (
+    SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE
+), cancelled AS (
     UPDATE task
     SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,
         lease_ms = NULL,
         max_attempts = NULL,
         pausing = false
-    WHERE id = ANY ($1::bigint[])
+    WHERE id = ANY (ARRAY(SELECT id FROM locked))
       AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
     RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at,
               traceparent, tracked

@@ -29,6 +29,9 @@ SELECT r.*, pg_notify('penstock_types', r.name) FROM registered r;
 -- name: all
 SELECT * FROM task_type ORDER BY name;
 
+-- name: named
+SELECT * FROM task_type WHERE name = ANY ($1::text[]);
+
 -- name: owners
 -- The session that releases each type, by its application name.
 SELECT t.name AS type, a.application_name AS session
@@ -39,6 +42,15 @@ LEFT JOIN pg_locks l
    AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('penstock.release.' || t.name, 0)
 LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 ORDER BY t.name;
+
+-- name: lock_namespace
+-- One process at a time registers a new type of a namespace, until the end of its transaction.
+SELECT pg_advisory_xact_lock(hashtextextended('penstock.types.' || $1, 0));
+
+-- name: count
+-- The number of types of a namespace (see `core.access.namespace_of`).
+SELECT count(*) AS types FROM task_type
+WHERE CASE WHEN strpos(name, '--') > 1 THEN split_part(name, '--', 1) ELSE 'default' END = $1;
 
 -- name: lock
 -- Locks a type for a change of it or of its concurrency keys. Submissions do not wait for this

@@ -4,7 +4,7 @@
 -- A task, the settings of its type and key, and the owner of its type (see `types.owners`). Tasks
 -- in flight are counted only when they are limited.
 SELECT t.id, t.type, t.state, t.step, t.attempt, t.priority, coalesce(t.key, '') AS key, t.tracked, t.pausing,
-       t.worker, t.due_at, t.created_at, t.updated_at, t.finished_at, now() AS now,
+       t.worker, t.error, t.due_at, t.created_at, t.updated_at, t.finished_at, now() AS now,
        coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
        y.paused AS type_paused, y.keyed, y.fair, y.ageing_s, y.finish_first, y.max_in_flight, y.starts_per_s,
        y.partitions,

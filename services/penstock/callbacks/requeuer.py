@@ -43,7 +43,7 @@ LONGEST_SLEEP_S = 30.0
 # meanwhile.
 MAX_DUE_SLEEP_S = 5.0
 # How soon another process takes over after a crash.
-LOCK_EVERY_S = 5.0
+LOCK_EVERY_S = 2.0
 
 
 class Drainer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -62,6 +64,24 @@ class LaneBounds:
     lane_size: int
     total_size: int
     longest_wait_s: float
+
+
+# Fields of policies, with the settings that have their values.
+_HEALTH_SETTINGS = {
+    "slow_s": "callback_slow_s",
+    "threshold": "callback_abnormal_count",
+    "ceiling": "callback_abnormal_ceiling",
+    "calm_s": "callback_calm_s",
+    "by_timer": "callback_count_early",
+    "share": "callback_abnormal_share",
+    "decay_s": "callback_decay_s",
+    "self_check_share": "callback_suspicion_share",
+}
+_DRAIN_SETTINGS = {
+    "rate": "callback_drain_rate",
+    "probe_s": "callback_probe_s",
+    "probe_most_s": "callback_probe_most_s",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +275,8 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             problems.append(
                 f"callback_schedule_s={','.join(self.callback_schedule_s)!r} must be seconds, comma-separated"
             )
-        problems += [f"callback health: {problem}" for problem in self.health.problems()]
-        problems += [f"callback drain: {problem}" for problem in self.drain.problems()]
+        problems += [_of_setting(problem, _HEALTH_SETTINGS) for problem in self.health.problems()]
+        problems += [_of_setting(problem, _DRAIN_SETTINGS) for problem in self.drain.problems()]
         problems += [
             f"{name}={getattr(self, name)} must be at least 1" for name in _COUNTS if getattr(self, name) < 1
         ]
@@ -314,3 +334,8 @@ def secret_problem(secret: str) -> str | None:
     if len(decoded) not in _SECRET_BYTES:
         return f"has {len(decoded)} bytes, and must have {_SECRET_BYTES[0]} to {_SECRET_BYTES[-1]}"
     return None
+
+
+def _of_setting(problem: str, settings: Mapping[str, str]) -> str:
+    """The problem of a policy with the settings in place of the policy's fields."""
+    return re.sub(rf"(?<![\w=])({'|'.join(settings)})(?==)", lambda match: settings[match[0]], problem)

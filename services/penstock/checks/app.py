@@ -7,11 +7,13 @@ from contextlib import AsyncExitStack
 from penstock.checks import rows
 from penstock.checks.kafka import Topics
 from penstock.checks.misplaced import Misplaced
+from penstock.checks.missing import missing_tasks
 from penstock.checks.moving import Moving
 from penstock.checks.queued import Queued
 from penstock.checks.repair import Repair
 from penstock.checks.report import Found, Offender, Report, Rule
 from penstock.checks.stuck_callbacks import StuckCallbacks
+from penstock.checks.unstamped import Unstamped
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS
@@ -50,18 +52,20 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         stuck = StuckCallbacks(settings, pool, topics, show)
         misplaced = Misplaced(settings, pool, topics)
         report.moved = await checks.moved(pool)
-        report.add(await _find(settings, pool, topics, queued, stuck, misplaced, show), show)
+        report.missing = await missing_tasks(pool, topics)
+        unstamped = Unstamped(settings, show)
+        report.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
         if not repair or report.clean:
             return report
         session = await stack.enter_async_context(open_session(settings.sessions, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
-        repairs = Repair(settings, pool, session, producer, queued, stuck, topics, misplaced)
+        repairs = Repair(settings, pool, session, producer, queued, stuck, topics, misplaced, unstamped)
         report.repaired = await repairs.repair(report.counts)
         second = Report()
         queued = Queued(settings, pool, topics, show)
         stuck = StuckCallbacks(settings, pool, topics, show)
         misplaced = Misplaced(settings, pool, topics)
-        second.add(await _find(settings, pool, topics, queued, stuck, misplaced, show), show)
+        second.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
         report.remaining = second.counts
         return report
 
@@ -73,8 +77,10 @@ async def _find(
     queued: Queued,
     stuck: StuckCallbacks,
     misplaced: Misplaced,
+    unstamped: Unstamped,
     show: int,
 ) -> list[Found]:
     found = await rows.find(pool, show, partitions_of(settings, HEARTBEATS))
     found += await stuck.find()
+    found += await unstamped.find()
     return found + await Moving(settings, pool, topics, queued, misplaced).find()

@@ -118,6 +118,31 @@ class Topics:
         ranges = {tp: Unread(taken(committed.get(tp, -1), begins[tp], end), end) for tp, end in ends.items()}
         return {tp: unread for tp, unread in ranges.items() if unread.begin < unread.end}
 
+    async def newest(self, topic: str, most: int, age_s: float) -> dict[TopicPartition, Unread]:
+        """The newest records of each partition of a topic, named without the prefix.
+
+        Args:
+            topic: its name.
+            most: how many records of a partition at most.
+            age_s: seconds since the oldest of them was written, at most.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
+        ends = await self.ends(topic)
+        if not ends:
+            return {}
+        since_ms = int((time.time() - age_s) * 1000)
+        with translated():
+            begins = await self._consumer.beginning_offsets(list(ends))
+            later = await self._consumer.offsets_for_times(dict.fromkeys(ends, since_ms))
+        ranges = {
+            tp: Unread(max(found.offset, begins[tp], ends[tp] - most), ends[tp])
+            for tp, found in later.items()
+            if found is not None
+        }
+        return {tp: recent for tp, recent in ranges.items() if recent.begin < recent.end}
+
     async def older(self, unread: dict[TopicPartition, Unread], age_s: float) -> set[TopicPartition]:
         """The partitions whose oldest unread record is older than `age_s` seconds.
 

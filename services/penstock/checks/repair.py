@@ -14,6 +14,7 @@
 | misplaced | the position is moved to where its reader would start, if the reader's group has no members |
 | lost | noted: the records are gone, and later checks do not report them |
 | miscounted | counted anew, without a pause of the platform |
+| unstamped | the broker stamps the topic's records from now on, as `penstock topics` sets it |
 | unbegun | due at once on the diverted path: another topic and another pool, past what kept it |
 
 A service that does not run cannot be replaced: offenders that are unheard, unread, unproven or
@@ -37,6 +38,7 @@ from penstock.checks.queued import Queued
 from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
 from penstock.checks.stuck_callbacks import StuckCallbacks
+from penstock.checks.unstamped import Unstamped
 from penstock.core.attempt import AttemptId
 from penstock.core.target import TargetId
 from penstock.errors import RecordsRefused
@@ -68,6 +70,7 @@ class Repair:
         stuck: knows the stuck callbacks.
         topics: of Kafka.
         misplaced: knows the positions that do not fit their topics.
+        unstamped: knows the topics whose records their writers stamp.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Repair:
         stuck: StuckCallbacks,
         topics: Topics,
         misplaced: Misplaced,
+        unstamped: Unstamped,
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -102,6 +106,7 @@ class Repair:
             Rule.MISPLACED: misplaced.move,
             Rule.LOST: partial(checks.note_lost, pool),
             Rule.MISCOUNTED: partial(backlog.recount, pool),
+            Rule.UNSTAMPED: unstamped.stamp,
         }
 
     async def repair(self, rules: Counter[Rule]) -> Counter[Rule]:

@@ -30,6 +30,7 @@ class Rule(StrEnum):
     MISPLACED = "misplaced"
     LOST = "lost"
     MISCOUNTED = "miscounted"
+    UNSTAMPED = "unstamped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class Report:
         callbacks: number by state.
         moved: ingest offsets that did not fit their topic and were moved in the last seven days, by
             reason. They are no offenders: ingest reads on where it must.
+        missing: tasks that recent records on Kafka name and the database does not have, because it
+            went back. They are no offenders: only their clients can submit them again.
         offenders: the first against each rule; empty when the invariant holds.
         counts: how many there are against each rule.
         repaired: number of repaired offenders by rule; None without repair.
@@ -80,6 +83,7 @@ class Report:
     tasks: dict[str, int] = field(default_factory=dict)
     callbacks: dict[str, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
     offenders: list[Offender] = field(default_factory=list)
     counts: Counter[Rule] = field(default_factory=Counter)
     repaired: Counter[Rule] | None = None
@@ -114,6 +118,7 @@ class Report:
             "tasks": self.tasks,
             "callbacks": self.callbacks,
             "moved": self.moved,
+            "missing": self.missing,
             "counts": {rule.value: count for rule, count in self.counts.items()},
             "offenders": [
                 {"rule": o.rule.value, "what": o.what, "id": o.id, "lacks": o.lacks} for o in self.offenders

@@ -37,6 +37,12 @@ data_dir_option = click.option(
 )
 
 
+def given_data_dir() -> Path | None:
+    """The directory of --data-dir; None without the option."""
+    found: Path | None = click.get_current_context().meta.get(_DATA_DIR)
+    return found
+
+
 def environment(*names: str, given: Mapping[str, Any] | None = None) -> dict[str, str]:
     """The variables that name the deployment's servers.
 
@@ -58,7 +64,7 @@ def environment(*names: str, given: Mapping[str, Any] | None = None) -> dict[str
 
 def _layers(names: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
     """Sources of variables with their descriptions; the first that has a variable decides."""
-    data_dir: Path | None = click.get_current_context().meta.get(_DATA_DIR)
+    data_dir = given_data_dir()
     variables = {name: value for name, value in os.environ.items() if value}
     if data_dir is not None:
         return [(f"the deployment in {data_dir.absolute()}", local_environment(data_dir)), ("", variables)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import data_dir_option, environment
+from penstock.cli.deployment import data_dir_option, environment, given_data_dir
 from penstock.client import SyncClient
 from penstock.errors import InvalidRecord
 
@@ -34,7 +34,11 @@ def open_client(url: str | None) -> SyncClient:
     Raises:
         SettingsError: no deployment runs in the data directory, or the address is no URL.
     """
-    return SyncClient(url or environment("gateway").get("PENSTOCK_GATEWAY"), patience_s=PATIENCE_S)
+    return SyncClient(
+        url or environment("gateway").get("PENSTOCK_GATEWAY"),
+        patience_s=PATIENCE_S,
+        data_dir=given_data_dir(),
+    )
 
 
 def labels_of(pairs: tuple[str, ...]) -> dict[str, str]:

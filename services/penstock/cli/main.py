@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import IO, Any
 
 import click
@@ -21,10 +22,18 @@ from penstock.cli import (
     topics,
     types,
 )
-from penstock.errors import GatewayUnavailable, PenstockError, Unauthenticated, Unavailable, UnknownType
+from penstock.errors import (
+    GatewayUnavailable,
+    NotFound,
+    PenstockError,
+    Unauthenticated,
+    Unavailable,
+    UnknownType,
+)
 from penstock.http.problems import Faults
 from penstock.logs import quiet_libraries
 from penstock.process import exit_status
+from penstock.variables import misspelt
 
 _INTERRUPTED = 130
 
@@ -51,14 +60,33 @@ class Failure(click.ClickException):
             click.echo(f"  {hint}", file=file, err=file is None)
 
 
+_TYPES_HINT = "`penstock types` lists the types, and `penstock types add NAME` registers one"
+
+# The next step after a `NotFound`, by the beginning of its message. The gateway and the database
+# write the messages, and neither knows the command line.
+_NOT_FOUND_HINTS = {
+    "there is no task type ": _TYPES_HINT,
+    "there is no task ": "`penstock list` lists the newest tasks with their ids",
+    "there is no operation ": "`penstock audit` lists the operations with their ids",
+    "there is no key ": "`penstock keys list` lists the API keys with their ids",
+    "there is no target ": "`penstock targets` lists the targets",
+    "there is no namespace ": "the namespace of a type is the part of its name before the first --: `penstock types` "
+    "lists the types",
+}
+
+
 def _hints(error: PenstockError) -> tuple[str, ...]:
+    if isinstance(error, NotFound):
+        return tuple(
+            hint for beginning, hint in _NOT_FOUND_HINTS.items() if str(error).startswith(beginning)
+        )[:1]
     if isinstance(error, GatewayUnavailable) and str(error).startswith("no gateway"):
         return (
             "start a deployment with `penstock up`; or name a running one by its directory (--data-dir or",
             "PENSTOCK_DATA_DIR) or by the address of its gateway (--gateway or PENSTOCK_GATEWAY)",
         )
     if isinstance(error, UnknownType):
-        return ("`penstock types` lists the types, and `penstock types add NAME` registers one",)
+        return (_TYPES_HINT,)
     if isinstance(error, Unauthenticated):
         return (
             "set PENSTOCK_API_KEY to an API key of this gateway, or PENSTOCK_API_KEY_FILE to a file with one;",
@@ -85,9 +113,14 @@ class _Verbs(click.Group):
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(penstock.__version__, prog_name="penstock")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Asynchronous, multi-stage tasks on Kafka and PostgreSQL."""
     quiet_libraries()
+    # A service logs them.
+    if ctx.invoked_subcommand != serving.run.name:
+        for variable, nearest in misspelt(os.environ).items():
+            click.echo(f"penstock: {variable} is not read: did you mean {nearest}?", err=True)
 
 
 for verb in (
@@ -115,6 +148,21 @@ for verb in (
 
 topics.topics.add_command(binding.bind)
 topics.topics.add_command(rejected.replay_rejected)
+
+
+def _summarize(group: click.Group) -> None:
+    """Gives each verb a summary for lists: the beginning of its help text, up to a stop or semicolon.
+
+    Click would cut the first sentence anywhere.
+    """
+    for verb in group.commands.values():
+        sentence = " ".join((verb.help or "").partition("\n\n")[0].split())
+        verb.short_help = verb.short_help or sentence.partition(";")[0].removesuffix(".")
+        if isinstance(verb, click.Group):
+            _summarize(verb)
+
+
+_summarize(cli)
 
 
 def main() -> None:

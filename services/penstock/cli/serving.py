@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from penstock import logs, process
+from penstock import process
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.gateway import without_empty
@@ -119,10 +119,7 @@ def run(ctx: click.Context, service: str) -> None:
             app = importlib.import_module(f"penstock.{SERVICES[service]}.app")
         status = app.main()
     except PenstockError as error:
-        # With JSON logs the error is a log line too. Otherwise it is printed like the errors of
-        # other verbs.
-        if not logs.in_json():
-            raise
+        # A log entry, as the errors of a service that has started are.
         status = process.report_start_failure(service, error)
     ctx.exit(status)
 
@@ -160,6 +157,11 @@ def check(ctx: click.Context, /, *, repair: bool, show: int, json_: bool, **opti
         click.echo(f"callbacks: {counts_text(report.callbacks)}")
         if report.moved:
             click.echo(f"offsets of submitted that did not fit, in 7 days: {counts_text(report.moved)}")
+        if report.missing:
+            click.echo(
+                f"tasks of the last day that are missing, since the database went back: {len(report.missing):,}, "
+                f"{', '.join(map(str, report.missing[:show]))}"
+            )
         if report.clean:
             click.echo("clean: nothing is in limbo")
         else:

@@ -24,17 +24,14 @@ from penstock.cli.output import (
     table,
 )
 from penstock.cli.param_types import Whole
-from penstock.client import Submitted, SyncClient, Task
+from penstock.client import SubmissionsRefused, Submitted, SyncClient, Task
+from penstock.client.chunks import ids_text
 from penstock.core.task import FINAL, Priority, State
 from penstock.errors import Invalid, NotFound
 from penstock.http.problems import relocated
 
 # The exit status when a watched task did not succeed.
 EXIT_NOT_SUCCEEDED = 1
-
-
-# The most unknown ids that an error names.
-_MAX_LISTED_IDS = 20
 
 _PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 _STATE = click.Choice([state.value for state in State])
@@ -156,6 +153,12 @@ def _submit_many(client: SyncClient, lines: Lines, *, quiet: bool) -> Sequence[S
         task = bar.add_task("submitting", total=len(lines))
         try:
             return client.submit_many(lines, progress=lambda count: bar.advance(task, count))
+        except SubmissionsRefused as error:
+            click.echo(
+                f"{sum(found is not None for found in error.submitted):,} of {len(lines):,} tasks submitted",
+                err=True,
+            )
+            raise lines.located(error) from error
         except Invalid as error:
             raise lines.located(error) from error
 
@@ -321,12 +324,7 @@ def cancel(ids: tuple[int, ...], gateway: str | None, json_: bool) -> None:
         ended = len(outcome.unchanged)
         click.echo(f"{len(outcome.cancelled):,} cancelled" + (f", {ended:,} had ended" if ended else ""))
     if outcome.unknown:
-        raise NotFound(f"there is no task {_list_text(outcome.unknown)}")
-
-
-def _list_text(ids: Sequence[int]) -> str:
-    text = ", ".join(map(str, ids[:_MAX_LISTED_IDS]))
-    return text if len(ids) <= _MAX_LISTED_IDS else f"{text} and {len(ids) - _MAX_LISTED_IDS:,} more"
+        raise NotFound(f"there is no task {ids_text(outcome.unknown)}")
 
 
 @click.command()
@@ -358,8 +356,10 @@ def watch(
 
     With filters instead of ids the command watches the tasks that match when it starts.
     """
-    if bool(ids) == any(options.values()):
+    if ids and any(options.values()):
         raise click.UsageError("give ids or filters, but not both")
+    if not ids and not any(options.values()):
+        raise click.UsageError("give the ids of the tasks, or a filter such as --type")
     with open_client(gateway) as client:
         watched = list(ids) if ids else [task.id for task in client.list(**_filters(options))]
         ctx.exit(_watch(client, watched, json_=json_))

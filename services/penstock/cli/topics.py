@@ -51,12 +51,13 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **option
     if ctx.invoked_subcommand is not None:
         return
     with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
-        changed = asyncio.run(topic_plan.create(settings, replication=replication))
+        created, changed = asyncio.run(topic_plan.create(settings, replication=replication))
     names = [settings.prefix + topic.name for topic in PLATFORM]
     if json_:
-        print_document({"topics": names, "changed": [difference.to_wire() for difference in changed]})
+        wire = [difference.to_wire() for difference in changed]
+        print_document({"topics": names, "created": created, "changed": wire})
         return
-    click.echo("\n".join(names))
+    click.echo("\n".join(f"created {name}" for name in created) or f"all {len(names)} topics exist")
     for difference in changed:
         click.echo(
             f"changed {difference.topic}: {difference.what} is {difference.declared}, was {difference.now}",

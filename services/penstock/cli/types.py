@@ -61,7 +61,7 @@ def show(name: str, gateway: str | None, json_: bool) -> None:
         task_type = next((found for found in client.types() if found["name"] == name), None)
         owners = {} if json_ else client.owners()
     if task_type is None:
-        raise NotFound(f"there is no task type {name!r}; `penstock types` lists the types")
+        raise NotFound(f"there is no task type {name!r}")
     if json_:
         print_document(task_type)
     else:

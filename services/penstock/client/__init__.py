@@ -20,7 +20,16 @@ The client needs neither Kafka nor PostgreSQL, nor their packages.
 """
 
 from penstock.client.asynchronous import Client
-from penstock.client.models import Cancelled, Draft, Operated, Replayed, Submitted, Task, TaskFilter
+from penstock.client.models import (
+    Cancelled,
+    Draft,
+    Operated,
+    Replayed,
+    SubmissionsRefused,
+    Submitted,
+    Task,
+    TaskFilter,
+)
 from penstock.client.synchronous import SyncClient
 
 __all__ = [
@@ -29,6 +38,7 @@ __all__ = [
     "Draft",
     "Operated",
     "Replayed",
+    "SubmissionsRefused",
     "Submitted",
     "SyncClient",
     "Task",

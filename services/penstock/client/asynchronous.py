@@ -9,6 +9,7 @@ import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
@@ -17,22 +18,25 @@ import orjson
 import penstock
 from penstock.client.backlog import BacklogMethods
 from penstock.client.callbacks import CallbackMethods
-from penstock.client.chunks import chunks, id_chunks, shift_pointer
-from penstock.client.models import Cancelled, Draft, Submitted, Task
+from penstock.client.chunks import chunks, id_chunks, ids_text, shift_pointer
+from penstock.client.models import Cancelled, Draft, SubmissionsRefused, Submitted, Task, submitted_of
 from penstock.client.operations import OperationMethods
 from penstock.client.transport import DEFAULT_URL, Query, base_url, pages, query_of
+from penstock.client.types import TypeMethods
 from penstock.core.delivery import parse_retry_after
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, Priority
-from penstock.discovery import local_environment
+from penstock.discovery import deployment_header, local_environment
 from penstock.errors import (
     GatewayUnavailable,
     Invalid,
+    InvalidRecord,
     NotFound,
     PenstockError,
     SettingsError,
     Throttled,
     Unauthenticated,
+    reason_of,
 )
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of, relocated
@@ -43,7 +47,7 @@ TASK_PAGE_SIZE = 500
 _REPETITION = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
 
 
-class Client(OperationMethods, CallbackMethods, BacklogMethods):
+class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
     """A connection to a gateway for the time of an `async with` block.
 
     Args:
@@ -57,6 +61,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
         api_key: API key or bearer token of every request. None is PENSTOCK_API_KEY, or else the
             content of the file PENSTOCK_API_KEY_FILE. The client reads the file again when a
             gateway rejects the API key.
+        data_dir: of the deployment that runs at `url`; None is PENSTOCK_DATA_DIR or `.penstock`.
 
     Raises:
         SettingsError: the API key is empty, its file cannot be read, the address is no http:// or
@@ -65,6 +70,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
 
     Every method can raise these errors:
         Unauthenticated: the API key is not valid.
+        OtherDeployment: another gateway answers at the address of the deployment in `data_dir`.
         Forbidden: the API key does not allow the request.
         GatewayUnavailable: the gateway, or a server that it needs, did not answer.
         Throttled: the gateway refused the request for longer than `patience_s`, because it is
@@ -79,6 +85,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
         timeout_s: float = 60.0,
         own_keys: bool = True,
         api_key: str | None = None,
+        data_dir: Path | None = None,
     ) -> None:
         self.url = base_url(
             url
@@ -86,6 +93,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
             or local_environment().get("PENSTOCK_GATEWAY")
             or DEFAULT_URL
         )
+        self._deployment = deployment_header(self.url, data_dir)
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._generates_keys = own_keys
@@ -93,7 +101,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        headers = {"User-Agent": f"penstock-client/{penstock.__version__}"}
+        headers = {"User-Agent": f"penstock-client/{penstock.__version__}", **self._deployment}
         self._session = aiohttp.ClientSession(timeout=self._timeout, headers=headers)
         return self
 
@@ -135,8 +143,6 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
         )
         wire, generated = self._with_idempotency_key(draft)
         answer = await self._request("POST", "/tasks", orjson.dumps(wire), safe="idempotency_key" in wire)
-        # No other call uses a generated idempotency key, so this call created the task even when
-        # its request was repeated.
         return Submitted(answer["id"], created=generated or answer["created"])
 
     async def submit_many(
@@ -147,35 +153,44 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
     ) -> list[Submitted]:
         """Submits any number of tasks, in requests of at most 500.
 
-        The gateway inserts each request whole or not at all. When it refuses a request, earlier
-        ones stay submitted.
+        The gateway judges each task alone: a faulty one does not stop the others.
 
         Args:
             drafts: `Draft`s, or JSON objects of `submitted.schema.json`.
-            progress: called after each request with the number of tasks that it submitted.
+            progress: called after each request with the number of its drafts.
 
         Returns:
             The tasks in the order of `drafts`.
 
         Raises:
-            Invalid: a submission is refused; `pointer` begins with its position in `drafts`.
+            Invalid: none is submitted.
+            SubmissionsRefused: some are refused, and all others are submitted. The pointer of each
+                fault begins with the position in `drafts`.
         """
-        submitted: list[Submitted] = []
+        submitted: list[Submitted | None] = []
+        faults: list[Invalid] = []
         for chunk in chunks(self._with_idempotency_key(draft) for draft in drafts):
             body = b"[" + b",".join(entry.data for entry in chunk) + b"]"
             safe = all(entry.repeatable for entry in chunk)
+            before = len(submitted)
             try:
                 answer = await self._request("POST", "/tasks", body, safe=safe)
             except Invalid as error:
-                before = len(submitted)
-                raise relocated(error, lambda pointer: shift_pointer(pointer, before)) from None  # noqa: B023 (used at once)
-            submitted += [
-                Submitted(task["id"], created=entry.generated or task["created"])
-                for task, entry in zip(answer["tasks"], chunk, strict=True)
-            ]
+                # No task of this request is submitted.
+                faults.append(relocated(error, lambda pointer: shift_pointer(pointer, before)))  # noqa: B023 (used at once)
+                submitted += [None] * len(chunk)
+            else:
+                for task, entry in zip(answer["tasks"], chunk, strict=True):
+                    submitted.append(submitted_of(task, generated=entry.generated))
+                    faults += [
+                        InvalidRecord(each["detail"], pointer=shift_pointer(each["pointer"], before))
+                        for each in task.get("errors", ())
+                    ]
             if progress is not None:
                 progress(len(chunk))
-        return submitted
+        if faults:
+            raise SubmissionsRefused.of(faults, submitted)
+        return [task for task in submitted if task is not None]
 
     async def get(self, task_id: int) -> Task:
         """One task with its context, result and attempts.
@@ -227,12 +242,19 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
 
     async def states(self, ids: Iterable[int]) -> dict[str, int]:
         """The number of tasks by state; unknown ids are not counted."""
+        return (await self._states(ids))[0]
+
+    async def _states(self, ids: Iterable[int]) -> tuple[dict[str, int], Sequence[int]]:
+        """The number of tasks by state, and the unknown ids."""
         counts: dict[str, int] = {}
+        unknown: list[int] = []
         for chunk in id_chunks([*ids]):
             answer = await self._request("POST", "/tasks/states", orjson.dumps({"ids": chunk}))
+            # A gateway of an earlier release does not name them.
+            unknown += answer.get("unknown", ())
             for state, count in answer["states"].items():
                 counts[state] = counts.get(state, 0) + count
-        return counts
+        return counts, unknown
 
     async def watch(self, ids: Iterable[int], *, every_s: float = 1.0) -> AsyncIterator[dict[str, int]]:
         """Yields the counts by state at once and after each change, until all tasks have ended.
@@ -248,10 +270,9 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
         pause_s = min(0.05, every_s)
         last: dict[str, int] | None = None
         while unique:
-            counts = await self.states(unique)
-            missing = len(unique) - sum(counts.values())
-            if missing:
-                raise NotFound(f"{missing} of the {len(unique)} ids are unknown")
+            counts, unknown = await self._states(unique)
+            if missing := len(unique) - sum(counts.values()):
+                raise NotFound(f"there is no task {ids_text(unknown) or f'for {missing} of the ids'}")
             if counts != last:
                 yield counts
                 last = counts
@@ -272,32 +293,6 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
             async for counts in self.watch(ids):  # noqa: B007 (the last one is the answer)
                 pass
         return counts
-
-    async def types(self) -> Sequence[Mapping[str, Any]]:
-        """All task types, as documents of `task-type.schema.json`."""
-        types: Sequence[Mapping[str, Any]] = (await self._request("GET", "/types"))["types"]
-        return types
-
-    async def owners(self) -> Mapping[str, str | None]:
-        """The process of task-sync that releases the tasks of each type, as host and process id.
-
-        The value is None for a type that no process releases now.
-        """
-        owners: Sequence[Mapping[str, Any]] = (await self._request("GET", "/owners"))["owners"]
-        return {owner["type"]: owner["process"] for owner in owners}
-
-    async def register_type(self, /, name: str, **settings: Any) -> Mapping[str, Any]:
-        """Registers a task type or replaces its settings, and returns the type as it is now.
-
-        Args:
-            name: letters, digits, `_` and `-`.
-            settings: fields of `task-type.schema.json`; every other field gets its default.
-
-        Raises:
-            Invalid: a setting is refused; `pointer` is the field at fault.
-            Conflict: the type exists with another number of partitions, which cannot be changed.
-        """
-        return await self._request("POST", "/types", orjson.dumps({"name": name, **settings}))
 
     def _with_idempotency_key(self, draft: Draft | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """The JSON object of the submission, and whether its idempotency key was generated here."""
@@ -368,8 +363,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods):
                 status = response.status
                 retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
-            raise GatewayUnavailable(f"no gateway answers at {self.url} ({reason})") from error
+            raise GatewayUnavailable(f"no gateway answers at {self.url} ({reason_of(error)})") from error
         except aiohttp.ClientError as error:
             raise PenstockError(
                 f"the request to {self.url} failed: {error}; check the gateway's address"

@@ -15,6 +15,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 # The gateway's limit.
 MAX_IDS = 10_000
 
+# The most unknown ids that an error names.
+MAX_IDS_SHOWN = 20
+
 
 class Entry(NamedTuple):
     """A task of a request.
@@ -52,6 +55,12 @@ def chunks(submissions: Iterable[tuple[dict[str, Any], bool]]) -> Iterable[Seque
 def id_chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
     """The ids, in chunks of at most `MAX_IDS`."""
     return (ids[start : start + MAX_IDS] for start in range(0, len(ids), MAX_IDS))
+
+
+def ids_text(ids: Sequence[int]) -> str:
+    """The ids as text; of many, the first `MAX_IDS_SHOWN`."""
+    text = ", ".join(map(str, ids[:MAX_IDS_SHOWN]))
+    return text if len(ids) <= MAX_IDS_SHOWN else f"{text} and {len(ids) - MAX_IDS_SHOWN:,} more"
 
 
 def shift_pointer(pointer: str, by: int) -> str:

@@ -11,6 +11,42 @@ from penstock.client.transport import encode_moment
 from penstock.contracts.context import Context
 from penstock.contracts.task_fields import TaskFields
 from penstock.core.task import FINAL, Priority, State
+from penstock.errors import Invalid
+from penstock.http.problems import Faults
+
+
+def submitted_of(wire: Mapping[str, Any], *, generated: bool) -> Submitted | None:
+    """The task of an entry in the answer to a batch; None when the entry is refused.
+
+    Args:
+        wire: the entry.
+        generated: the client generated the idempotency key. No other call uses it, so this call
+            created the task even when its request was repeated.
+    """
+    return Submitted(wire["id"], created=generated or wire["created"]) if "id" in wire else None
+
+
+class SubmissionsRefused(Faults):
+    """Some of many submissions are refused; all others are submitted.
+
+    Attributes:
+        faults: the faults; a pointer begins with the place of its submission.
+        submitted: the task of each submission in their order, None where it is refused.
+    """
+
+    def __init__(self, faults: Sequence[Invalid], submitted: Sequence[Submitted | None]) -> None:
+        super().__init__(faults)
+        self.submitted = submitted
+
+    @staticmethod
+    def of(refusals: Sequence[Invalid], submitted: Sequence[Submitted | None]) -> Invalid:
+        """The error of several requests; the only refusal itself when nothing is submitted."""
+        if len(refusals) == 1 and not any(submitted):
+            return refusals[0]
+        faults = [
+            fault for each in refusals for fault in (each.faults if isinstance(each, Faults) else [each])
+        ]
+        return SubmissionsRefused(faults, submitted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from penstock.client.asynchronous import Client
@@ -57,9 +58,15 @@ class SyncClient:
         timeout_s: float = 60.0,
         own_keys: bool = True,
         api_key: str | None = None,
+        data_dir: Path | None = None,
     ) -> None:
         self._client = Client(
-            url, patience_s=patience_s, timeout_s=timeout_s, own_keys=own_keys, api_key=api_key
+            url,
+            patience_s=patience_s,
+            timeout_s=timeout_s,
+            own_keys=own_keys,
+            api_key=api_key,
+            data_dir=data_dir,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -126,7 +133,7 @@ class SyncClient:
         try:
             return future.result()
         except BaseException:
-            # After Ctrl-C the request would otherwise continue on the loop's thread.
+            # Raised again. After Ctrl-C the request would otherwise continue on the loop's thread.
             future.cancel()
             raise
 

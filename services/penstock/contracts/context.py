@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from penstock.contracts.parsing import require_exact_integers
+from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.errors import InvalidRecord, TooLarge
 
 # T4: larger contexts go to the object store.
@@ -34,7 +35,8 @@ DEPTH_LIMIT = 200
 _ORJSON_DEPTH = 254
 # Objects of contexts, apart from the archive in the same store.
 CONTEXTS_PREFIX = "contexts/"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+# The namespace, which is absent in the default one, and the digest with its first two digits.
+_KEY = re.compile(rf"{CONTEXTS_PREFIX}(?:([A-Za-z0-9_-]{{1,100}})/)?([0-9a-f]{{2}})/(\2[0-9a-f]{{62}})")
 
 
 class ContentType(StrEnum):
@@ -64,31 +66,51 @@ class ObjectRef:
     size: int
 
     @classmethod
-    def of(cls, data: bytes) -> ObjectRef:
-        """The reference of a context's bytes, whose place is named by their digest."""
+    def of(cls, data: bytes, namespace: str = DEFAULT_NAMESPACE) -> ObjectRef:
+        """The reference of a context's bytes: namespace and digest name its place."""
         digest = hashlib.sha256(data).hexdigest()
-        return cls(f"{CONTEXTS_PREFIX}{digest[:2]}/{digest}", digest, len(data))
+        return cls(_key_of(digest, namespace), digest, len(data))
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that the key names.
+
+        Earlier releases gave all namespaces the keys of the default one, so a stored reference with
+        such a key may be that of any namespace.
+        """
+        found = _KEY.fullmatch(self.key)
+        return (found and found[1]) or DEFAULT_NAMESPACE
 
     def require_own_key(self, pointer: str = "") -> None:
-        """Requires the key that the digest names; another key could lead to any other object.
+        """Requires a key that the digest names; another key could lead to any other object.
 
         Raises:
             InvalidRecord: the key is another one.
         """
         digest: Any = self.sha256
-        if not (
-            isinstance(digest, str)
-            and _DIGEST.fullmatch(digest)
-            and self.key == f"{CONTEXTS_PREFIX}{digest[:2]}/{digest}"
-        ):
+        key: Any = self.key
+        found = _KEY.fullmatch(key) if isinstance(key, str) else None
+        if found is None or key != _key_of(str(digest), found[1] or DEFAULT_NAMESPACE):
             raise InvalidRecord(
-                f"not the key of a context: the digest names {CONTEXTS_PREFIX}{str(digest)[:2]}/"
-                f"{str(digest)[:64]}; store the context there",
+                f"not the key of a context: store it at {_key_of(str(digest)[:64], 'NAMESPACE')}, "
+                "without NAMESPACE/ in the default one",
                 pointer=f"{pointer}/key" if pointer else "",
             )
         size: Any = self.size
         if type(size) is not int or size < 0:
             raise InvalidRecord("not a size in bytes", pointer=f"{pointer}/size" if pointer else "")
+
+    def require_namespace(self, namespace: str, pointer: str = "") -> None:
+        """Requires a key of a namespace, that of the task: other objects belong to others.
+
+        Raises:
+            InvalidRecord: the key names another namespace.
+        """
+        if self.namespace != namespace:
+            raise InvalidRecord(
+                f"an object of another namespace: store the context at {_key_of(self.sha256, namespace)}",
+                pointer=f"{pointer}/key" if pointer else "",
+            )
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of `context_ref`."""
@@ -100,6 +122,11 @@ class ObjectRef:
         # JSON Schema counts 81.0 among the integers.
         size = raw["size"]
         return cls(raw["key"], raw["sha256"], int(size) if isinstance(size, float) else size)
+
+
+def _key_of(digest: str, namespace: str) -> str:
+    folder = "" if namespace == DEFAULT_NAMESPACE else f"{namespace}/"
+    return f"{CONTEXTS_PREFIX}{folder}{digest[:2]}/{digest}"
 
 
 def too_deep(data: bytes, value: Any) -> bool:

@@ -97,40 +97,41 @@ class Unreadable:
     readable: dict[str, Any]
 
 
-def parse_batch(data: bytes, member: str) -> Any:
+def parse_batch(data: bytes, member: str, *, exact: bool = False) -> Any:
     """Decodes a record with an array of entries; an entry that cannot be read is `Unreadable`.
 
     Args:
         data: the encoded record.
         member: name of the array in the record's object; "" when the record is the array.
+        exact: as for `parse`.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read.
         TooLarge: as `parse`.
     """
     try:
-        return parse(data)
+        return parse(data, exact=exact)
     except InvalidRecord as fault:
         if member == "":
-            return _entries(data, fault)
+            return _entries(data, fault, exact=exact)
         record: dict[str, Any] = {}
         found = False
         for name, value in _members(data, fault):
             if name == member and value[:1] == b"[":
-                record[name], found = _entries(value, fault), True
+                record[name], found = _entries(value, fault, exact=exact), True
             else:
-                record[name] = parse(value)
+                record[name] = parse(value, exact=exact)
         if not found:
             raise
         return record
 
 
-def _entries(data: bytes, fault: InvalidRecord) -> list[Any]:
+def _entries(data: bytes, fault: InvalidRecord, *, exact: bool) -> list[Any]:
     entries: list[Any] = []
     for part in _parts(data, b"[", b"]", fault):
         [value] = part[-1:]
         try:
-            entries.append(parse(value))
+            entries.append(parse(value, exact=exact))
         except InvalidRecord as unreadable:
             entries.append(Unreadable(unreadable, value, _readable_members(value)))
     return entries

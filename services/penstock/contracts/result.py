@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from penstock.contracts.context import Context
-from penstock.core.completion import Fence, Outcome
+from penstock.core.completion import NO_HANDLER, Fence, Outcome
 
 # Larger batches are not faster and risk the broker's record limit.
 RESULTS_PER_RECORD = 500
@@ -38,6 +38,10 @@ class Failure:
         """The JSON object of `error`."""
         wire = {"kind": self.kind, "message": self.message}
         return wire if self.traceback is None else {**wire, "traceback": self.traceback}
+
+
+# The kind of the error of attempts that a worker returns.
+HANDED_BACK = "HandedBack"
 
 
 # Not frozen: constructing a frozen dataclass is slower, and one is made for each attempt that ends.
@@ -68,6 +72,15 @@ class StageResult:
     error: Failure | None = None
     started_ms: int = 0
     finished_ms: int = 0
+
+    @property
+    def handed_back(self) -> bool:
+        """Whether a worker returned the attempt, whose handler has no outcome."""
+        return (
+            self.outcome is Outcome.RETRY
+            and self.error is not None
+            and self.error.kind in (HANDED_BACK, NO_HANDLER)
+        )
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of one entry, without defaults."""

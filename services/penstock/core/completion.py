@@ -20,6 +20,10 @@ class Outcome(StrEnum):
     EXPIRED = "expired"
 
 
+# The kind of the error with which a worker without the stage's handler hands an attempt back.
+NO_HANDLER = "NoHandler"
+
+
 class Fence(NamedTuple):
     """One attempt of one stage of one task: a commit takes effect only if the task is still in it.
 

@@ -27,6 +27,9 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
+# Stale entries that a queue may have without being compacted.
+FEW_ENTRIES = 64
+
 
 class Answer(Enum):
     """The answer to a heartbeat; all but `CONFIRMED` are classes of errors.
@@ -167,6 +170,7 @@ class HeartbeatQueue(Generic[K]):
         """Removes attempts."""
         for attempt_id in attempt_ids:
             self._attempts.pop(attempt_id, None)
+        self._compact()
 
     def silent(self, now_s: float, for_s: float, among: Iterable[K] | None = None) -> list[K]:
         """Attempts, or those of `among`, whose last contact was `for_s` seconds ago or earlier."""
@@ -281,5 +285,18 @@ class HeartbeatQueue(Generic[K]):
         attempt.entry = self._number
         if rank is _Rank.END:
             self._end.append((self._number, attempt_id))
+        else:
+            heapq.heappush(self._main, (rank, attempt.contact_s, self._number, attempt_id))
+        self._compact()
+
+    def _compact(self) -> None:
+        """Removes stale entries once they are the most: a cycle may last for hours."""
+        if len(self._main) + len(self._end) <= 2 * len(self._attempts) + FEW_ENTRIES:
             return
-        heapq.heappush(self._main, (rank, attempt.contact_s, self._number, attempt_id))
+        self._main = [entry for entry in self._main if self._is_current(*entry[2:])]
+        heapq.heapify(self._main)
+        self._end = deque(entry for entry in self._end if self._is_current(*entry))
+
+    def _is_current(self, number: int, attempt_id: K) -> bool:
+        attempt = self._attempts.get(attempt_id)
+        return attempt is not None and attempt.entry == number

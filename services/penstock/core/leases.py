@@ -3,13 +3,15 @@
 A heartbeat only stores when it was seen, in O(1). A lease is in the slot in which it would expire
 without another heartbeat. When that slot's time comes, the lease expires or moves to the slot of
 its later deadline. So a lease is checked about once a timeout, however many heartbeats there are.
+A lease that ends leaves its slot at once: otherwise each short attempt of a type with a lease of a
+day would stay for a day.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.attempt import AttemptId
 
@@ -28,6 +30,7 @@ class Lease:
             limit.
         begun: whether its handler has begun, by its worker's last record; None for a restored
             lease.
+        slot: of the wheel, set by it.
     """
 
     attempt_id: AttemptId
@@ -37,6 +40,7 @@ class Lease:
     partition: int
     max_attempts: int | None = None
     begun: bool | None = None
+    slot: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def deadline_s(self) -> float:
@@ -58,7 +62,7 @@ class LeaseWheel:
     def __init__(self, tick_s: float) -> None:
         self._tick_s = tick_s
         self._leases: dict[AttemptId, Lease] = {}
-        self._slots: dict[int, list[Lease]] = {}
+        self._slots: dict[int, dict[AttemptId, Lease]] = {}
         self._next_slot: int | None = None
         self.overdue_s = 0.0
 
@@ -78,6 +82,7 @@ class LeaseWheel:
 
     def grant(self, lease: Lease) -> None:
         """Begins a lease, or replaces the one there was on the same attempt."""
+        self._remove(lease.attempt_id)
         self._leases[lease.attempt_id] = lease
         self._file(lease)
 
@@ -95,14 +100,14 @@ class LeaseWheel:
         lease = self._leases.get(attempt_id)
         if lease is None or lease.worker != worker:
             return False
-        del self._leases[attempt_id]
+        self._remove(attempt_id)
         return True
 
     def drop(self, partitions: frozenset[int]) -> int:
         """Drops the leases of partitions that another processor has now; returns how many."""
         dropped = [attempt_id for attempt_id, lease in self._leases.items() if lease.partition in partitions]
         for attempt_id in dropped:
-            del self._leases[attempt_id]
+            self._remove(attempt_id)
         return len(dropped)
 
     def expired(self, now_s: float, read_until_s: Mapping[int, float] | None = None) -> list[Lease]:
@@ -120,9 +125,7 @@ class LeaseWheel:
         self.overdue_s = 0.0
         found: list[Lease] = []
         for slot in sorted(due):
-            for lease in self._slots.pop(slot):
-                if self._leases.get(lease.attempt_id) is not lease:
-                    continue  # released or replaced since it was filed here
+            for lease in self._slots.pop(slot).values():
                 known_s = now_s if read_until_s is None else read_until_s.get(lease.partition, -math.inf)
                 if lease.deadline_s <= min(now_s, known_s):
                     del self._leases[lease.attempt_id]
@@ -138,4 +141,14 @@ class LeaseWheel:
         if self._next_slot is not None:
             # Never in a slot that has passed: it would not be checked again.
             slot = max(slot, self._next_slot)
-        self._slots.setdefault(slot, []).append(lease)
+        lease.slot = slot
+        self._slots.setdefault(slot, {})[lease.attempt_id] = lease
+
+    def _remove(self, attempt_id: AttemptId) -> None:
+        lease = self._leases.pop(attempt_id, None)
+        if lease is None or lease.slot is None:
+            return
+        slot = self._slots[lease.slot]
+        del slot[attempt_id]
+        if not slot:
+            del self._slots[lease.slot]

@@ -14,6 +14,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 _TEXT = re.compile(r"([\w-]*)/(\d*)/(\d*)@(\d+)", re.ASCII)
 
@@ -60,6 +61,21 @@ def checksum(timestamp_ms: int, key: bytes | None, value: bytes | None) -> int:
     return zlib.crc32(value or b"", zlib.crc32(key or b"", zlib.crc32(str(timestamp_ms).encode())))
 
 
+class EpochEnd(NamedTuple):
+    """The end of a leader epoch in a log.
+
+    Attributes:
+        offset: behind its last record.
+        epoch: of the record before `offset`; None when it is not known.
+    """
+
+    offset: int
+    epoch: int | None = None
+
+
+_BEGINNING = EpochEnd(0)
+
+
 @dataclass(frozen=True, slots=True)
 class LogState:
     """A partition as the broker describes it.
@@ -70,8 +86,8 @@ class LogState:
         topic_id: of its topic.
         epoch_end: where the position's epoch ends here; None if this log never had that epoch.
             Without an epoch in the position it says nothing.
-        epoch_begin: where the position's epoch begins here, or the newest one if this log never had
-            it or the position has none.
+        epoch_begin: where the position's epoch begins here, which is the end of the epoch before it;
+            or the newest one if this log never had it or the position has none.
         same_record: whether the record before the position has its checksum; None if that was not
             compared.
     """
@@ -79,8 +95,8 @@ class LogState:
     begin: int
     end: int
     topic_id: str | None = None
-    epoch_end: int | None = None
-    epoch_begin: int = 0
+    epoch_end: EpochEnd | None = None
+    epoch_begin: EpochEnd = _BEGINNING
     same_record: bool | None = None
 
 
@@ -129,8 +145,10 @@ def decide(position: Position | None, log: LogState) -> Start:
     if None not in {position.topic_id, log.topic_id} and position.topic_id != log.topic_id:
         return Start(Position(log.begin, log.topic_id), Reason.REPLACED, position.offset)
     if (cut := _cut(position, log)) is not None:
-        start = min(max(cut, log.begin), log.end)
-        return Start(Position(start, log.topic_id), Reason.CUT, position.offset)
+        start = min(max(cut.offset, log.begin), log.end)
+        # With its epoch, so that another lost tail is seen even if no record was read meanwhile.
+        epoch = cut.epoch if log.begin < start == cut.offset else None
+        return Start(Position(start, log.topic_id, epoch), Reason.CUT, position.offset)
     if position.offset < log.begin:
         deleted = log.begin - position.offset
         return Start(Position(log.begin, log.topic_id), Reason.DELETED, position.offset, deleted)
@@ -138,19 +156,23 @@ def decide(position: Position | None, log: LogState) -> Start:
     return Start(kept, Reason.KEPT, position.offset)
 
 
-def _cut(position: Position, log: LogState) -> int | None:
-    """The offset at which the log lost the tail that was read; None if it did not."""
+def _cut(position: Position, log: LogState) -> EpochEnd | None:
+    """Returns the place where the log lost the tail that was read; None if it lost nothing."""
     if position.offset == 0:
         return None  # nothing was read
     if position.epoch is not None:
         if log.epoch_end is None:
-            return min(log.epoch_begin, position.offset)
-        if log.epoch_end < position.offset:
+            return _earlier(log.epoch_begin, position)
+        if log.epoch_end.offset < position.offset:
             return log.epoch_end
     if position.offset > log.end or log.same_record is False:
         # A restored copy of the log uses an epoch again: everything in it may be new.
-        return min(log.epoch_begin, position.offset)
+        return _earlier(log.epoch_begin, position)
     return None
+
+
+def _earlier(end: EpochEnd, position: Position) -> EpochEnd:
+    return end if end.offset <= position.offset else EpochEnd(position.offset)
 
 
 def taken(committed: int, begin: int, end: int | None = None) -> int:
@@ -175,4 +197,4 @@ def topic_of(identity: str | None) -> str | None:
     return (found[1] or None) if found else None
 
 
-__all__ = ["LogState", "Position", "Reason", "Start", "checksum", "decide", "taken", "topic_of"]
+__all__ = ["EpochEnd", "LogState", "Position", "Reason", "Start", "checksum", "decide", "taken", "topic_of"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.retry import Backoff
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
@@ -44,6 +46,5 @@ def after_exit(
         The state to keep, and the seconds to wait before starting the process again.
     """
     failures = 1 if now - started_at >= policy.steady_s else state.failures + 1
-    # The exponent is bounded: after weeks of failures it would overflow a float.
-    delay = min(policy.longest_s, policy.first_s * policy.factor ** min(failures - 1, 64))
-    return RestartState(failures), delay
+    backoff = Backoff(policy.first_s, policy.factor, policy.longest_s, jitter=0.0)
+    return RestartState(failures), backoff.delay_s(failures, chance=0.0)

@@ -41,6 +41,7 @@ class Transition(StrEnum):
     DUE = "due"
     RELEASED = "released"
     LOST = "lost"
+    WITHDRAWN = "withdrawn"
     CLAIMED = "claimed"
     ADVANCED = "advanced"
     RETRIED = "retried"
@@ -77,6 +78,8 @@ TRANSITIONS: dict[tuple[State, Transition], State] = {
     (State.QUEUED, Transition.CLAIMED): State.RUNNING,
     # Its record is lost: Kafka no longer has it, and no worker has claimed it.
     (State.QUEUED, Transition.LOST): State.READY,
+    # Its record waits behind a busy worker; with a new attempt, so that the record is stale.
+    (State.QUEUED, Transition.WITHDRAWN): State.READY,
     # Another worker claims a record that was delivered twice: the lease moves to it.
     (State.RUNNING, Transition.CLAIMED): State.RUNNING,
     **{

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     TASK_PAUSED = "task_paused"
     WAITING = "waiting"
     NOT_DUE = "not_due"
+    NO_HANDLER = "no_handler"
     TYPE_PAUSED = "type_paused"
     KEY_PAUSED = "key_paused"
     NO_OWNER = "no_owner"
@@ -86,6 +87,7 @@ class Facts:
         attempt: the number of its current attempt.
         since: when its row last changed.
         due_at: when it is due.
+        unhandled: why a worker handed its last attempt back, when it had no handler for the stage.
         pausing: while running: it is paused at the end of its stage.
         worker: while running: the worker that has it.
         lease_s: while running: the length of its lease.
@@ -108,6 +110,7 @@ class Facts:
     since: datetime
     attempt: int = 0
     due_at: datetime | None = None
+    unhandled: str | None = None
     pausing: bool = False
     worker: str | None = None
     lease_s: float | None = None
@@ -182,6 +185,12 @@ def _scheduled(facts: Facts) -> Why:
         figures |= {"due_at": facts.due_at, "due_in_s": left_s}
     if left_s > 0:
         event = f"it is tried again (attempt {facts.attempt})" if facts.attempt else "it is due"
+        if facts.unhandled is not None:
+            sentence = (
+                f"the last worker that took it had no handler for its stage ({facts.unhandled}); "
+                f"{event} in {left_s:,.1f} s"
+            )
+            return Why(Reason.NO_HANDLER, sentence, figures)
         return Why(Reason.NOT_DUE, f"{event} in {left_s:,.1f} s", figures)
     if facts.owner is None:
         sentence = "it is due, and no task-sync owns its type: is task-sync running?"

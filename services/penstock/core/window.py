@@ -140,6 +140,11 @@ class Window:
             every_other = list(self._sample.items())[1::2]
             self._sample = {attempt_id: 2 * weight for attempt_id, weight in every_other}
 
+    def discard(self, attempt_ids: Collection[AttemptId]) -> None:
+        """These attempts were withdrawn: their end says nothing about the workers."""
+        for attempt_id in attempt_ids:
+            self._sample.pop(attempt_id, None)
+
     def sample(self) -> list[AttemptId]:
         """The attempts for `observe_sample`."""
         return list(self._sample)

@@ -1,8 +1,8 @@
 """The gateway: the HTTP API for tasks, and the access of HTTP workers to Kafka.
 
 Guarantees
-- A response 200 or 201 means that the change is committed in PostgreSQL. A batch is inserted whole
-  or not at all.
+- A response 200 or 201 means that the change is committed in PostgreSQL, 207 that it is for all
+  entries of a batch without errors. Each entry of a request is judged alone.
 - Requests with the same idempotency key return the same task, also when they race.
 - Before `POST /hold_task` answers with a task, Kafka has its claim and the committed offset. A
   record without a request stays in its partition. When the response cannot be written, the gateway

@@ -15,6 +15,7 @@ from penstock.gateway.authentication import Authentication
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.callbacks import CallbackRoutes
 from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
+from penstock.gateway.deployment_check import DeploymentCheck
 from penstock.gateway.hold import WorkerRoutes
 from penstock.gateway.operations import OperationRoutes
 from penstock.gateway.pages import PageRoutes
@@ -32,6 +33,7 @@ from penstock.metrics import Sample
 from penstock.metrics.serving import serving
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
+from penstock.postgres.deployment import deployment_id
 from penstock.postgres.health import missing_migrations
 from penstock.postgres.types import TypeCache
 
@@ -65,6 +67,7 @@ def create_app(
                 raise CannotStart(
                     f"the database lacks {', '.join(missing)}: run `penstock migrate` against it"
                 )
+            deployment = DeploymentCheck(await deployment_id(pool))
             producer = BackgroundProducer(settings, pool)
             types = TypeCache(pool)
             limiter = SubmissionLimiter(settings)
@@ -75,11 +78,13 @@ def create_app(
             app = web.Application(
                 middlewares=[
                     request_metrics.middleware(),
-                    *authentication.middlewares(problem_middleware, same_origin_middleware),
+                    *authentication.middlewares(
+                        problem_middleware, same_origin_middleware, deployment.middleware
+                    ),
                 ],
                 client_max_size=settings.gateway_body_limit_bytes,
             )
-            app.on_response_prepare.append(add_security_headers)
+            app.on_response_prepare.extend([add_security_headers, deployment.add_header])
             app.add_routes(TaskRoutes(settings, pool, types, objects, producer, limiter).routes())
             app.add_routes(BacklogRoutes(settings, pool).routes())
             app.add_routes(TypeRoutes(settings, pool, types).routes())
@@ -88,7 +93,7 @@ def create_app(
             app.add_routes(CallbackRoutes(settings, pool).routes())
             app.add_routes(operations.routes())
             app.add_routes(workers.routes())
-            pages = PageRoutes(pool, producer, show_reasons=not settings.auth_kinds)
+            pages = PageRoutes(pool, producer, objects, show_reasons=not settings.auth_kinds)
             app.add_routes(pages.routes())
             require_rules(app.router.routes())
 

@@ -112,6 +112,7 @@ class BackgroundProducer:
         try:
             await ensure_bound(self._settings, partial(deployment_id, self._pool))
         except BaseException:
+            # Raised again: the gateway ends, and leaves no connection open.
             await producer.stop()
             raise
         publisher = Publisher(producer, self._settings, self._delete_published)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import asyncpg
 
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.submission import Submission
-from penstock.errors import Unavailable
+from penstock.errors import Unavailable, ValueRefused
 from penstock.postgres import tasks
 from penstock.postgres.connection import acquired_connection
+from penstock.postgres.halving import in_halves
 from penstock.postgres.tasks import Submitted
 
 # A larger statement is no faster, and delays the requests behind it.
@@ -26,7 +28,7 @@ CONCURRENT_STATEMENTS = 2
 @dataclass(frozen=True, slots=True)
 class _SubmitRequest:
     submissions: Sequence[Submission]
-    answer: asyncio.Future[list[Submitted]]
+    answer: asyncio.Future[list[Submitted | ValueRefused]]
 
 
 class SubmissionBatcher:
@@ -47,8 +49,10 @@ class SubmissionBatcher:
             writers=CONCURRENT_STATEMENTS,
         )
 
-    async def submit(self, submissions: Sequence[Submission]) -> list[Submitted]:
-        """Inserts all tasks of one request or none, and returns them in their order.
+    async def submit(self, submissions: Sequence[Submission]) -> list[Submitted | ValueRefused]:
+        """Inserts the tasks of one request, and returns them in their order.
+
+        A submission with a value that PostgreSQL cannot store is replaced by the refusal.
 
         Raises:
             Throttled: no connection was free in time; no task was inserted.
@@ -63,7 +67,7 @@ class SubmissionBatcher:
         submissions = [submission for request in requests for submission in request.submissions]
         try:
             async with acquired_connection(self._pool, self._connect_s) as connection:
-                submitted = await tasks.submit(connection, submissions)
+                submitted = await _insert_each(connection, submissions)
         except Unavailable as error:
             for request in requests:
                 _answer(request, error)
@@ -82,7 +86,17 @@ class SubmissionBatcher:
                 position = end
 
 
-def _answer(request: _SubmitRequest, outcome: list[Submitted] | Exception) -> None:
+async def _insert_each(connection: Any, submissions: Sequence[Submission]) -> list[Submitted | ValueRefused]:
+    """Inserts submissions; returns the task of each, or why PostgreSQL refuses it."""
+    parts = await in_halves(submissions, lambda part: tasks.submit(connection, part))
+    return [
+        outcome
+        for _part, answer in parts
+        for outcome in ([answer] if isinstance(answer, ValueRefused) else answer)
+    ]
+
+
+def _answer(request: _SubmitRequest, outcome: list[Submitted | ValueRefused] | Exception) -> None:
     # The handler was cancelled when its client disconnected.
     if request.answer.done():
         return

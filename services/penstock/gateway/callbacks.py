@@ -16,12 +16,12 @@ import orjson
 from aiohttp import web
 
 from penstock.errors import InvalidRecord
+from penstock.gateway.bodies import read_json
 from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES, timestamp_in
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import MAX_PAGE_SIZE, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import MAX_URL_LENGTH
-from penstock.gateway.tasks import read_json
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import MAX_NAMESPACE_LENGTH, target_namespace, visible_namespaces
 from penstock.http.problems import BadParameter

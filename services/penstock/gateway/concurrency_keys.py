@@ -13,10 +13,10 @@ from aiohttp import web
 
 from penstock.errors import NotFound
 from penstock.gateway.access import grant_of
+from penstock.gateway.bodies import read_json
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import page_size, split_page
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import read_json
 from penstock.gateway.views import pick
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import concurrency_keys, types

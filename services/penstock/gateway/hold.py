@@ -7,8 +7,9 @@ import dataclasses
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import asyncpg
@@ -17,8 +18,9 @@ from aiohttp import ClientError, web
 from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms, group_by_terms
 from penstock.contracts.inbound import read_result
+from penstock.contracts.parsing import Unreadable
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import RESULTS_PER_RECORD, Failure, StageResult, encode_results
+from penstock.contracts.result import HANDED_BACK, RESULTS_PER_RECORD, Failure, StageResult, encode_results
 from penstock.contracts.validation import problems
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
@@ -36,16 +38,16 @@ from penstock.errors import (
 from penstock.gateway.access import grant_of
 from penstock.gateway.audit import NOTHING_CHANGED
 from penstock.gateway.background_producer import BackgroundProducer
+from penstock.gateway.bodies import read_entries, read_json
 from penstock.gateway.openapi import conform, find_faults
 from penstock.gateway.ready_consumer import ReadyConsumer
 from penstock.gateway.report_limiter import ReportLimiter
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import read_json
 from penstock.gateway.visibility import visible_ids
 from penstock.http.server import respond
 from penstock.kafka.topics import HEARTBEATS
 from penstock.objects import ObjectStore
-from penstock.postgres import leases
+from penstock.postgres import leases, tasks
 from penstock.postgres.types import TaskType, TypeCache
 
 log = logging.getLogger(__name__)
@@ -145,7 +147,7 @@ class WorkerRoutes:
 
     async def _return_tasks(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
         """Retries tasks that their worker never received at once, without counting a failure."""
-        failure = Failure(kind="HandedBack", message="the worker disconnected before it received the task")
+        failure = Failure(kind=HANDED_BACK, message="the worker disconnected before it received the task")
         log.info(
             "A worker disconnected before it received its tasks; they are retried",
             extra={"event": "tasks_returned", "worker": worker, "tasks": len(tasks)},
@@ -161,7 +163,7 @@ class WorkerRoutes:
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: sends valid entries to Kafka, and reports the faults of others."""
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "results")
         # The request caches its body, so this does not read it again.
         with self._reports.reserve(len(await request.read())):
             return await self._set(request, raw)
@@ -178,25 +180,26 @@ class WorkerRoutes:
                 pointer="/results",
             )
         worker = raw["worker"]
-        beats, results, rejected = _parse_entries(entries)
-        foreign = await self._foreign_tasks(request, beats, results)
+        beats, by_index, rejected = _parse_entries(entries)
+        foreign = await self._foreign_tasks(request, beats, by_index.values())
         # Tasks of other namespaces are handled like tasks that do not exist: results have no
         # effect, beats are answered "over".
-        results = [result for result in results if result.fence.id not in foreign]
+        by_index = {index: result for index, result in by_index.items() if result.fence.id not in foreign}
         lost = await self._lost_attempts(
             worker, [beat.attempt_id for beat in beats if beat.attempt_id.task_id not in foreign]
         )
         lost |= {beat.attempt_id: "over" for beat in beats if beat.attempt_id.task_id in foreign}
-        results = [await self._store_context(result) for result in results]
+        results = await self._store_contexts(by_index, rejected)
         await self._send(worker, [beat for beat in beats if beat.attempt_id not in lost], results)
         gone = [
             {"index": beat.index, "why": lost[beat.attempt_id]} for beat in beats if beat.attempt_id in lost
         ]
         accepted = len(entries) - len(rejected) - len(gone)
+        rejected.sort(key=itemgetter("index"))
         return respond({"accepted": accepted, "rejected": rejected, "gone": gone})
 
     async def _foreign_tasks(
-        self, request: web.Request, beats: Sequence[BeatEntry], results: Sequence[StageResult]
+        self, request: web.Request, beats: Sequence[BeatEntry], results: Iterable[StageResult]
     ) -> frozenset[int]:
         """The ids of tasks outside the namespaces of the request."""
         ids = {beat.attempt_id.task_id for beat in beats} | {result.fence.id for result in results}
@@ -250,10 +253,47 @@ class WorkerRoutes:
             if self._consumers.get(name) is consumer:
                 del self._consumers[name]
 
-    async def _store_context(self, result: StageResult) -> StageResult:
-        if result.context is None or result.context.size <= INLINE_LIMIT_BYTES:
-            return result
-        return dataclasses.replace(result, context=await self._objects.check_in(result.context))
+    async def _store_contexts(
+        self, results: Mapping[int, StageResult], rejected: list[dict[str, Any]]
+    ) -> list[StageResult]:
+        """The results, whose large contexts are stored now.
+
+        Args:
+            results: by their index in the request.
+            rejected: gets the results that refer to objects of other namespaces.
+
+        Raises:
+            PostgresUnavailable: the namespace of a task with a large context is not known.
+            ObjectsUnavailable: a context is not stored.
+        """
+        large = {
+            index: result.context
+            for index, result in results.items()
+            if result.context is not None
+            and (result.context.ref is not None or result.context.size > INLINE_LIMIT_BYTES)
+        }
+        if not large:
+            return list(results.values())
+        owners = await tasks.object_owners(self._pool, (results[index].fence.id for index in large))
+        kept: list[StageResult] = []
+        for index, result in results.items():
+            context = large.get(index)
+            if context is None:
+                kept.append(result)
+                continue
+            owner = owners.get(result.fence.id)
+            if owner is None:
+                # The result of a task in history, or of none, has no effect.
+                continue
+            try:
+                if context.ref is not None:
+                    owner.require_own(context.ref, "/context_ref")
+            except InvalidRecord as fault:
+                rejected.append(_rejection(index, [fault]))
+                continue
+            stored = await self._objects.check_in(context, owner.namespace)
+            kept.append(dataclasses.replace(result, context=stored))
+        return kept
 
     async def _send(self, worker: str, beats: Sequence[BeatEntry], results: Sequence[StageResult]) -> None:
         record_key = worker.encode()
@@ -299,14 +339,16 @@ async def _write_response(request: web.Request, response: web.Response) -> bool:
 
 def _parse_entries(
     entries: Sequence[Any],
-) -> tuple[list[BeatEntry], list[StageResult], list[dict[str, Any]]]:
-    """Heartbeats, results, and the `rejected` of the response: the faults of invalid entries."""
+) -> tuple[list[BeatEntry], dict[int, StageResult], list[dict[str, Any]]]:
+    """Heartbeats, results by their index, and the `rejected` of the response: the faults of invalid entries."""
     beats: list[BeatEntry] = []
-    results: list[StageResult] = []
+    results: dict[int, StageResult] = {}
     rejected: list[dict[str, Any]] = []
     for index, raw in enumerate(entries):
         try:
-            if isinstance(raw, dict) and raw.get("outcome") == "progress":
+            if isinstance(raw, Unreadable):
+                faults = [raw.fault]
+            elif isinstance(raw, dict) and raw.get("outcome") == "progress":
                 faults = find_faults(raw, "Progress")
                 if not faults:
                     attempt_id = AttemptId(int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
@@ -316,15 +358,21 @@ def _parse_entries(
             else:
                 faults = _result_faults(raw)
                 if not faults:
-                    results.append(read_result(raw))
+                    results[index] = read_result(raw)
         except Invalid as error:
             faults = [InvalidRecord(error.reason, pointer=error.pointer)]
         if faults:
-            errors = [
-                {"pointer": f"/results/{index}{fault.pointer}", "detail": fault.reason} for fault in faults
-            ]
-            rejected.append({"index": index, "errors": errors})
+            rejected.append(_rejection(index, faults))
     return beats, results, rejected
+
+
+def _rejection(index: int, faults: Iterable[Invalid]) -> dict[str, Any]:
+    return {
+        "index": index,
+        "errors": [
+            {"pointer": f"/results/{index}{fault.pointer}", "detail": fault.reason} for fault in faults
+        ],
+    }
 
 
 def _result_faults(raw: Any) -> list[InvalidRecord]:

@@ -29,11 +29,11 @@ from penstock.errors import Conflict, InvalidRecord, NotFound, PostgresUnavailab
 from penstock.gateway import views
 from penstock.gateway.access import grant_of
 from penstock.gateway.background_producer import BackgroundProducer
+from penstock.gateway.bodies import read_json
 from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES, timestamp_in
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import read_json
 from penstock.gateway.visibility import visible_ids
 from penstock.http.server import (
     MAX_ID,

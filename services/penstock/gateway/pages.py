@@ -6,7 +6,6 @@ import asyncio
 import html
 import logging
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 import asyncpg
@@ -17,7 +16,8 @@ from penstock.gateway import openapi
 from penstock.gateway.api_reference import STYLE, render
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.http.server import respond
-from penstock.metrics.serving import ALIVE, Probe, readiness
+from penstock.metrics.serving import ALIVE, READY, Probe, readiness
+from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
 
 log = logging.getLogger(__name__)
@@ -54,12 +54,18 @@ class PageRoutes:
     Args:
         pool: the database; /readyz probes it.
         producer: the connection to Kafka; /readyz probes it.
+        objects: the object store; /readyz probes it.
         show_reasons: whether /readyz has the reasons, which name servers; otherwise only the log
             has them.
     """
 
     def __init__(
-        self, pool: asyncpg.Pool[asyncpg.Record], producer: BackgroundProducer, *, show_reasons: bool = True
+        self,
+        pool: asyncpg.Pool[asyncpg.Record],
+        producer: BackgroundProducer,
+        objects: ObjectStore,
+        *,
+        show_reasons: bool = True,
     ) -> None:
         self._show_reasons = show_reasons
         self._checking = asyncio.Lock()
@@ -67,6 +73,7 @@ class PageRoutes:
         self._cached: tuple[dict[str, Any], int] | None = None
         self._pool = pool
         self._producer = producer
+        self._objects = objects
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -81,7 +88,11 @@ class PageRoutes:
 
     def probes(self) -> dict[str, Probe]:
         """The probes of the servers that a gateway needs."""
-        return {"postgres": partial(postgres_health.probe, self._pool), "kafka": self._producer.probe}
+        return {
+            "postgres": partial(postgres_health.probe, self._pool),
+            "kafka": self._producer.probe,
+            "objects": self._objects.probe,
+        }
 
     async def home(self, _request: web.Request) -> web.Response:
         """GET /."""
@@ -101,7 +112,7 @@ class PageRoutes:
         return respond(ALIVE)
 
     async def readyz(self, _request: web.Request) -> web.Response:
-        """GET /readyz: whether PostgreSQL and Kafka are available."""
+        """GET /readyz: whether PostgreSQL, Kafka and the object store are available."""
         if self._show_reasons:
             return respond(*await readiness(self.probes()))
         # The route needs no authentication and has no rate limit, so the result is cached.
@@ -114,9 +125,9 @@ class PageRoutes:
 
     async def _check(self) -> tuple[dict[str, Any], int]:
         document, status = await readiness(self.probes())
-        if status != HTTPStatus.OK:
+        if document["status"] != READY:
             log.warning(
-                "The gateway is not ready",
+                "The gateway is not ready, or only in part",
                 extra={"event": "readiness_failed", "checks": document["checks"]},
             )
             document["checks"] = {

@@ -13,35 +13,29 @@ have an idle worker.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
-from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import MARK, ReadyTask
-from penstock.contracts.result import Failure, StageResult
-from penstock.core.completion import Outcome
+from penstock.contracts.result import StageResult
 from penstock.core.idle_backoff import IdleBackoff
 from penstock.errors import (
-    CorruptObject,
     InvalidRecord,
     KafkaRefused,
     KafkaUnavailable,
-    ObjectsUnavailable,
     SessionLost,
-    TooLarge,
     Unavailable,
 )
 from penstock.gateway.background_producer import BackgroundProducer
-from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest
+from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest, next_offsets
+from penstock.gateway.inline_contexts import with_inline_context
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.views import MAX_CONTEXT_BYTES
 from penstock.kafka import membership
-from penstock.kafka.connection import create_topics, make_consumer, start, translated
+from penstock.kafka.connection import create_topics, make_consumer, start, stop, translated
 from penstock.kafka.group_positions import GroupPositions
 from penstock.kafka.topics import HEARTBEATS, ready, workers_group
 from penstock.objects import ObjectStore
@@ -54,6 +48,10 @@ MAX_RESPONSE_BYTES = 8 * 1024 * 1024
 
 # How long one fetch waits for records. A stop waits for the fetch.
 FETCH_MS = 500
+
+# Seconds without a request after which fetched records are fetched again: task-sync withdraws
+# records that wait for longer.
+REFETCH_AFTER_S = 0.5
 
 # How soon the consumer notices a rebalance.
 REBALANCE_NOTICE_S = 1.0
@@ -160,7 +158,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             raise
         finally:
             self.close()
-            await consumer.stop()
+            await stop(consumer)
 
     async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
         """Discards the buffer; the next owners of the partitions fetch its records again."""
@@ -191,6 +189,8 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                         )
                         self._backoff.left(loop.time())
                     self.closed = True
+        if not self.closed and loop.time() - since_s >= REFETCH_AFTER_S:
+            await self._fetch_again(consumer)
         return not self.closed
 
     async def _others_can_take(self, consumer: AIOKafkaConsumer) -> bool:
@@ -210,6 +210,22 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 extra={"event": "group_lookup_failed", "task_type": self._type.name, "error": error},
             )
             return False
+
+    async def _fetch_again(self, consumer: AIOKafkaConsumer) -> None:
+        """Drops records that were fetched and that no worker has received.
+
+        Task-sync may have withdrawn their tasks meanwhile, and the fence would refuse their results.
+        """
+        async with self._round:
+            starts: dict[TopicPartition, int] = {}
+            for record in self._buffer:
+                starts.setdefault(record.partition, record.offset)
+            self._buffer.clear()
+            for tp in consumer.assignment():
+                with translated():
+                    offset = starts.get(tp, await consumer.position(tp))
+                if tp in consumer.assignment():
+                    consumer.seek(tp, offset)
 
     async def _fetch(self, consumer: AIOKafkaConsumer) -> None:
         requested = sum(request.max_tasks for request in self._requests)
@@ -232,12 +248,14 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 return
             taken = [record for request in served for record in request.records]
             try:
-                resolved = await asyncio.gather(*(self._resolve(r.task) for r in taken if r.task))
+                resolved = await asyncio.gather(
+                    *(with_inline_context(self._objects, r.task) for r in taken if r.task)
+                )
                 # Before the claim is sent, since the lease starts when Kafka has the claim.
                 claimed_s = asyncio.get_running_loop().time()
                 await self._claim(served)
                 with translated():
-                    await consumer.commit(_next_offsets(taken))
+                    await consumer.commit(next_offsets(taken))
             except (Unavailable, SessionLost) as error:
                 # No worker has received these tasks, so the next round, or the next owner, claims
                 # them again.
@@ -314,26 +332,6 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             served.append(request)
         return served
 
-    async def _resolve(self, task: ReadyTask) -> ReadyTask | StageResult:
-        """The task with its context inline, or its failure when its context cannot be read.
-
-        Raises:
-            ObjectsUnavailable: the store does not answer at all.
-        """
-        if task.context.ref is None:
-            return task
-        try:
-            context: Context = await self._objects.check_out(task.context, limit_bytes=MAX_CONTEXT_BYTES)
-        except (CorruptObject, TooLarge) as error:
-            return _failed(task, error, permanent=True)
-        except ObjectsUnavailable as error:
-            # One object that cannot be read must not hold up all others. A later attempt may read
-            # it.
-            if await self._objects.answers():
-                return _failed(task, error, permanent=False)
-            raise
-        return dataclasses.replace(task, context=context)
-
     async def _claim(self, served: Iterable[PendingRequest]) -> None:
         records: list[tuple[bytes | None, bytes]] = []
         for request in served:
@@ -349,11 +347,6 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
     def _fail_all(self, error: Exception) -> None:
         while self._requests:
             self._requests.popleft().fail(error)
-
-
-def _failed(task: ReadyTask, error: Exception, *, permanent: bool) -> StageResult:
-    failure = Failure(kind=type(error).__name__, message=str(error)[:2000])
-    return StageResult(fence=task.fence, outcome=Outcome.FAIL, permanent=permanent, error=failure)
 
 
 def _decode(type_name: str, partition: TopicPartition, record: object) -> ReadyTask | None:
@@ -374,10 +367,3 @@ def _decode(type_name: str, partition: TopicPartition, record: object) -> ReadyT
             },
         )
         return None
-
-
-def _next_offsets(records: Iterable[FetchedRecord]) -> dict[TopicPartition, int]:
-    offsets: dict[TopicPartition, int] = {}
-    for record in records:
-        offsets[record.partition] = record.offset + 1
-    return offsets

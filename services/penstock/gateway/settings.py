@@ -50,6 +50,13 @@ class GatewaySettings(Platform, Metered):
         "Seconds without a request for a type with waiting tasks after which the gateway leaves its consumer group, when "
         "the group has other members. Doubles up to eightfold while workers return each time.",
     )
+    gateway_namespace_types: int = option(
+        500,
+        "Maximum number of types of one namespace; a registration beyond is refused. Existing types stay.",
+    )
+    gateway_type_partitions: int = option(
+        100, "Maximum number of partitions of a new type, from 1 to 1000. Existing types stay."
+    )
 
     gateway_auth: str = option(
         "off",
@@ -87,7 +94,7 @@ class GatewaySettings(Platform, Metered):
 
     def validate(self) -> list[str]:
         """Limits must fit together, and a gateway on the network must authenticate requests."""
-        problems = super().validate() + self._auth_problems()
+        problems = super().validate() + self._auth_problems() + self._type_problems()
         if not 0 <= self.gateway_port <= 65_535:
             problems.append(f"gateway_port={self.gateway_port} must be from 0 to 65535")
         if not 1 <= self.gateway_batch_limit <= 10_000:
@@ -123,6 +130,15 @@ class GatewaySettings(Platform, Metered):
                 "must be above 0"
             )
         return problems
+
+    def _type_problems(self) -> list[str]:
+        if self.gateway_namespace_types >= 1 and 1 <= self.gateway_type_partitions <= 1_000:
+            return []
+        problem = (
+            f"gateway_namespace_types={self.gateway_namespace_types} must be at least 1, "
+            f"gateway_type_partitions={self.gateway_type_partitions} from 1 to 1000"
+        )
+        return [problem]
 
     def _auth_problems(self) -> list[str]:
         kinds = self.auth_kinds

@@ -18,10 +18,10 @@ from penstock.contracts import subscription
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import TargetId
 from penstock.errors import NotFound
+from penstock.gateway.bodies import read_json
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import page_size, split_page
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import read_json
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import MAX_NAMESPACE_LENGTH, resolve_target, visible_namespaces
 from penstock.http.server import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import asyncpg
@@ -12,35 +13,34 @@ from aiohttp import web
 
 from penstock import tracing
 from penstock.contracts.context import INLINE_LIMIT_BYTES
-from penstock.contracts.parsing import parse
+from penstock.contracts.parsing import Unreadable
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import problems
-from penstock.core.access import Grant
+from penstock.core.access import Grant, namespace_of
 from penstock.core.task import State
 from penstock.errors import (
     Conflict,
     Invalid,
     InvalidRecord,
-    Malformed,
     NotFound,
     Throttled,
     TooLarge,
     UnknownType,
+    ValueRefused,
 )
 from penstock.gateway import views
 from penstock.gateway.access import grant_of, visible_types
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.batcher import SubmissionBatcher
-from penstock.gateway.openapi import conform
+from penstock.gateway.bodies import read_entries, read_ids
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submission_limiter import SubmissionLimiter
 from penstock.gateway.visibility import require_visible, task_not_found, visible_ids
-from penstock.http.problems import BadParameter, Faults
+from penstock.http.problems import BadParameter, Faults, relocated
 from penstock.http.server import (
     MAX_ID,
     choice_parameter,
-    read_body,
     refuse_unknown_parameters,
     respond,
     text_parameter,
@@ -48,20 +48,6 @@ from penstock.http.server import (
 from penstock.objects import ObjectStore
 from penstock.postgres import advance, tasks
 from penstock.postgres.types import TypeCache
-
-
-async def read_json(request: web.Request, limit_bytes: int) -> Any:
-    """The JSON value of a request's body.
-
-    Raises:
-        Malformed: the body is not JSON in UTF-8.
-        TooLarge: the body is longer than the limit.
-    """
-    data = await read_body(request, limit_bytes)
-    try:
-        return parse(data, exact=True)
-    except InvalidRecord as error:
-        raise Malformed(error.reason) from error
 
 
 class TaskRoutes:
@@ -105,10 +91,10 @@ class TaskRoutes:
         ]
 
     async def submit(self, request: web.Request) -> web.Response:
-        """POST /tasks: an object is one task; an array is a batch, inserted whole or not at all."""
+        """POST /tasks: an object is one task; an array is a batch, whose tasks are judged alone."""
         refuse_unknown_parameters(request)
         self._limiter.require_room()
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "")
         rows = len(raw) if isinstance(raw, list) else 1
         # The request caches its body, so this does not read it again.
         with self._limiter.reserve(rows, len(await request.read())):
@@ -117,18 +103,29 @@ class TaskRoutes:
                 return await self._submit(raw, grant_of(request), span.traceparent if span else None)
 
     async def _submit(self, raw: Any, grant: Grant, traceparent: str | None) -> web.Response:
-        if isinstance(raw, list):
-            submitted = await self._insert(await self._read_batch(raw, grant), traceparent)
-            status = 201 if any(task.created for task in submitted) else 200
-            return respond({"tasks": [{"id": t.id, "created": t.created} for t in submitted]}, status)
-        [task] = await self._insert(await self._read([("", raw)], grant), traceparent)
-        return respond(
-            {"id": task.id, "created": task.created},
-            201 if task.created else 200,
-            {"Location": f"/tasks/{task.id}"},
-        )
+        if not isinstance(raw, list):
+            [task] = await self._settle([("", raw)], grant, traceparent)
+            if isinstance(task, Invalid):
+                raise task
+            return respond(
+                {"id": task.id, "created": task.created},
+                201 if task.created else 200,
+                {"Location": f"/tasks/{task.id}"},
+            )
+        self._require_batch(raw)
+        entries = [(f"/{index}", entry) for index, entry in enumerate(raw)]
+        outcomes = await self._settle(entries, grant, traceparent)
+        faults = _faults_of(outcomes)
+        if all(isinstance(outcome, Invalid) for outcome in outcomes):
+            raise faults[0] if len(faults) == 1 else Faults(faults)
+        status = 200
+        if faults:
+            status = HTTPStatus.MULTI_STATUS
+        elif any(isinstance(outcome, tasks.Submitted) and outcome.created for outcome in outcomes):
+            status = 201
+        return respond({"tasks": [_outcome_document(outcome) for outcome in outcomes]}, status)
 
-    async def _read_batch(self, raw: list[Any], grant: Grant) -> list[Submission]:
+    def _require_batch(self, raw: list[Any]) -> None:
         limit = self._settings.gateway_batch_limit
         if not raw:
             raise InvalidRecord("a batch needs at least one task")
@@ -136,31 +133,23 @@ class TaskRoutes:
             raise TooLarge(
                 f"{len(raw):,} tasks in one batch, and {limit:,} are allowed: send several batches"
             )
-        return await self._read([(f"/{index}", entry) for index, entry in enumerate(raw)], grant)
 
-    async def _read(self, entries: list[tuple[str, Any]], grant: Grant) -> list[Submission]:
-        submissions: list[Submission] = []
-        faults: list[Invalid] = []
-        for base, raw in entries:
-            try:
-                submissions.append(Submission.from_wire(raw))
-            except Invalid as error:
-                # `from_wire` stops at the first fault; the answer has all.
-                entry_faults: Sequence[Invalid] = problems(raw, "submitted") or [error]
-                faults += [_with_base(base, fault) for fault in entry_faults]
-        if not faults:
-            await self._load_types({submission.type for submission in submissions})
-            faults = [
-                UnknownType(
+    async def _read(self, entries: list[tuple[str, Any]], grant: Grant) -> list[Submission | Invalid]:
+        """The submission of each entry, or its faults, whose pointers begin with its place."""
+        outcomes = [_read_entry(base, raw) for base, raw in entries]
+        names = {outcome.type for outcome in outcomes if isinstance(outcome, Submission)}
+        if names:
+            await self._load_types(names)
+        for index, (base, _) in enumerate(entries):
+            submission = outcomes[index]
+            if isinstance(submission, Submission) and (
+                self._types.get(submission.type) is None or not grant.covers(submission.type)
+            ):
+                outcomes[index] = UnknownType(
                     f"no task type {submission.type!r} is registered: register it with POST /types",
                     pointer=f"{base}/type",
                 )
-                for (base, _), submission in zip(entries, submissions, strict=True)
-                if self._types.get(submission.type) is None or not grant.covers(submission.type)
-            ]
-        if faults:
-            raise faults[0] if len(faults) == 1 else Faults(faults)
-        return submissions
+        return outcomes
 
     async def _load_types(self, names: set[str]) -> None:
         wait_s = self._settings.gateway_submit_wait_s
@@ -172,11 +161,29 @@ class TaskRoutes:
                 f"PostgreSQL is behind: the types could not be read within {wait_s:g} s"
             ) from error
 
-    async def _insert(self, submissions: list[Submission], traceparent: str | None) -> list[tasks.Submitted]:
+    async def _settle(
+        self, entries: list[tuple[str, Any]], grant: Grant, traceparent: str | None
+    ) -> list[tasks.Submitted | Invalid]:
+        """Inserts the entries that can be read; returns the task of each entry, or its fault."""
+        read = await self._read(entries, grant)
+        submissions = {i: outcome for i, outcome in enumerate(read) if isinstance(outcome, Submission)}
+        settled: dict[int, tasks.Submitted | Invalid] = {
+            i: outcome for i, outcome in enumerate(read) if isinstance(outcome, Invalid)
+        }
+        inserted = await self._insert([*submissions.values()], traceparent)
+        for i, outcome in zip(submissions, inserted, strict=True):
+            settled[i] = _with_base(entries[i][0], outcome) if isinstance(outcome, Invalid) else outcome
+        return [settled[i] for i in range(len(entries))]
+
+    async def _insert(
+        self, submissions: list[Submission], traceparent: str | None
+    ) -> list[tasks.Submitted | ValueRefused]:
         if traceparent is not None:
             submissions = [
                 dataclasses.replace(submission, traceparent=traceparent) for submission in submissions
             ]
+        if not submissions:
+            return []
         return await self._batcher.submit(
             [await self._store_context(submission) for submission in submissions]
         )
@@ -185,7 +192,7 @@ class TaskRoutes:
         if submission.context.size <= INLINE_LIMIT_BYTES:
             return submission
         # Before the row, so that each reference in PostgreSQL has its object.
-        context = await self._objects.check_in(submission.context)
+        context = await self._objects.check_in(submission.context, namespace_of(submission.type))
         return dataclasses.replace(submission, context=context)
 
     async def get(self, request: web.Request) -> web.Response:
@@ -203,7 +210,7 @@ class TaskRoutes:
             request, "type", "state", "stage", "key", "label", "idempotency_key", "limit", "cursor"
         )
         size = page_size(request)
-        rows = await tasks.find(
+        found = await tasks.find(
             self._pool,
             type_name=text_parameter(request, "type"),
             states=_read_states(request),
@@ -215,13 +222,20 @@ class TaskRoutes:
             limit=size + 1,
             visible_types=visible_types(request),
         )
-        page, next_cursor = split_page(rows, size, lambda row: str(row["id"]))
+        page, next_cursor = split_page(found.rows, size, lambda row: str(row["id"]))
+        if found.searched_to is not None:
+            next_cursor = str(found.searched_to)
         return respond({"tasks": [views.summary(dict(row)) for row in page], "next": next_cursor})
 
     async def states(self, request: web.Request) -> web.Response:
-        """POST /tasks/states: the number of tasks in each state, of the given ids."""
-        ids = await visible_ids(request, self._pool, await self._read_ids(request))
-        return respond({"states": await tasks.states_of(self._pool, ids)})
+        """POST /tasks/states: the number of tasks in each state, of the given ids; the unknown ids."""
+        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
+        visible = await visible_ids(request, self._pool, ids)
+        states = await tasks.states_of(self._pool, visible)
+        unknown: set[int] = set()
+        if sum(states.values()) < len(set(ids)):
+            unknown = set(ids) - await tasks.existing_ids(self._pool, visible)
+        return respond({"states": states, "unknown": sorted(unknown), **rejected})
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /tasks/{id}/cancel."""
@@ -241,7 +255,7 @@ class TaskRoutes:
 
     async def cancel_many(self, request: web.Request) -> web.Response:
         """POST /tasks/cancel: answers which ids were cancelled, final or unknown."""
-        ids = await self._read_ids(request)
+        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
         visible = await visible_ids(request, self._pool, ids)
         cancelled, outbox_entry = await advance.cancel(
             self._pool, visible, source=self._settings.event_source
@@ -254,18 +268,37 @@ class TaskRoutes:
                 "cancelled": sorted(set(cancelled)),
                 "unchanged": sorted(ended),
                 "unknown": sorted(remaining - ended),
+                **rejected,
             }
         )
 
-    async def _read_ids(self, request: web.Request) -> list[int]:
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, "Ids")
-        # To JSON Schema 81.0 is an integer.
-        return [int(task_id) for task_id in raw["ids"]]
+
+def _read_entry(base: str, raw: Any) -> Submission | Invalid:
+    """A submission, or all its faults, whose pointers begin with `base`."""
+    if isinstance(raw, Unreadable):
+        return InvalidRecord(raw.fault.reason, pointer=base)
+    try:
+        return Submission.from_wire(raw)
+    except Invalid as error:
+        # `from_wire` stops at the first fault; the answer has all.
+        found: Sequence[Invalid] = problems(raw, "submitted") or [error]
+        faults = [_with_base(base, fault) for fault in found]
+        return faults[0] if len(faults) == 1 else Faults(faults)
+
+
+def _faults_of(outcomes: Iterable[object]) -> list[Invalid]:
+    found = [outcome for outcome in outcomes if isinstance(outcome, Invalid)]
+    return [fault for each in found for fault in (each.faults if isinstance(each, Faults) else [each])]
+
+
+def _outcome_document(outcome: tasks.Submitted | Invalid) -> dict[str, Any]:
+    if isinstance(outcome, tasks.Submitted):
+        return {"id": outcome.id, "created": outcome.created}
+    return {"errors": [{"pointer": fault.pointer, "detail": fault.reason} for fault in _faults_of([outcome])]}
 
 
 def _with_base(base: str, fault: Invalid) -> Invalid:
-    return type(fault)(fault.reason, pointer=base + fault.pointer)
+    return relocated(fault, lambda pointer: base + pointer)
 
 
 def id_of(request: web.Request) -> int:

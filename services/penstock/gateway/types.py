@@ -13,13 +13,13 @@ from penstock.contracts.validation import conform
 from penstock.core.access import Action, namespace_of
 from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavailable, SessionLost
 from penstock.gateway.access import grant_of
+from penstock.gateway.bodies import read_json
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.tasks import read_json
 from penstock.http.server import respond
 from penstock.postgres import types
 from penstock.postgres.session import Session, open_session
-from penstock.postgres.types import CHANNEL, TaskType, TypeCache
+from penstock.postgres.types import CHANNEL, TaskType, TypeCache, TypeLimits
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class TypeRoutes:
         raw = await read_json(request, self._settings.gateway_body_limit_bytes)
         settings = _read(raw)
         _require_namespace(request, settings.name)
-        task_type, created = await types.register(self._pool, settings)
+        limits = TypeLimits(self._settings.gateway_namespace_types, self._settings.gateway_type_partitions)
+        task_type, created = await types.register(self._pool, settings, limits)
         # The notification may arrive after this client's next request.
         self._cache.mark_outdated()
         return respond(task_type.masked(), 201 if created else 200, {"Location": f"/types/{task_type.name}"})
@@ -160,7 +161,7 @@ async def keep_fresh(settings: GatewaySettings, cache: TypeCache) -> None:
     """Marks the cache outdated whenever a type changes, until cancelled."""
     while True:
         try:
-            async with open_session(settings.sessions, "gateway types") as session:
+            async with open_session(settings.sessions, "gateway types", locks=False) as session:
                 await session.listen(CHANNEL, lambda _name: cache.mark_outdated())
                 # A type may have changed before the session listened.
                 cache.mark_outdated()

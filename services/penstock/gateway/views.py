@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from penstock.contracts.context import Context
+from penstock.core.access import namespace_of
 from penstock.errors import CorruptObject, TooLarge
 from penstock.objects import ObjectStore
 from penstock.postgres import documents
@@ -42,16 +43,16 @@ async def detail(row: Mapping[str, Any], objects: ObjectStore | None) -> dict[st
         for name in ("context", "result"):
             context = context_of(row, name)
             if context is not None and context.ref is not None:
-                document |= await _resolved(context, name, objects)
+                document |= await _resolved(context, name, namespace_of(row["type"]), objects)
                 if name in document:
                     del document[f"{name}_ref"]
     return document
 
 
-async def _resolved(context: Context, name: str, objects: ObjectStore) -> dict[str, Any]:
+async def _resolved(context: Context, name: str, namespace: str, objects: ObjectStore) -> dict[str, Any]:
     try:
-        document = (await objects.check_out(context, limit_bytes=MAX_CONTEXT_BYTES)).to_wire(name)
+        resolved = await objects.check_out(context, namespace, limit_bytes=MAX_CONTEXT_BYTES)
     except (CorruptObject, TooLarge) as error:
         # The rest of the task is still shown.
         return {f"{name}_error": str(error)}
-    return {name: document[name]}
+    return {name: resolved.to_wire(name)[name]}

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from penstock.core.task import Priority, State
 from penstock.core.why import GroupLag, why
-from penstock.errors import KafkaRefused, KafkaUnavailable
+from penstock.errors import KafkaRefused, KafkaUnavailable, NotFound
 from penstock.gateway.access import visible_types
 from penstock.gateway.paging import page_size, split_page
 from penstock.gateway.settings import GatewaySettings
@@ -23,6 +23,7 @@ from penstock.kafka import group_lag
 from penstock.postgres import backlog
 from penstock.postgres import why as postgres_why
 from penstock.postgres.backlog import BacklogEntry, BacklogPosition
+from penstock.postgres.types import all_types
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +111,13 @@ class BacklogRoutes:
         """GET /backlog: counters of tasks by type, priority and stage."""
         refuse_unknown_parameters(request, "type", "limit", "cursor")
         size = page_size(request, default=PAGE_SIZE, largest=MAX_PAGE_SIZE)
+        name, visible = text_parameter(request, "type"), visible_types(request)
+        if name is not None and name not in (await all_types(self._pool) if visible is None else visible):
+            raise NotFound(f"there is no task type {name!r}")
         rows = await backlog.entries(
             self._pool,
-            type_name=text_parameter(request, "type"),
-            among=visible_types(request),
+            type_name=name,
+            among=visible,
             behind=_read_cursor(request),
             limit=size + 1,
         )

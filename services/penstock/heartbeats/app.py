@@ -36,7 +36,9 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
+            pool = await stack.enter_async_context(
+                open_pool(settings.postgres, NAME, pooled=settings.pooled, generic_plans=True)
+            )
             producer = await stack.enter_async_context(running(make_producer(settings)))
             progress = await stack.enter_async_context(results_progress(settings))
             publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))

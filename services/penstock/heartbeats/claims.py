@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import asyncpg
+
+from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease
+from penstock.errors import ValueRefused
 from penstock.kafka.processor import Delivery
+from penstock.postgres import leases
+from penstock.postgres.halving import in_halves
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -37,3 +47,36 @@ class Claim:
     record: ClaimRecord
     since_s: float
     beaten: bool
+
+
+async def write_claims(
+    pool: asyncpg.Pool[asyncpg.Record], claims: Sequence[Claim]
+) -> tuple[set[AttemptId], set[AttemptId], set[int]]:
+    """Writes claims; returns the attempts that are `running` now, and those that are refused.
+
+    The last set has the ids of tasks that another transaction locks; their claims are not written.
+
+    An attempt whose claim PostgreSQL cannot store has no lease; its result still counts.
+
+    Raises:
+        PostgresUnavailable: claims may be written or not.
+    """
+    current: set[AttemptId] = set()
+    refused: set[AttemptId] = set()
+    locked: set[int] = set()
+
+    async def write(part: Sequence[Claim]) -> tuple[set[AttemptId], set[int]]:
+        return await leases.claimed(pool, [claim.lease for claim in part], [claim.beaten for claim in part])
+
+    for part, answer in await in_halves(claims, write):
+        if not isinstance(answer, ValueRefused):
+            current |= answer[0]
+            locked |= answer[1]
+            continue
+        attempt_id = part[0].lease.attempt_id
+        refused.add(attempt_id)
+        log.error(
+            "A claim has a value that PostgreSQL cannot store; its attempt gets no lease",
+            extra={"event": "claim_unstorable", "task": attempt_id.task_id, "error": answer.reason},
+        )
+    return current, refused, locked

@@ -16,7 +16,8 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
-from penstock.heartbeats.claims import Claim, ClaimRecord
+from penstock.errors import ValueRefused
+from penstock.heartbeats.claims import Claim, ClaimRecord, write_claims
 from penstock.heartbeats.metrics import Metrics
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
@@ -26,7 +27,8 @@ from penstock.kafka.processor import Delivery
 from penstock.metrics import Sample
 from penstock.postgres import leases
 from penstock.postgres.advance import Ending
-from penstock.postgres.expiry import ExpiredLease, expire
+from penstock.postgres.expiry import ExpiredLease, Expiry, expire
+from penstock.postgres.halving import in_halves
 
 log = logging.getLogger(__name__)
 
@@ -261,9 +263,9 @@ class LeaseTracker:
             settled.append(claim)
         if not settled:
             return
-        current = await leases.claimed(
-            self._pool, [claim.lease for claim in settled], [claim.beaten for claim in settled]
-        )
+        current, refused, locked = await write_claims(self._pool, settled)
+        # The next tick writes the others, when the transaction that locks their tasks has ended.
+        settled = [claim for claim in settled if claim.lease.attempt_id.task_id not in locked]
         # Attempts that another worker holds are not over, so their beats must not lead to a
         # revocation.
         held_by_others: Collection[AttemptId] = ()
@@ -284,7 +286,7 @@ class LeaseTracker:
             del self._claims[attempt_id]
             if attempt_id in current:
                 self._wheel.grant(claim.lease)
-            elif attempt_id not in held_by_others:
+            elif attempt_id not in held_by_others and attempt_id not in refused:
                 over.append(attempt_id)
             claim.record.resolve()
         if over:
@@ -337,14 +339,32 @@ class LeaseTracker:
         lost = {lease.worker for lease in expired}
         others = [lease for lease in self._wheel if lease.worker in lost]
         others += [claim.lease for claim in self._claims.values() if claim.lease.worker in lost]
-        expiry = await expire(
-            self._pool,
+        parts = await in_halves(
             [_expired(lease) for lease in expired],
-            others=[_expired(lease) for lease in others],
-            suspected=self._suspected,
-            chance=self._chance,
-            source=self._settings.event_source,
+            lambda part: expire(
+                self._pool,
+                part,
+                others=[_expired(lease) for lease in others],
+                suspected=self._suspected,
+                chance=self._chance,
+                source=self._settings.event_source,
+                waits=False,
+            ),
         )
+        for part, answer in parts:
+            if isinstance(answer, ValueRefused):
+                log.error(
+                    "The end of a lease has a value that PostgreSQL cannot store; its attempt stays",
+                    extra={"event": "expiry_unstorable", "task": part[0].attempt_id.task_id, "error": answer},
+                )
+            else:
+                self._apply(answer)
+                for lease in expired:
+                    if lease.attempt_id.task_id in answer.locked:
+                        # It expires at a later tick, when the other transaction has ended.
+                        self._wheel.grant(lease)
+
+    def _apply(self, expiry: Expiry) -> None:
         self._publisher.enqueue(expiry.outbox)
         holders = self._wheel.holders()
         self._suspected = {worker for worker in self._suspected | expiry.suspected if worker in holders}

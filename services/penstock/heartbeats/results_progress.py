@@ -50,7 +50,9 @@ class ResultsProgress:
         """
         with translated():
             offsets = await self._admin.list_consumer_group_offsets(self._group)
-        committed = {tp.partition: meta.offset for tp, meta in offsets.items()}
+        # An offset of another log does not tell which results of this one were read.
+        commits = await self._offsets.commits_of_logs(offsets)
+        committed = {tp.partition: max(commit.offset, 0) for tp, commit in commits.items()}
         found = {number: committed.get(number, 0) for number in ends}
         if ahead := [number for number, end in ends.items() if found[number] > end]:
             now = await self._offsets.ends([(STAGE_RESULTS.name, number) for number in ahead])

@@ -24,7 +24,7 @@ def bearer(token: str | None) -> dict[str, str]:
         return {}
     if not _TOKEN.fullmatch(text):
         raise SettingsError(
-            "api_key is no API key or bearer token: set PENSTOCK_API_KEY to the key that `penstock keys` printed"
+            "PENSTOCK_API_KEY is no API key or bearer token: set it to the key that `penstock keys` printed"
         )
     return {"Authorization": f"Bearer {text}"}
 
@@ -46,7 +46,9 @@ class Credentials:
 
     def __init__(self, token: str = "", file: str = "") -> None:
         if token.strip() and file:
-            raise SettingsError("api_key and api_key_file are both set: leave one of them out")
+            raise SettingsError(
+                "PENSTOCK_API_KEY and PENSTOCK_API_KEY_FILE are both set: leave one of them out"
+            )
         self._file = Path(file) if file else None
         self._headers = bearer(token) if self._file is None else _read_file(self._file)
 
@@ -97,9 +99,9 @@ def _read_file(file: Path) -> dict[str, str]:
     try:
         header = bearer(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"api_key_file={str(file)!r} cannot be read: {error}") from error
+        raise SettingsError(f"PENSTOCK_API_KEY_FILE={str(file)!r} cannot be read: {error}") from error
     except SettingsError:
-        raise SettingsError(f"api_key_file={str(file)!r} holds no API key or bearer token") from None
+        raise SettingsError(f"PENSTOCK_API_KEY_FILE={str(file)!r} holds no API key or bearer token") from None
     if not header:
-        raise SettingsError(f"api_key_file={str(file)!r} is empty")
+        raise SettingsError(f"PENSTOCK_API_KEY_FILE={str(file)!r} is empty")
     return header

@@ -24,6 +24,7 @@ from penstock.errors import (
     InvalidRecord,
     Malformed,
     NotFound,
+    OtherDeployment,
     PenstockError,
     Throttled,
     TooLarge,
@@ -97,6 +98,7 @@ KINDS = (
     ProblemKind("forbidden", 403, "Not allowed", Forbidden),
     ProblemKind("not-found", 404, "Not found", NotFound),
     ProblemKind("conflict", 409, "Not possible in this state", Conflict),
+    ProblemKind("other-deployment", 421, "Another deployment", OtherDeployment),
     ProblemKind("throttled", 429, "Too many requests", Throttled),
     ProblemKind("unavailable", 503, "Try again in a moment", Unavailable),
 )

@@ -38,6 +38,7 @@ PREFIXED = "prefixed"
 READ = "Read"
 WRITE = "Write"
 CREATE = "Create"
+DELETE = "Delete"
 DESCRIBE = "Describe"
 ALTER = "Alter"
 DESCRIBE_CONFIGS = "DescribeConfigs"
@@ -98,12 +99,12 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         _all(GROUP, _WORKERS, READ),
     ],
     # Ingests, releases, and searches for lost records; it writes a mark where no record is left to
-    # read.
+    # read. It reads and deletes records that it withdraws from busy workers.
     "task-sync": [
         _one(TOPIC, SUBMITTED.name, READ),
         _one(GROUP, "task-sync", READ),
         *_topics(WRITE, of=(SUBMITTED_REJECTED, HEARTBEATS, STAGE_RESULTS)),
-        _all(TOPIC, _READY, WRITE, CREATE),
+        _all(TOPIC, _READY, READ, WRITE, CREATE, DELETE),
         _all(GROUP, _WORKERS, DESCRIBE),
         _one(GROUP, "heartbeats", DESCRIBE),
         _one(GROUP, "stages", DESCRIBE),

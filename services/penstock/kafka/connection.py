@@ -29,7 +29,9 @@ from aiokafka.errors import (
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.fetch_wait import SHORT_RESTS, FetchWait
+from penstock.kafka.links import end_broken_links
 from penstock.kafka.producer_epoch import ProducerEpoch
+from penstock.kafka.reachability import Reachability
 from penstock.kafka.refusals import REFUSALS, refusal_error
 from penstock.kafka.security import arguments, why_refused
 from penstock.kafka.topic_config import CLUSTER_DEFAULT, config_of
@@ -134,6 +136,8 @@ def make_consumer(
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         session_timeout_ms=int(settings.session_timeout_s * 1000),
+        # A broker that is frozen, and not gone. A rebalance waits for up to one session.
+        request_timeout_ms=int(settings.session_timeout_s * 2000),
         heartbeat_interval_ms=int(min(settings.session_timeout_s / 3, notice_s) * 1000),
         max_poll_interval_ms=int(max_poll_interval_s * 1000),
         metadata_max_age_ms=5_000,
@@ -181,6 +185,7 @@ async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     await _start(client.start(), client.stop, inner)
     if isinstance(client, AIOKafkaConsumer):
         FetchWait(client._fetcher, time.monotonic, rests=SHORT_RESTS)  # noqa: SLF001 (as above)
+        Reachability(inner)
 
 
 async def _start(
@@ -188,6 +193,7 @@ async def _start(
 ) -> None:
     # Shielded, so that it ends even when cancelled: aiokafka would leak the connection that it is
     # opening.
+    end_broken_links(inner)
     task = asyncio.ensure_future(starting)
     try:
         with translated():
@@ -197,14 +203,28 @@ async def _start(
             # empty cluster.
             raise KafkaUnavailable(f"Kafka: {inner.hosts} name no broker")  # noqa: TRY301 (refused as any other is)
     except BaseException as error:
-        await asyncio.wait({task}, timeout=_ABANDON_S)
-        if task.done() and not task.cancelled():
-            # Retrieved, or asyncio logs an exception that was never retrieved.
-            task.exception()
-        task.cancel()
-        await stop()
+        # Raised again, or as its reason. No connection stays open.
+        try:
+            await asyncio.wait({task}, timeout=_ABANDON_S)
+            if task.done() and not task.cancelled():
+                # Retrieved, or asyncio logs an exception that was never retrieved.
+                task.exception()
+        finally:
+            # Also after a second cancellation.
+            task.cancel()
+            await stop()
         if isinstance(error, KafkaUnavailable) and (refused := await why_refused(inner)):
             raise refused from error
+        raise
+
+
+async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    """Stops a producer or consumer; closes its connections in any case."""
+    try:
+        await client.stop()
+    except BaseException:
+        # Raised again. After some failures `stop` raises before it has closed its connections.
+        await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
         raise
 
 
@@ -220,12 +240,7 @@ async def running(client: Client) -> AsyncIterator[Client]:
         try:
             yield client
         finally:
-            try:
-                await client.stop()
-            except BaseException:
-                # After some failures `stop` raises before it has closed its connections.
-                await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
-                raise
+            await stop(client)
 
 
 @asynccontextmanager
@@ -330,5 +345,5 @@ async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:
         )
     except KafkaUnavailable as error:
         raise KafkaUnavailable(
-            f"no Kafka broker answers at {settings.kafka} after {timeout_s:.0f} s: {error}"
+            f"no Kafka broker answers at {settings.kafka} after {timeout_s:.0f} s"
         ) from error

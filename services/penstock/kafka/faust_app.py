@@ -24,13 +24,16 @@ from penstock.kafka import positions
 from penstock.kafka.connection import translated
 from penstock.kafka.fetch_guard import FetchGuard, identify_commits
 from penstock.kafka.fetch_wait import FetchWait
+from penstock.kafka.links import end_broken_links
 from penstock.kafka.offset_reader import OffsetReader
+from penstock.kafka.reachability import Reachability
 from penstock.kafka.security import arguments
 from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
 
 NEVER_S = 1e9
 CHECK_EVERY_S = 0.5
+CLOSE_S = 0.02
 # A subclass of Faust's services logs under its own module. Ours log under Faust's name, which
 # `logs.quiet_libraries` silences.
 _LOGGER = logging.getLogger("faust.of_penstock")
@@ -87,7 +90,8 @@ class FaustApp:
             # A fast path of its extension modules that is off by default.
             cython_optimizations=True,
             broker_session_timeout=session_s,
-            broker_heartbeat_interval=session_s / 3,
+            # The other members learn within a second that one of them was removed.
+            broker_heartbeat_interval=min(session_s / 3, 1.0),
             # How long a rebalance waits for a member whose loop is stalled.
             broker_rebalance_timeout=2 * session_s,
             # Must not be below the session timeout.
@@ -288,9 +292,24 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
         async def on_start(self) -> None:
             await super().on_start()
             assert self._consumer is not None
+            end_broken_links(self._consumer._client)  # noqa: SLF001 (see above)
             FetchWait(self._consumer._fetcher, time.monotonic, linger_s)  # noqa: SLF001 (see above)
+            Reachability(self._consumer._client)  # noqa: SLF001 (see above)
             self.guard = FetchGuard(self._consumer)
             identify_commits(self._consumer, self.guard)
+
+        async def on_thread_stop(self) -> None:
+            try:
+                await super().on_thread_stop()
+            except asyncio.CancelledError:
+                # The client cancels a fetch that waits after an error, and raises that. Then it has
+                # closed no further part.
+                consumer = self._ensure_consumer()
+                await consumer._coordinator.close()  # noqa: SLF001 (see above)
+                await consumer._client.close()  # noqa: SLF001 (see above)
+            # The client may have been connecting. That connection closes in a later step of the
+            # loop, which ends now.
+            await asyncio.sleep(CLOSE_S)
 
         async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
             return await self.call_thread(self._committed_identities, list(partitions))  # type: ignore[no-any-return]

@@ -8,6 +8,9 @@ guard looks at each answer before the client does. An answer is dropped, and the
 - the leader epoch of the records read last ends before the position;
 - after an error of the partition or of the connection, the topic has another id.
 
+Records of a ready topic are deleted by task-sync when their tasks go to another worker. A reader
+that permits this continues with the oldest record that is left.
+
 Nothing is read from a broken partition. Its reader checks its position again (`positions`).
 """
 
@@ -72,10 +75,12 @@ class FetchGuard:
 
     Args:
         consumer: started before the first `start`.
+        may_be_deleted: whether records may be deleted before they are read.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, *, may_be_deleted: bool = False) -> None:
         self._consumer = consumer
+        self._may_be_deleted = may_be_deleted
         self._client: Any = None
         self._logs: dict[TopicPartition, _Log] = {}
         self._broken: dict[TopicPartition, str] = {}
@@ -136,13 +141,32 @@ class FetchGuard:
                 if (known := self._logs.get(tp)) is None:
                     continue
                 if error == _OUT_OF_RANGE:
-                    self._break(tp, f"offset {offsets[tp]} is out of range")
+                    await self._out_of_range(node, tp, known, offsets[tp])
                 elif error:
                     known.verified = False
                 elif records := rest[-1]:
                     await self._follow(node, tp, known, offsets[tp], records)
         if any(tp in self._broken for tp in offsets):
             raise KafkaError(f"a log was replaced: {self._broken}")
+
+    async def _out_of_range(self, node: int, tp: TopicPartition, known: _Log, offset: int) -> None:
+        if self._may_be_deleted and await self._deleted(node, tp, known, offset):
+            # The client continues with the oldest record, whose epoch may be a later one.
+            self._logs[tp] = _Log(Position(offset, known.topic_id))
+            return
+        self._break(tp, f"offset {offset} is out of range")
+
+    async def _deleted(self, node: int, tp: TopicPartition, known: _Log, offset: int) -> bool:
+        """Whether this is the log that was read, without the records at and behind the offset."""
+        found = (await lineage.describe(self._client, [tp.topic]))[tp]
+        if known.topic_id is not None and found.topic_id != known.topic_id:
+            return False
+        begin = (await self._consumer.beginning_offsets([tp]))[tp]
+        last = known.epochs[-1]
+        if begin <= offset or last is None:
+            return bool(begin > offset)
+        end = (await lineage.epoch_ends(self._client, {tp: (node, last)}))[tp]
+        return end is not None and end.offset >= offset
 
     async def _follow(self, node: int, tp: TopicPartition, known: _Log, offset: int, records: bytes) -> None:
         base, _length, epoch = _BATCH.unpack_from(records)
@@ -155,8 +179,9 @@ class FetchGuard:
             known.verified = True
         if last is not None and epoch != last:
             end = (await lineage.epoch_ends(self._client, {tp: (node, last)}))[tp]
-            if end is None or end < offset:
-                self._break(tp, f"leader epoch {last} ends at {end}, before offset {offset}")
+            if end is None or end.offset < offset:
+                at = None if end is None else end.offset
+                self._break(tp, f"leader epoch {last} ends at {at}, before offset {offset}")
                 return
         at = 0
         while at + _BATCH.size <= len(records):

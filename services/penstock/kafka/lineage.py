@@ -31,6 +31,8 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
+from penstock.core.position import EpochEnd
+
 _NO_EPOCH = -1
 
 
@@ -209,8 +211,8 @@ async def describe(client: AIOKafkaClient, topics: Collection[str]) -> dict[Topi
 
 async def epoch_ends(
     client: AIOKafkaClient, epochs: Mapping[TopicPartition, tuple[int, int]]
-) -> dict[TopicPartition, int | None]:
-    """The offset at which an epoch ends in each log; None when the log does not know the epoch yet.
+) -> dict[TopicPartition, EpochEnd | None]:
+    """Asks where an epoch ends in each log; None when the log does not know the epoch yet.
 
     An epoch that the log has lost ends where the next one begins.
 
@@ -224,13 +226,14 @@ async def epoch_ends(
     by_node: defaultdict[int, dict[TopicPartition, int]] = defaultdict(dict)
     for tp, (node, epoch) in epochs.items():
         by_node[node][tp] = epoch
-    ends: dict[TopicPartition, int | None] = {}
+    ends: dict[TopicPartition, EpochEnd | None] = {}
     for node, asked in by_node.items():
         answer: Any = await client.send(node, _EpochEndRequest(asked))
         for topic, partitions in answer.topics:
-            for error, number, _epoch, end in partitions:
+            for error, number, epoch, end in partitions:
                 _raise_for(error, f"{topic}/{number}")
-                ends[TopicPartition(topic, number)] = end if end >= 0 else None
+                known = EpochEnd(end, epoch if epoch >= 0 else None) if end >= 0 else None
+                ends[TopicPartition(topic, number)] = known
     return ends
 
 

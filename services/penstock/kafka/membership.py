@@ -1,7 +1,9 @@
-"""Members of consumer groups: counts them, and removes lost ones before their session expires."""
+"""Members of consumer groups: who reads what, how many there are, and the removal of lost ones."""
 
 from __future__ import annotations
 
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from penstock.kafka.connection import admin_client, translated
@@ -42,3 +44,29 @@ async def count(settings: Kafka, group: str) -> int:
         with translated():
             [answer] = await admin.describe_consumer_groups([group])
     return sum(len(members) for _error, _group, _state, _kind, _protocol, members, *_ in answer.groups)
+
+
+async def readers(admin: AIOKafkaAdminClient, group: str, topic: str) -> dict[int, str]:
+    """The member that reads each partition of a topic; empty while the group is in a rebalance.
+
+    Args:
+        admin: asks the coordinator.
+        group: the group.
+        topic: its full name.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    with translated():
+        [answer] = await admin.describe_consumer_groups([group])
+    [(error, _group, state, _kind, _protocol, members, *_)] = answer.groups
+    if error or state != "Stable":
+        return {}
+    return {
+        number: member_id
+        for member_id, _client, _host, _metadata, assignment in (member[:5] for member in members)
+        if assignment
+        for tp_topic, numbers in ConsumerProtocolMemberAssignment.decode(assignment).assignment
+        if tp_topic == topic
+        for number in numbers
+    }

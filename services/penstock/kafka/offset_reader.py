@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 
 from penstock.core.offset_tracker import Partition
 from penstock.core.position import Position, Start
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.connection import make_consumer, running, translated
-from penstock.kafka.positions import check
+from penstock.kafka.positions import Commit, check, commits_of_logs
 from penstock.settings import Kafka
 
 # Seconds for one read; the caller retries.
@@ -98,6 +99,12 @@ class OffsetReader:
         """See `positions.check`."""
         async with self._reading:
             return await check(self._consumer, positions)
+
+    async def commits_of_logs(
+        self, committed: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, Commit]:
+        """See `positions.commits_of_logs`."""
+        return await commits_of_logs(self._consumer, committed)
 
     async def first_from(self, partition: Partition, offset: int) -> int | None:
         """The offset of the first record from `offset` on; None if there is none within `ANSWER_S`.

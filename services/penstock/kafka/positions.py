@@ -8,13 +8,16 @@ a log that was restored from a copy uses an epoch again. `core.position` decides
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 
-from penstock.core.position import LogState, Position, Reason, Start, checksum, decide
+from penstock.core.position import EpochEnd, LogState, Position, Reason, Start, checksum, decide
 from penstock.kafka import lineage
 from penstock.kafka.connection import translated
 
@@ -38,6 +41,19 @@ def moved_by_topic(prefix: str, topics: Iterable[str]) -> dict[tuple[str, str], 
 def deleted_by_topic(prefix: str, topics: Iterable[str]) -> dict[str, int]:
     """The records that were deleted before this process read them, by topic without prefix."""
     return {topic: deleted[prefix + topic] for topic in topics}
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The committed offset of a group in the log that is there now.
+
+    Attributes:
+        offset: of the next record; -1 if the group has committed none in this log.
+        topic_id: of the topic; None when the broker does not tell it.
+    """
+
+    offset: int
+    topic_id: str | None
 
 
 async def check(
@@ -68,21 +84,40 @@ async def check(
                 ends[tp],
                 logs[tp].topic_id,
                 epoch_ends.get(tp),
-                max(begins[tp], epoch_begins.get(tp) or 0),
+                epoch_begins.get(tp) or EpochEnd(begins[tp]),
             )
             start = decide(position, state)
             if start.reason is Reason.KEPT and not await _same_record(consumer, tp, start.position, state):
-                state = LogState(
-                    state.begin,
-                    state.end,
-                    state.topic_id,
-                    state.epoch_end,
-                    state.epoch_begin,
-                    same_record=False,
-                )
-                start = decide(position, state)
+                start = decide(position, dataclasses.replace(state, same_record=False))
             found[tp] = start
     return found
+
+
+async def commits_of_logs(
+    consumer: AIOKafkaConsumer, committed: Mapping[TopicPartition, OffsetAndMetadata]
+) -> dict[TopicPartition, Commit]:
+    """Returns the offsets that a group has committed in the logs that are there now.
+
+    An offset that the group committed in another log says nothing about this one, also when this
+    log has grown past it. It counts as none.
+
+    Args:
+        consumer: as for `check`. Commits have no checksum, so its assignment stays as it is.
+        committed: of each partition, with the identity as its metadata; absent without a commit.
+
+    Raises:
+        KafkaUnavailable: no broker answered, or a topic does not exist.
+    """
+    stored = {tp: Position.from_stored(found.offset, found.metadata) for tp, found in committed.items()}
+    starts = await check(consumer, stored)
+    other_log = (Reason.REPLACED, Reason.CUT)
+    return {
+        tp: Commit(
+            -1 if start.reason in other_log else stored[tp].offset,
+            start.position.topic_id,
+        )
+        for tp, start in starts.items()
+    }
 
 
 def report(starts: Mapping[TopicPartition, Start]) -> None:
@@ -119,7 +154,9 @@ def _comparable(logs: Logs, positions: Positions) -> dict[TopicPartition, Positi
     }
 
 
-async def _epoch_ends(client: object, logs: Logs, positions: Positions) -> dict[TopicPartition, int | None]:
+async def _epoch_ends(
+    client: object, logs: Logs, positions: Positions
+) -> dict[TopicPartition, EpochEnd | None]:
     asked = {
         tp: (logs[tp].leader, position.epoch)
         for tp, position in _comparable(logs, positions).items()
@@ -129,9 +166,9 @@ async def _epoch_ends(client: object, logs: Logs, positions: Positions) -> dict[
 
 
 async def _epoch_begins(
-    client: object, logs: Logs, positions: Positions, ends: Mapping[TopicPartition, int | None]
-) -> dict[TopicPartition, int | None]:
-    """The offset at which each position's epoch begins, or the newest epoch if the log lacks it."""
+    client: object, logs: Logs, positions: Positions, ends: Mapping[TopicPartition, EpochEnd | None]
+) -> dict[TopicPartition, EpochEnd | None]:
+    """Asks where each position's epoch begins, or the newest epoch if the log lacks it."""
     asked = {}
     for tp, position in _comparable(logs, positions).items():
         known = position.epoch is not None and ends.get(tp) is not None

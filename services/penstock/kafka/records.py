@@ -1,12 +1,15 @@
-"""Reads a small topic from its beginning to its present end."""
+"""Reads and deletes records of a topic, outside its groups."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import make_consumer, running, translated
 from penstock.settings import Kafka
 
@@ -33,3 +36,48 @@ async def records_of(settings: Kafka, topic: str, partitions: int) -> AsyncItera
                 while await consumer.position(partition) < end:
                     for record in (await consumer.getmany(partition, timeout_ms=500)).get(partition, ()):
                         yield record
+
+
+async def records_from(
+    settings: Kafka, offsets: Mapping[TopicPartition, int], limit: int, *, within_s: float
+) -> dict[TopicPartition, list[Any]]:
+    """The records from given offsets on, at most `limit` of each partition.
+
+    Args:
+        settings: where.
+        offsets: by partition, the first offset; the oldest record, if that is gone.
+        limit: most records of a partition.
+        within_s: seconds for all.
+
+    Raises:
+        KafkaUnavailable: no broker answered in time.
+        KafkaRefused: this user may not read the topic.
+    """
+    found: dict[TopicPartition, list[Any]] = {tp: [] for tp in offsets}
+    try:
+        async with asyncio.timeout(within_s), running(make_consumer(settings, None)) as consumer:
+            with translated():
+                consumer.assign(list(offsets))
+                begins = await consumer.beginning_offsets(list(offsets))
+                ends = await consumer.end_offsets(list(offsets))
+                for tp, offset in offsets.items():
+                    consumer.seek(tp, max(offset, begins[tp]))
+                while left := [
+                    tp for tp in offsets if len(found[tp]) < limit and await consumer.position(tp) < ends[tp]
+                ]:
+                    for tp, records in (await consumer.getmany(*left, timeout_ms=500)).items():
+                        found[tp] += records
+    except TimeoutError as error:
+        raise KafkaUnavailable(f"no broker returned the records within {within_s:g} s") from error
+    return {tp: records[:limit] for tp, records in found.items()}
+
+
+async def delete_before(admin: AIOKafkaAdminClient, offsets: Mapping[TopicPartition, int]) -> None:
+    """Deletes the records before an offset of each partition.
+
+    Raises:
+        KafkaUnavailable: some records may be left.
+        KafkaRefused: this user may not delete records of the topic.
+    """
+    with translated():
+        await admin.delete_records({tp: RecordsToDelete(offset) for tp, offset in offsets.items()})

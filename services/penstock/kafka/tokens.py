@@ -16,6 +16,7 @@ import aiohttp
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
+from penstock.errors import reason_of
 from penstock.settings import Kafka
 
 FETCH_S = 10.0
@@ -100,7 +101,7 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafk
                     body = await answer.json()
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise TokenUnavailableError(f"no token: {url} does not answer: {error!r}") from error
+            raise TokenUnavailableError(f"no token: {url} does not answer: {reason_of(error)}") from error
         reply = body if isinstance(body, dict) else {}
         if status in _REFUSED:
             raise TokenRefusedError(

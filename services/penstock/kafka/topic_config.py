@@ -102,7 +102,7 @@ def _read(file: str) -> dict[str, Any]:
     problems = [f"{key}: no such table" for key in overrides if key not in ("defaults", "topics")]
     defaults, topics = overrides.get("defaults", {}), overrides.get("topics", {})
     if not isinstance(defaults, dict) or not isinstance(topics, dict):
-        raise SettingsError(f"topics_file={file}: defaults and topics must be tables")
+        raise SettingsError(f"PENSTOCK_TOPICS_FILE={file}: defaults and topics must be tables")
     problems += [
         f"topics.{name}: no such topic; the topics are {', '.join(sorted(_KNOWN))}"
         for name in topics
@@ -118,7 +118,7 @@ def _read(file: str) -> dict[str, Any]:
         problems += _problems(f"topics.{name}" if table is not defaults else name, table)
     problems = problems or _contradictions(merged)
     if problems:
-        raise SettingsError(f"topics_file={file}: " + "; ".join(problems))
+        raise SettingsError(f"PENSTOCK_TOPICS_FILE={file}: " + "; ".join(problems))
     return merged
 
 
@@ -126,7 +126,7 @@ def _parse(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"topics_file={file} cannot be read as TOML: {error}") from error
+        raise SettingsError(f"PENSTOCK_TOPICS_FILE={file} cannot be read as TOML: {error}") from error
 
 
 def _merge(declared: dict[str, Any], override: Any) -> dict[str, Any]:

@@ -162,10 +162,11 @@ async def apply(settings: Kafka, differing: Sequence[Difference]) -> list[Differ
         await asyncio.sleep(0.1)
 
 
-async def create(settings: Kafka, *, replication: int | None = None) -> list[Difference]:
+async def create(settings: Kafka, *, replication: int | None = None) -> tuple[list[str], list[Difference]]:
     """Creates missing topics, and makes the broker stamp the records of those that exist.
 
-    Returns the stamps that it changed: topics of older releases have the stamps of their writers.
+    Returns the topics that it created, in full, and the stamps that it changed: topics of older
+    releases have the stamps of their writers.
 
     Args:
         settings: where, and the declaration.
@@ -175,10 +176,12 @@ async def create(settings: Kafka, *, replication: int | None = None) -> list[Dif
         KafkaUnavailable: some are missing or not changed; run it again.
         KafkaRefused: this user may not create, describe or change the topics.
     """
-    stamps = [difference for difference in await plan(settings) if difference.what == STAMP]
+    differing = await plan(settings)
+    missing = [difference.topic for difference in differing if difference.what == MISSING]
+    stamps = [difference for difference in differing if difference.what == STAMP]
     await create_topics(settings, PLATFORM, replication=replication)
     await stamp(settings, stamps)
-    return stamps
+    return missing, stamps
 
 
 async def stamp(settings: Kafka, differing: Iterable[Difference]) -> None:

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -25,10 +25,10 @@ from penstock.discovery import DEFAULT_DATA_DIR, WITHOUT_CREDENTIALS, Addresses
 from penstock.errors import CannotStart, SettingsError
 from penstock.kafka import topic_plan
 from penstock.kafka.binding import ensure_bound
-from penstock.kafka.connection import wait_kafka
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.concurrently import run_both, run_to_completion
 from penstock.local.database import EmbeddedPostgres
+from penstock.local.existing import probe
 from penstock.local.jars import Progress
 from penstock.local.orphans import end_orphans
 from penstock.local.output import FileLog, both
@@ -292,6 +292,7 @@ class Deployment:
         self._supervisor = Supervisor(
             both(self._log, self._listener.on_line), run_dir=run_dir, policy=options.restart
         )
+        await probe(self._kafka_settings(options.kafka) if options.kafka else None, options.postgres)
         # Concurrently, because each start mostly waits for the disk.
         kafka, postgres = await run_both(self._start_kafka(), self._start_postgres())
         folder = self.data_dir / "objects"
@@ -315,12 +316,11 @@ class Deployment:
         on_step("starting services")
         self._start_services(port)
         await self.wait_ready()
-        self._data_dir.publish(self._addresses)
+        self._data_dir.publish(replace(self._addresses, deployment=await self._read_id()))
 
     async def _start_kafka(self) -> str:
         options, on_step = self._options, self._listener.on_step
         if options.kafka:
-            await wait_kafka(self._kafka_settings(options.kafka), timeout_s=15)
             return options.kafka
         on_step("starting Kafka")
         broker = EmbeddedKafka(

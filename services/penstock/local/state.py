@@ -14,7 +14,7 @@ import secrets
 import time
 from pathlib import Path
 
-from penstock.discovery import Addresses
+from penstock.discovery import DEFAULT_DATA_DIR, Addresses
 from penstock.errors import CannotStart
 
 CALLBACK_SECRETS = "PENSTOCK_CALLBACK_SECRETS"
@@ -26,13 +26,18 @@ class DataDir:
     """A data directory that this process owns.
 
     Raises:
-        CannotStart: the directory cannot be written, or another deployment runs in it.
+        CannotStart: the directory has other files, it cannot be written, or another deployment runs
+            in it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if _has_other_files(self.path):
+                raise CannotStart(
+                    f"{self.path} has files and is no data directory of Penstock: name an empty or a new one with --data-dir"
+                )
             # Keeps the directory out of a surrounding git repository.
             (self.path / ".gitignore").write_text("*\n")
             self._lock = (self.path / "lock").open("a+")
@@ -77,6 +82,18 @@ class DataDir:
         """Removes the addresses and unlocks the directory."""
         (self.path / "state.json").unlink(missing_ok=True)
         self._lock.close()
+
+
+def _has_other_files(path: Path) -> bool:
+    """Whether a directory has files, and Penstock has never used it.
+
+    The default directory belongs to Penstock by its name: the demo keeps its files there.
+    """
+    return (
+        path.name != DEFAULT_DATA_DIR.name
+        and not (path / "lock").exists()
+        and next(path.iterdir(), None) is not None
+    )
 
 
 def make_secret(file: Path) -> str:

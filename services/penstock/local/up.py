@@ -15,7 +15,7 @@ from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 from penstock.errors import PenstockError
 from penstock.local.deployment import Deployment, Listener, Options
 from penstock.local.output import MergedLog, wants_colour
-from penstock.process import exit_status
+from penstock.process import exit_status, stop_signals
 
 
 async def up(
@@ -23,7 +23,7 @@ async def up(
 ) -> int:
     """Starts a deployment, prints its addresses, and runs until SIGINT, SIGTERM or SIGHUP.
 
-    A second signal kills the programs that have not stopped yet.
+    A second signal, at least a second later, kills the programs that have not stopped yet.
 
     Args:
         options: what to start.
@@ -43,7 +43,7 @@ async def up(
             log("penstock", text)
 
         deployment = Deployment(options, Listener(on_step=on_step, on_fetch=on_fetch, on_line=log))
-        with _signals(stopping, deployment):
+        with stop_signals(stopping.set, deployment.kill_all, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             running = asyncio.create_task(_run(deployment, console, stopping, on_ready))
             stop = asyncio.create_task(stopping.wait())
             await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,23 +112,6 @@ def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     try:
         yield on_fetch
     finally:
-        bar.stop()
-
-
-@contextmanager
-def _signals(stopping: asyncio.Event, deployment: Deployment) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        if stopping.is_set():
-            deployment.kill_all()
-        stopping.set()
-
-    signal_numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in signal_numbers:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in signal_numbers:
-            loop.remove_signal_handler(number)
+        # Stopping a bar that was never shown would print an empty line.
+        if bar.live.is_started:
+            bar.stop()

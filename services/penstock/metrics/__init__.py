@@ -129,6 +129,10 @@ ATTEMPTS_ENDED = Metric(
     "Attempts that have ended, by outcome (next, done, retry, fail or expired) and by the resulting state of the task.",
     ("outcome", "state"),
 )
+ATTEMPTS_UNHANDLED = Metric(
+    "penstock_attempts_unhandled_total",
+    "Attempts that a worker handed back, because it has no handler for their stage.",
+)
 ATTEMPT_SECONDS = Metric(
     "penstock_attempt_seconds",
     "Seconds that handlers ran, by stage, for attempts whose result took effect.",
@@ -242,6 +246,11 @@ WINDOW_DRAIN = Metric(
 RELEASED = Metric(
     "penstock_released_total", "Tasks that this process has released to ready topics, by type.", ("type",)
 )
+WITHDRAWN = Metric(
+    "penstock_withdrawn_total",
+    "Tasks whose records this process has withdrawn from a busy worker, because another worker had room, by type.",
+    ("type",),
+)
 LIMIT = Metric(
     "penstock_limit",
     "Limits of a type: in_flight (tasks; penstock_backlog has the current number), starts_per_s (attempts per second; "
@@ -298,6 +307,10 @@ INGEST_WAITING = Metric(
 INGEST_PAUSED = Metric(
     "penstock_ingest_paused",
     "Partitions of the topic submitted that this process has paused because PostgreSQL is behind.",
+)
+INGEST_HELD = Metric(
+    "penstock_ingest_held",
+    "Partitions of the topic submitted that wait for the object store, at a record with a large context.",
 )
 INGEST_PROCESSED = Metric(
     "penstock_ingest_processed_total",

@@ -22,15 +22,21 @@ log = logging.getLogger(__name__)
 Probe = Callable[[], Awaitable[None]]
 
 OK = "ok"
+READY = "ready"
 ALIVE = {"status": OK}
+# Probes of what only some work needs: the process goes on with all other, so it is ready in part.
+PARTIAL = frozenset({"objects"})
 
 
 async def readiness(probes: Mapping[str, Probe]) -> tuple[dict[str, Any], int]:
     """Returns the body of /readyz ("ok" or a reason per probe) and its status: 200 or 503."""
     reasons = await asyncio.gather(*(_reason(probe) for probe in probes.values()))
     checks = dict(zip(probes, reasons, strict=True))
-    if all(reason == OK for reason in reasons):
-        return {"status": "ready", "checks": checks}, 200
+    failed = {name for name, reason in checks.items() if reason != OK}
+    if not failed:
+        return {"status": READY, "checks": checks}, 200
+    if failed <= PARTIAL:
+        return {"status": "ready in part", "checks": checks}, 200
     return {"status": "not ready", "checks": checks}, 503
 
 

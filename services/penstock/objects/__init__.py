@@ -1,14 +1,17 @@
 """The object store, by obstore: large contexts (claim check, T4) and the archive of history.
 
 Context objects are named by their digest, so a repeated upload is idempotent. Fails closed: bytes
-that do not match their reference never reach a handler.
+that do not match their reference never reach a handler. An object is only called missing by a store
+that is there: a folder that is not mounted and a deleted bucket are outages.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -26,6 +29,7 @@ from penstock.contracts.context import (
     ObjectRef,
     too_deep,
 )
+from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.errors import CorruptObject, InvalidRecord, ObjectsUnavailable, SettingsError, TooLarge
 
 _REMEDY = (
@@ -36,6 +40,13 @@ _REMEDY = (
 _CHUNK_BYTES = 5 * 1024 * 1024
 _CONCURRENT_PARTS = 2
 _READ_BYTES = 1024 * 1024
+
+# Seconds for an answer to a probe.
+PROBE_S = 3.0
+# Amazon's code in the answer of a store without the bucket. The answer is otherwise that of a
+# missing object.
+_NO_BUCKET = "NoSuchBucket"
+_REASON_LENGTH = 300
 
 
 class ObjectStore:
@@ -65,26 +76,37 @@ class ObjectStore:
         except (BaseError, ValueError, OSError) as error:
             # Only the first line: some errors continue with internals of the library.
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise SettingsError(f"objects={url!r} is not an object store ({reason}): {_REMEDY}") from error
-        if parts.scheme == "file" and not os.access(unquote(parts.path), os.R_OK | os.W_OK | os.X_OK):
-            raise SettingsError(f"objects={url!r} cannot be read and written by this user: {_REMEDY}")
+            raise SettingsError(
+                f"PENSTOCK_OBJECTS={url!r} is not an object store ({reason}): {_REMEDY}"
+            ) from error
+        self._folder = unquote(parts.path) if parts.scheme == "file" else None
+        if self._folder is not None and not os.access(self._folder, os.R_OK | os.W_OK | os.X_OK):
+            raise SettingsError(
+                f"PENSTOCK_OBJECTS={url!r} cannot be read and written by this user: {_REMEDY}"
+            )
 
-    async def check_in(self, context: Context) -> Context:
+    async def check_in(self, context: Context, namespace: str) -> Context:
         """Stores a context above the inline limit and returns its reference; others are unchanged.
+
+        Args:
+            context: of a task, or its result.
+            namespace: of the task.
 
         Raises:
             ObjectsUnavailable: the object is not stored.
         """
         if context.data is None or len(context.data) <= INLINE_LIMIT_BYTES:
             return context
-        ref = ObjectRef.of(context.data)
+        ref = ObjectRef.of(context.data, namespace)
+        # Without the check, the library would create a folder where another one was mounted.
+        self._require_folder()
         try:
             await obstore.put_async(self._store, ref.key, context.data)
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not store {len(context.data):,} bytes: {error}") from error
+            raise _unavailable(f"does not store {len(context.data):,} bytes", error) from error
         return Context(context.content_type, ref=ref)
 
-    async def check_out(self, context: Context, *, limit_bytes: int | None = None) -> Context:
+    async def check_out(self, context: Context, namespace: str, *, limit_bytes: int | None = None) -> Context:
         """Fetches the object of a reference; returns an inline context unchanged.
 
         A reference can come from any worker, so nothing is read before its key and its size are
@@ -92,6 +114,7 @@ class ObjectStore:
 
         Args:
             context: inline, or a reference.
+            namespace: of the task. Objects of earlier releases have the keys of the default one.
             limit_bytes: the largest object that this process holds in memory; None is any.
 
         Raises:
@@ -105,6 +128,8 @@ class ObjectStore:
             return context
         try:
             ref.require_own_key()
+            if ref.namespace != DEFAULT_NAMESPACE:
+                ref.require_namespace(namespace)
         except InvalidRecord as fault:
             raise CorruptObject(fault.reason) from fault
         if limit_bytes is not None and ref.size > limit_bytes:
@@ -130,20 +155,48 @@ class ObjectStore:
                 if len(data) == ref.size:
                     return bytes(data)
         except FileNotFoundError as error:
+            self._require_folder(CONTEXTS_PREFIX)
+            if _NO_BUCKET in str(error):
+                raise _unavailable("has no such bucket", error) from error
             raise CorruptObject(f"object {ref.key} is not in the store") from error
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not fetch {ref.key}: {error}") from error
+            raise _unavailable(f"does not return {ref.key}", error) from error
         raise CorruptObject(f"object {ref.key} does not have the {ref.size:,} bytes of its reference")
 
     async def answers(self) -> bool:
         """Whether the store answers at all: then an error is that of a single object."""
         try:
-            await obstore.head_async(self._store, f"{CONTEXTS_PREFIX}probe")
-        except FileNotFoundError:
-            return True
-        except (BaseError, OSError):
+            await self.probe()
+        except ObjectsUnavailable:
             return False
         return True
+
+    async def probe(self) -> None:
+        """Returns when the store answers.
+
+        Raises:
+            ObjectsUnavailable: it does not, within `PROBE_S` seconds.
+        """
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await obstore.head_async(self._store, f"{CONTEXTS_PREFIX}probe")
+        except FileNotFoundError as error:
+            self._require_folder()
+            if _NO_BUCKET in str(error):
+                raise _unavailable("has no such bucket", error) from error
+        except TimeoutError as error:
+            raise ObjectsUnavailable(f"the object store does not answer within {PROBE_S:g} s") from error
+        except (BaseError, OSError) as error:
+            raise _unavailable("does not answer", error) from error
+
+    def _require_folder(self, part: str = "") -> None:
+        """Checks that a part of a local store exists.
+
+        Raises:
+            ObjectsUnavailable: it does not: the folder is not mounted, or was replaced.
+        """
+        if self._folder is not None and not (path := Path(self._folder) / part).is_dir():
+            raise ObjectsUnavailable(f"the object store is away: {path} is not a folder")
 
     async def put_chunks(self, object_key: str, chunks: AsyncIterator[bytes]) -> None:
         """Stores an object from chunks, atomically: an error leaves the old object or none.
@@ -157,7 +210,7 @@ class ObjectStore:
                 self._store, object_key, chunks, chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENT_PARTS
             )
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not store {object_key}: {error}") from error
+            raise _unavailable(f"does not store {object_key}", error) from error
 
     async def chunks(self, object_key: str) -> AsyncIterator[bytes]:
         """Reads an object in chunks.
@@ -173,7 +226,7 @@ class ObjectStore:
         except FileNotFoundError as error:
             raise CorruptObject(f"object {object_key} is not in the store") from error
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not fetch {object_key}: {error}") from error
+            raise _unavailable(f"does not return {object_key}", error) from error
 
     async def size_of(self, object_key: str) -> int | None:
         """Returns the size of an object in bytes; None when it does not exist.
@@ -186,7 +239,13 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            raise ObjectsUnavailable(f"could not read the size of {object_key}: {error}") from error
+            raise _unavailable(f"does not tell the size of {object_key}", error) from error
+
+
+def _unavailable(what: str, error: Exception) -> ObjectsUnavailable:
+    """The error of the store; the library's own continues with its internals after a line."""
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return ObjectsUnavailable(f"the object store {what}: {reason[:_REASON_LENGTH]}")
 
 
 def _typed(content_type: ContentType, data: bytes, object_key: str) -> Context:

@@ -25,6 +25,7 @@ from penstock.core.task import FINAL, State
 from penstock.postgres.connection import translated
 from penstock.postgres.outbox import PendingEvent, enqueue, sparse
 from penstock.postgres.queries import query
+from penstock.postgres.repeating import transacted
 from penstock.postgres.tasks import encode_ref
 from penstock.postgres.types import policy_of
 from penstock.settings import Platform
@@ -82,11 +83,13 @@ class Advanced:
         applied: fences of the endings whose attempts were current.
         outbox: written with them, to be published.
         traces: traceparents of traced tasks.
+        locked: ids of tasks that another transaction locks: nothing is known of their endings.
     """
 
     applied: set[Fence]
     outbox: OutboxEntry
     traces: dict[Fence, str]
+    locked: frozenset[int] = frozenset()
 
 
 async def retry_states(executor: Any, ids: Sequence[int]) -> dict[int, RetryState]:
@@ -116,6 +119,7 @@ async def advance(
     endings: Sequence[Ending],
     *,
     late: bool = False,
+    waits: bool = True,
     source: str = Platform.event_source,
 ) -> Advanced:
     """Commits a batch of endings, at most one an attempt, in one transaction.
@@ -124,32 +128,40 @@ async def advance(
         pool: of the database.
         endings: the attempts that ended.
         late: they end attempts that may not have begun (see `late_attempts`).
+        waits: whether to wait for tasks that another transaction locks; else they are `locked`.
         source: of CloudEvents (see `Platform`).
 
     Raises:
         PostgresUnavailable: nothing took effect.
     """
+    columns = _columns(endings)
+    details = {ending.fence: ending for ending in endings}
+
+    locked: frozenset[int] = frozenset()
+
+    async def move(connection: Any) -> tuple[list[asyncpg.Record], list[Fence], OutboxEntry]:
+        nonlocal locked
+        if waits:
+            await connection.fetch(query("advance.lock"), columns[0])
+        rows = await connection.fetch(query("advance.advance"), *columns, late)
+        locked = frozenset(rows.pop()["locked"] if rows and rows[-1]["locked"] else ())
+        applied = [Fence(row["id"], row["from_step"], row["from_stage"], row["from_attempt"]) for row in rows]
+        outbox = await enqueue(
+            connection,
+            [
+                PendingEvent(_event(row, details[fence]), row["callbacks"], row["events"], row["traceparent"])
+                for row, fence in zip(rows, applied, strict=True)
+                if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
+            ],
+            source,
+        )
+        return rows, applied, outbox
+
     with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            rows = await connection.fetch(query("advance.advance"), *_columns(endings), late)
-            applied = [
-                Fence(row["id"], row["from_step"], row["from_stage"], row["from_attempt"]) for row in rows
-            ]
-            details = {ending.fence: ending for ending in endings}
-            outbox = await enqueue(
-                connection,
-                [
-                    PendingEvent(
-                        _event(row, details[fence]), row["callbacks"], row["events"], row["traceparent"]
-                    )
-                    for row, fence in zip(rows, applied, strict=True)
-                    if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
-                ],
-                source,
-            )
-            outbox.revocation = _revocation(endings, applied, late=late)
+        rows, applied, outbox = await transacted(pool, move)
+    outbox.revocation = _revocation(endings, applied, late=late)
     traces = {f: row["traceparent"] for f, row in zip(applied, rows, strict=True) if row["traceparent"]}
-    return Advanced(set(applied), outbox, traces)
+    return Advanced(set(applied), outbox, traces, locked)
 
 
 async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
@@ -211,8 +223,7 @@ async def cancel(
         PostgresUnavailable: nothing took effect.
     """
     with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            return await cancel_within(connection, ids, source=source)
+        return await transacted(pool, lambda connection: cancel_within(connection, ids, source=source))
 
 
 async def cancel_within(

@@ -220,7 +220,7 @@ class ApiKeyCache:
         """Refreshes the cache and records the use of keys, until cancelled."""
         while True:
             try:
-                async with open_session(self._dsn, "gateway api keys") as session:
+                async with open_session(self._dsn, "gateway api keys", locks=False) as session:
                     await session.listen(CHANNEL, lambda _payload: self._changed.set())
                     while not session.lost.is_set():
                         # Before the query, so that a change during the query causes another one.

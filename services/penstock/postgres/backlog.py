@@ -12,6 +12,9 @@ from penstock.core.task import Priority
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
+# Most rows that one statement changes.
+ROWS_PER_STATEMENT = 20_000
+
 # The states that have counters.
 STATES = ("ready", "scheduled", "paused", "waiting", "in_flight")
 
@@ -83,8 +86,10 @@ async def entries(
     return [BacklogEntry(**{**row, "priority": Priority(row["priority"])}) for row in rows]
 
 
-async def fold(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[str]) -> tuple[int, bool]:
-    """Adds the recorded changes of types to their counters.
+async def fold(
+    pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[str], limit: int = ROWS_PER_STATEMENT
+) -> tuple[int, bool]:
+    """Adds at most `limit` recorded changes of types to their counters.
 
     Returns:
         The number of changes, and whether any task of these types is in flight.
@@ -94,19 +99,19 @@ async def fold(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[str]) ->
             cases.
     """
     with translated():
-        [row] = await pool.fetch(query("backlog.fold"), list(type_names))
+        [row] = await pool.fetch(query("backlog.fold"), list(type_names), limit)
     return row["changes"], row["in_flight"]
 
 
 async def delete_empty(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[str]) -> None:
-    """Deletes counters that are 0.
+    """Deletes counters that are 0, some at a time.
 
     Raises:
         PostgresUnavailable: the counters may or may not be deleted; the counts are right in both
             cases.
     """
     with translated():
-        await pool.execute(query("backlog.delete_empty"), list(type_names))
+        await pool.execute(query("backlog.delete_empty"), list(type_names), ROWS_PER_STATEMENT)
 
 
 async def recount(pool: asyncpg.Pool[asyncpg.Record]) -> int:

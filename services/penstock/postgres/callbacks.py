@@ -13,6 +13,7 @@ from penstock.contracts.event import Callback
 from penstock.core.target import TargetId
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+from penstock.postgres.repeating import repeated, transacted
 from penstock.postgres.session import Session
 from penstock.postgres.targets import target_columns
 
@@ -169,10 +170,13 @@ async def record_outcomes(
         if not ordered:
             await pool.fetch(query("callbacks.record_outcomes"), *arguments)
             return
-        async with pool.acquire() as connection, connection.transaction():
+
+        async def record(connection: Any) -> None:
             rows = await connection.fetch(query("callbacks.record_outcomes"), *arguments)
             ended = [row["id"] for row in rows if row["id"] in ordered]
             await connection.execute(query("callbacks.requeue_next"), ended)
+
+        await transacted(pool, record)
 
 
 async def postpone(
@@ -248,15 +252,17 @@ async def bury(session: Session, refused: Mapping[str, str]) -> None:
     Raises:
         SessionLost, PostgresUnavailable: as `take_due`.
     """
-    if refused:
-        session.ensure()
-        with translated():
-            async with session.connection.transaction():
-                rows = await session.connection.fetch(
-                    query("callbacks.bury"), list(refused), list(refused.values())
-                )
+    if not refused:
+        return
+    async with session.connection() as connection:
+
+        async def end() -> None:
+            async with connection.transaction():
+                rows = await connection.fetch(query("callbacks.bury"), list(refused), list(refused.values()))
                 ended = [row["id"] for row in rows if row["ordered"]]
-                await session.connection.execute(query("callbacks.requeue_next"), ended)
+                await connection.execute(query("callbacks.requeue_next"), ended)
+
+        await repeated(end)
 
 
 async def next_due_s(session: Session) -> float | None:

@@ -171,6 +171,15 @@ async def moved(pool: Pool) -> dict[str, int]:
     return {row["reason"]: row["positions"] for row in await _fetch(pool, "moved")}
 
 
+async def missing(pool: Pool, ids: Sequence[int]) -> list[int]:
+    """Those of `ids` that belong to no task, finished tasks included.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    return [row["id"] for row in await _fetch(pool, "missing", ids)]
+
+
 async def note_lost(pool: Pool) -> int:
     """Marks deleted records as noted; returns how many entries.
 

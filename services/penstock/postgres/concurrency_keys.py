@@ -59,7 +59,10 @@ async def change(
         # A process of an earlier version has set the type's order meanwhile, without the lock.
         row = None
     if row is None:
-        raise Conflict(f"type {type_name} has ageing_s or finish_first, which exclude keys")
+        raise Conflict(
+            f"type {type_name} has ageing_s or finish_first, which cannot be combined with settings of concurrency keys: "
+            f"`penstock types set {type_name} --ageing-s none --no-finish-first` removes both"
+        )
     return row
 
 

@@ -5,19 +5,37 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import asyncpg
 
-from penstock.errors import CannotStart, PostgresUnavailable, SettingsError, Throttled, ValueRefused
+from penstock.errors import (
+    CannotStart,
+    LockConflict,
+    PostgresUnavailable,
+    SettingsError,
+    Throttled,
+    ValueRefused,
+)
 from penstock.postgres.multi_host import MultiHostConnector
+from penstock.postgres.repeating import RepeatingConnection
+from penstock.sockets import (
+    PROBE_AFTER_S,
+    PROBE_EVERY_S,
+    PROBES,
+    VANISHED_S,
+    end_when_peer_vanishes,
+)
 
 SCHEMA = "penstock"
 
-# Raised while the server is unavailable, starts, stops or is full, and for transactions that may be
-# repeated.
+# Raised for a transaction that may be repeated: a deadlock, a serialization failure, or a lock that
+# was not free within `lock_timeout`.
+_LOCK_CONFLICTS = (asyncpg.TransactionRollbackError, asyncpg.LockNotAvailableError)
+
+# Raised while the server is unavailable, starts, stops or is full.
 _PASSING = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -25,7 +43,10 @@ _PASSING = (
     asyncpg.InternalClientError,
     asyncpg.InsufficientResourcesError,
     asyncpg.OperatorInterventionError,
-    asyncpg.TransactionRollbackError,
+    # Raised when the loop stalled in a transaction: it is rolled back.
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    # Raised when the server cannot read or write a file.
+    asyncpg.PostgresSystemError,
     ConnectionError,
     OSError,
     TimeoutError,
@@ -43,8 +64,10 @@ _REFUSED = (
 # out of range, an entry of an index that is too long.
 _UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 
-# Raised for a file that the URL names: a certificate, a key.
+# The errors for a file that the URL names: a certificate, a key. A Unix socket is missing while its
+# server is, and is none of these.
 _UNREADABLE = (FileNotFoundError, IsADirectoryError, PermissionError)
+_FILES = re.compile(r"ssl(?:rootcert|cert|key|crl)=")
 
 READ_ONLY = (
     "the server takes no writes, as a standby or a primary that was demoted: name every server in the URL "
@@ -64,9 +87,29 @@ SESSION_SETTINGS = {
     "enable_mergejoin": "off",
 }
 
+# The setting of sessions whose statements all name rows by key: each is planned once. Otherwise
+# PostgreSQL plans it anew while its arrays are short, which takes longer than its execution. Other
+# sessions have statements with optional filters, which need a plan for their values.
+GENERIC_PLANS = {"plan_cache_mode": "force_generic_plan"}
+
+# The settings of the server's end: it keeps row locks, advisory locks and connections of a host
+# that vanished, or of a process that is stopped in a transaction. The roles lack them, because
+# behind a pooler the server's client is the pooler.
+_VANISHING = {
+    "tcp_keepalives_idle": str(PROBE_AFTER_S),
+    "tcp_keepalives_interval": str(PROBE_EVERY_S),
+    "tcp_keepalives_count": str(PROBES),
+    "tcp_user_timeout": f"{VANISHED_S}s",
+    "idle_in_transaction_session_timeout": f"{VANISHED_S}s",
+}
+
 # Seconds. The limit of connecting is for each server of a URL: an unreachable one must not delay
 # the next for a minute.
-_LIMITS: dict[str, Any] = {"timeout": 10, "command_timeout": 60}
+_LIMITS: dict[str, Any] = {
+    "timeout": 10,
+    "command_timeout": 60,
+    "connection_class": RepeatingConnection,
+}
 
 # Up to the last @, because an unescaped password may contain any separator.
 _PASSWORDS = re.compile(r"(?P<before>://[^:/@]*:).*(?=@)|(?P<name>(?:\b|ssl)password=)[^&]*")
@@ -78,6 +121,7 @@ def translated() -> Iterator[None]:
 
     Raises:
         PostgresUnavailable: a retry may succeed.
+        LockConflict: the statement met the locks of another transaction, and had no effect.
         CannotStart: the database has none of our tables.
         SettingsError: PENSTOCK_POSTGRES names a user, password or database that the server refuses.
             A running pool raises it too, when the server's rules have changed.
@@ -100,6 +144,8 @@ def translated() -> Iterator[None]:
         # A retry may succeed: the next connection leads to a server that takes writes, once there
         # is one.
         raise PostgresUnavailable(f"PostgreSQL: {error}: {READ_ONLY}") from error
+    except _LOCK_CONFLICTS as error:
+        raise LockConflict(f"PostgreSQL: {type(error).__name__}: {error}") from error
     except _PASSING as error:
         # When a cancellation meets a lost connection, the driver raises its own error instead. A
         # retry loop would then never end.
@@ -122,15 +168,15 @@ def _connecting(dsn: str) -> Iterator[None]:
         with translated():
             yield
     except PostgresUnavailable as error:
-        if wrong := _misconfigured(error.__cause__):
-            raise SettingsError(f"postgres={shown!r} {wrong}") from error
+        if wrong := _misconfigured(error.__cause__, dsn):
+            raise SettingsError(f"PENSTOCK_POSTGRES={shown!r} {wrong}") from error
         raise PostgresUnavailable(f"{error} (at {shown})") from error
     except SettingsError as error:
         raise SettingsError(f"{error} (this was {shown})") from error
     except (ValueError, OverflowError) as error:
         # Raised by the driver's parser, whose message may quote a part of the password.
         raise SettingsError(
-            f"postgres={shown!r} is not a connection URL: give postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
+            f"PENSTOCK_POSTGRES={shown!r} is not a connection URL: give postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
             "with %40 for @, %2F for / and so on in the password"
         ) from error
 
@@ -140,7 +186,7 @@ def without_password(dsn: str) -> str:
     return _PASSWORDS.sub(lambda found: f"{found['before'] or found['name']}***", dsn)
 
 
-def _misconfigured(cause: BaseException | None) -> str:
+def _misconfigured(cause: BaseException | None, dsn: str) -> str:
     """The fault of a URL that no retry helps; empty when there is none."""
     if isinstance(cause, asyncpg.ClientConfigurationError):
         return f"is not a connection URL: {cause}"
@@ -149,7 +195,7 @@ def _misconfigured(cause: BaseException | None) -> str:
             f"leads to a server whose certificate is not accepted: {cause.verify_message}: "
             "sslrootcert must name the file of the authority that signed it, and the URL the host it was made out to"
         )
-    if isinstance(cause, _UNREADABLE):
+    if isinstance(cause, _UNREADABLE) and _FILES.search(dsn):
         return f"names a file that cannot be read: {cause}"
     if isinstance(cause, ssl.SSLError):
         return f"cannot be reached by TLS: {cause}: are sslrootcert, sslcert and sslkey PEM files?"
@@ -180,32 +226,60 @@ async def _ensure_writable(connection: Any) -> None:
         raise PostgresUnavailable(f"PostgreSQL: {READ_ONLY}")
 
 
-def _options(name: str, *, pooled: bool = False) -> dict[str, Any]:
+def _options(name: str, *, pooled: bool = False, generic_plans: bool = False) -> dict[str, Any]:
     named = {"application_name": f"penstock {name}"}
     if pooled:
         # The next transaction may be in another session, without the statements that were prepared
         # in this one.
         return {**_LIMITS, "statement_cache_size": 0, "server_settings": named}
-    return {**_LIMITS, "server_settings": {**named, **SESSION_SETTINGS}}
+    plans = GENERIC_PLANS if generic_plans else {}
+    return {**_LIMITS, "server_settings": {**named, **SESSION_SETTINGS, **_VANISHING, **plans}}
 
 
-async def connect(dsn: str, name: str, *, durable: bool = True) -> asyncpg.Connection[asyncpg.Record]:
+def _connector(dsn: str) -> Callable[..., Coroutine[Any, Any, asyncpg.Connection[asyncpg.Record]]]:
+    """As `MultiHostConnector.connect`, with connections that end when their server vanishes."""
+    servers = MultiHostConnector(dsn)
+
+    async def connected(*arguments: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
+        connection = await servers.connect(*arguments, **options)
+        end_when_peer_vanishes(connection._transport)  # type: ignore[attr-defined]  # noqa: SLF001 (the driver has no other way in)
+        return connection
+
+    return connected
+
+
+async def connect(
+    dsn: str,
+    name: str,
+    *,
+    durable: bool = True,
+    idle_s: int = 0,
+    lock_timeout: str | None = None,
+    generic_plans: bool = False,
+) -> asyncpg.Connection[asyncpg.Record]:
     """A dedicated connection, for locks and notifications.
 
     Args:
         dsn: connection URL.
         name: shown in `pg_stat_activity`.
         durable: see `penstock.postgres.session.open_session`.
+        idle_s: seconds without a message after which the server ends the session; 0 for never.
+        lock_timeout: how long a statement waits for a lock; None is for ever.
+        generic_plans: see `GENERIC_PLANS`.
 
     Raises:
         PostgresUnavailable: no server, or none that accepts connections and writes.
         SettingsError: user, password, database or the URL itself is wrong.
     """
-    options = _options(name)
+    options = _options(name, generic_plans=generic_plans)
+    if lock_timeout is not None:
+        options["server_settings"]["lock_timeout"] = lock_timeout
+    if idle_s:
+        options["server_settings"]["idle_session_timeout"] = f"{idle_s}s"
     if not durable:
         options["server_settings"]["synchronous_commit"] = "off"
     with _connecting(dsn):
-        connection: asyncpg.Connection[asyncpg.Record] = await MultiHostConnector(dsn).connect(**options)
+        connection: asyncpg.Connection[asyncpg.Record] = await _connector(dsn)(**options)
         if read_only(connection):
             connection.terminate()
             raise PostgresUnavailable(f"PostgreSQL: {READ_ONLY}")
@@ -221,7 +295,13 @@ async def _leave_as_is(_connection: object) -> None:
 
 @asynccontextmanager
 async def open_pool(
-    dsn: str, name: str, *, size: int = 4, pooled: bool = False, writing: bool = True
+    dsn: str,
+    name: str,
+    *,
+    size: int = 4,
+    pooled: bool = False,
+    writing: bool = True,
+    generic_plans: bool = False,
 ) -> AsyncIterator[asyncpg.Pool[asyncpg.Record]]:
     """A pool of at most `size` connections, closed at the end of the block.
 
@@ -231,6 +311,7 @@ async def open_pool(
         size: most connections.
         pooled: whether the URL leads to a pooler in transaction mode.
         writing: False also accepts a server that takes no writes, such as a standby.
+        generic_plans: see `GENERIC_PLANS`.
 
     Raises:
         PostgresUnavailable: no server, or none that accepts connections and writes.
@@ -241,13 +322,13 @@ async def open_pool(
     with _connecting(dsn):
         pool = await asyncpg.create_pool(
             dsn,
-            connect=MultiHostConnector(dsn).connect,
+            connect=_connector(dsn),
             min_size=1,
             max_size=size,
             reset=_leave_as_is,
             init=ensure,
             setup=ensure,
-            **_options(name, pooled=pooled),
+            **_options(name, pooled=pooled, generic_plans=generic_plans),
         )
         if pooled and SCHEMA not in str(await pool.fetchval("SHOW search_path")):
             pool.terminate()

@@ -45,11 +45,13 @@ class Expiry:
         ended: the attempts that ended, each with its task's type.
         outbox: written with them, to be published.
         suspected: workers with a begun suspect, to which their loss is charged.
+        locked: ids of tasks that another transaction locks, whose leases have not ended.
     """
 
     ended: list[tuple[Ending, str]]
     outbox: OutboxEntry
     suspected: frozenset[str | None] = frozenset()
+    locked: frozenset[int] = frozenset()
 
 
 async def expire(
@@ -60,6 +62,7 @@ async def expire(
     source: str,
     others: Sequence[ExpiredLease] = (),
     suspected: Collection[str | None] = (),
+    waits: bool = True,
 ) -> Expiry:
     """Ends the attempts of leases, unless they have ended or were cancelled before.
 
@@ -70,6 +73,7 @@ async def expire(
         source: of CloudEvents (see `penstock.settings.Platform`).
         others: the other leases of the same workers, which have not expired yet.
         suspected: workers whose loss was charged to a suspect before.
+        waits: whether to wait for tasks that another transaction locks; else they are `locked`.
 
     Raises:
         PostgresUnavailable: nothing took effect.
@@ -108,9 +112,9 @@ async def expire(
         )
     if not endings:
         return Expiry([], OutboxEntry(), suspects_of_workers)
-    advanced = await advance(pool, endings, source=source)
+    advanced = await advance(pool, endings, waits=waits, source=source)
     ended = [(ending, states[ending.fence.id].type) for ending in endings if ending.fence in advanced.applied]
-    return Expiry(ended, advanced.outbox, suspects_of_workers)
+    return Expiry(ended, advanced.outbox, suspects_of_workers, advanced.locked)
 
 
 def _charges(

@@ -15,7 +15,7 @@ import asyncpg
 import orjson
 
 from penstock.core.history import Part, span_of
-from penstock.errors import PostgresUnavailable
+from penstock.errors import LockConflict, PostgresUnavailable
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.session import Session
@@ -37,8 +37,6 @@ def _retriable() -> Iterator[None]:
     """Translates errors of partitions to `PostgresUnavailable`, so that the round is retried."""
     try:
         yield
-    except asyncpg.LockNotAvailableError as error:
-        raise PostgresUnavailable(f"PostgreSQL: history is locked: {error}") from error
     except asyncpg.CheckViolationError as error:
         raise PostgresUnavailable(
             f"PostgreSQL: {error}: was a partition dropped by hand? Then set dropped_at of its day in penstock.history_part"
@@ -188,7 +186,7 @@ async def drop(session: Session, part: Part, *, archived: bool) -> bool:
     """
     try:
         return bool(await session.fetchval("history.drop", part.day, part.number, archived))
-    except asyncpg.LockNotAvailableError:
+    except LockConflict:
         return False
 
 

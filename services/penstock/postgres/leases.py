@@ -12,11 +12,18 @@ from penstock.core.leases import Lease
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
+# Leases that are read at a time.
+ROWS_PER_FETCH = 5_000
+
 
 async def claimed(
     pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease], beaten: Sequence[bool]
-) -> set[AttemptId]:
-    """Writes claims as `running`, with their terms; returns those whose attempt is current.
+) -> tuple[set[AttemptId], set[int]]:
+    """Writes claims as `running`, with their terms.
+
+    Returns:
+        The claims whose attempt is current; and the ids of tasks that another transaction locks,
+        whose claims are not written.
 
     Args:
         pool: of the database.
@@ -39,7 +46,8 @@ async def claimed(
             [lease.max_attempts for lease in leases],
             list(beaten),
         )
-    return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}
+    locked = set(rows.pop()["locked"]) if rows and rows[-1]["locked"] else set()
+    return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}, locked
 
 
 async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], now_s: float) -> list[Lease]:
@@ -48,19 +56,25 @@ async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], no
     Raises:
         PostgresUnavailable: no server.
     """
+    found: list[Lease] = []
     with translated():
-        rows = await pool.fetch(query("leases.held"), list(partitions))
-    return [
-        Lease(
-            attempt_id=AttemptId(row["id"], row["step"], row["attempt"]),
-            worker=row["worker"],
-            timeout_s=row["lease_ms"] / 1000,
-            seen_s=now_s,
-            partition=row["lease_partition"],
-            max_attempts=row["max_attempts"],
-        )
-        for row in rows
-    ]
+        # By cursor: there may be a hundred thousand, and one answer of all would hold up the loop.
+        async with pool.acquire() as connection, connection.transaction(readonly=True):
+            cursor = await connection.cursor(query("leases.held"), list(partitions))
+            while rows := await cursor.fetch(ROWS_PER_FETCH):
+                found += [_lease_of(row, now_s) for row in rows]
+    return found
+
+
+def _lease_of(row: asyncpg.Record, now_s: float) -> Lease:
+    return Lease(
+        attempt_id=AttemptId(row["id"], row["step"], row["attempt"]),
+        worker=row["worker"],
+        timeout_s=row["lease_ms"] / 1000,
+        seen_s=now_s,
+        partition=row["lease_partition"],
+        max_attempts=row["max_attempts"],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.core.fair_queueing import KeyQueue
 from penstock.core.release_order import Head
-from penstock.postgres.release import Batch, ready_of
+from penstock.postgres.release import Batch, Released, ready_of
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
 
@@ -59,26 +59,38 @@ async def track_ready(session: Session, type_name: str, position: Position, limi
     return None if row["id"] is None else Position(row["priority"], row["id"])
 
 
-async def in_flight(session: Session, type_name: str) -> int:
-    """How many tracked tasks of a type are queued or running."""
-    return int(await session.fetchval("limits.in_flight", type_name))
+async def in_flight(session: Session, type_name: str, limit: int) -> int:
+    """How many tracked tasks of a type are queued or running, counted up to `limit`."""
+    return int(await session.fetchval("limits.in_flight", type_name, limit))
 
 
-async def set_empty_keys(session: Session, type_name: str, position: Position, limit: int) -> Position | None:
+async def set_empty_keys(
+    session: Session, type_name: str, position: Position, limit: int
+) -> tuple[Position | None, int]:
     """Sets the empty key on ready tasks without a key, among the next `limit`.
 
     Key queues leave out tasks without a key.
 
     Returns:
-        The position to continue from; None at the end.
+        The position to continue from, None at the end; and how many tasks without a key other
+        transactions lock.
     """
-    rows = await session.fetch("limits.set_empty_keys", type_name, *position, limit)
-    return Position(rows[0]["priority"], rows[0]["id"]) if rows else None
+    [row] = await session.fetch("limits.set_empty_keys", type_name, *position, limit)
+    return None if row["id"] is None else Position(row["priority"], row["id"]), row["locked"]
 
 
-async def heads(session: Session, task_type: TaskType, limit: int) -> list[Head]:
-    """The first `limit` tasks of each level; with `finish_first` also of those that have begun."""
-    rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first)
+async def heads(
+    session: Session, task_type: TaskType, limit: int, excluded: Sequence[int] = ()
+) -> list[Head]:
+    """The first `limit` tasks of each level; with `finish_first` also of those that have begun.
+
+    Args:
+        session: the owner of the type.
+        task_type: the type.
+        limit: most tasks of a level.
+        excluded: tasks that are left out.
+    """
+    rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first, list(excluded))
     return [Head(row["id"], row["level"], row["waited_s"], begun=row["begun"]) for row in rows]
 
 
@@ -90,11 +102,13 @@ class PageSize:
         level: the priority.
         tasks: most tasks that will be selected from it.
         keys: most concurrency keys.
+        excluded: tasks that are left out.
     """
 
     level: int
     tasks: int
     keys: int
+    excluded: Sequence[int] = ()
 
 
 async def key_queues(
@@ -118,6 +132,7 @@ async def key_queues(
         size.keys,
         task_type.max_per_key,
         size.tasks,
+        list(size.excluded),
     )
     return [
         KeyQueue(
@@ -137,8 +152,8 @@ async def release_selected(
     ids: Sequence[int],
     take_confirmed: Callable[[], list[int]],
     levels: Mapping[int, int] | None = None,
-) -> Batch | None:
-    """Releases selected tasks; None when none of them is ready any more.
+) -> Released:
+    """Releases those of the selected tasks that are still ready and that no transaction locks.
 
     Args:
         session: the owner of the type.
@@ -149,8 +164,10 @@ async def release_selected(
             priorities.
     """
     rows = await session.fetch("limits.release_selected", task_type.name, list(ids), take_confirmed())
-    if not rows:
-        return None
     order = {task_id: number for number, task_id in enumerate(ids)}
     rows.sort(key=lambda row: order[row["id"]])
-    return Batch(rows[0]["release_id"], [ready_of(task_type, row, levels) for row in rows])
+    released = {row["id"] for row in rows}
+    locked = [task_id for task_id in ids if task_id not in released]
+    if not rows:
+        return Released(None, locked)
+    return Released(Batch(rows[0]["release_id"], [ready_of(task_type, row, levels) for row in rows]), locked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import asyncpg
 
@@ -74,10 +75,29 @@ async def unlock_type(session: Session, type_name: str) -> None:
     await session.fetchval("release.unlock_type", type_name)
 
 
+class Released(NamedTuple):
+    """The result of a statement that releases tasks.
+
+    Attributes:
+        batch: the released tasks; None when there are none.
+        locked: tasks that it did not release because another transaction locks them, or because
+            they changed meanwhile.
+    """
+
+    batch: Batch | None
+    locked: list[int]
+
+
 async def release(
-    session: Session, task_type: TaskType, limit: int, confirmed: Sequence[int], *, tracked: bool = False
-) -> Batch | None:
-    """Releases the first `limit` ready tasks of a type; None when no task is ready.
+    session: Session,
+    task_type: TaskType,
+    limit: int,
+    confirmed: Sequence[int],
+    *,
+    tracked: bool = False,
+    excluded: Sequence[int] = (),
+) -> Released:
+    """Releases the first `limit` ready tasks of a type.
 
     Args:
         session: the owner of the type.
@@ -86,9 +106,15 @@ async def release(
         confirmed: earlier batches that Kafka has; the same statement deletes their notes.
         tracked: the tasks count for limits while they are in flight, and their end notifies the
             type's owner.
+        excluded: tasks that are left out.
     """
-    rows = await session.fetch("release.release", task_type.name, limit, list(confirmed), tracked)
-    return Batch(rows[0]["release_id"], [ready_of(task_type, row) for row in rows]) if rows else None
+    rows = await session.fetch(
+        "release.release", task_type.name, limit, list(confirmed), tracked, list(excluded)
+    )
+    locked = rows.pop()["locked"] if rows and rows[-1]["locked"] else []
+    if not rows:
+        return Released(None, locked)
+    return Released(Batch(rows[0]["release_id"], [ready_of(task_type, row) for row in rows]), locked)
 
 
 async def delete_notes(session: Session, confirmed: Sequence[int]) -> None:
@@ -141,6 +167,39 @@ async def make_lost_ready(
     with translated():
         rows = await pool.fetch(query("release.make_lost_ready"), type_name, cutoff, limit)
     return [row["id"] for row in rows]
+
+
+async def withdraw(
+    session: Session, attempt_ids: Sequence[AttemptId]
+) -> tuple[set[AttemptId], set[AttemptId]]:
+    """Makes those of the attempts that are still queued ready again, each as a new attempt.
+
+    Args:
+        session: the owner of their type.
+        attempt_ids: of records that no worker has taken.
+
+    Returns:
+        The attempts that were withdrawn, and those that are still queued, because another
+        transaction locks their tasks.
+    """
+    rows = await session.fetch("release.withdraw", *_columns(attempt_ids))
+    found = {AttemptId(row["id"], row["step"], row["attempt"]): row["moved"] for row in rows}
+    return {each for each, moved in found.items() if moved}, {
+        each for each, moved in found.items() if not moved
+    }
+
+
+async def durations_s(session: Session, attempt_ids: Sequence[AttemptId]) -> list[float]:
+    """How long those of the attempts took that have ended."""
+    return [row["took_s"] for row in await session.fetch("release.durations", *_columns(attempt_ids))]
+
+
+def _columns(attempt_ids: Sequence[AttemptId]) -> tuple[list[int], list[int], list[int]]:
+    return (
+        [attempt_id.task_id for attempt_id in attempt_ids],
+        [attempt_id.step for attempt_id in attempt_ids],
+        [attempt_id.attempt for attempt_id in attempt_ids],
+    )
 
 
 async def promote(session: Session, limit: int = 1_000) -> dict[str, int]:

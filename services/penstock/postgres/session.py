@@ -1,17 +1,34 @@
-"""A dedicated session: its locks and subscriptions last exactly as long as its connection."""
+"""A dedicated session: its locks and subscriptions last exactly as long as its connection.
+
+The server ends a session that sends nothing for `VANISHED_S` seconds, and frees its locks. So a
+frozen process and a host without power or network give up what they own. A live process pings.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+from asyncpg.protocol.protocol import PreparedStatementState
 
-from penstock.errors import SessionLost
+from penstock.errors import LockConflict, SessionLost
 from penstock.postgres.connection import READ_ONLY, connect, read_only, translated
 from penstock.postgres.queries import query
+from penstock.sockets import VANISHED_S
+
+# Seconds between two pings. The difference to `VANISHED_S` is how long a loop may stall.
+PING_EVERY_S = 2.0
+
+log = logging.getLogger(__name__)
+
+# A statement of a session that repeats it waits so long for a lock: longer than PostgreSQL takes to
+# find a deadlock, and a fraction of PENSTOCK_STALL_TIMEOUT_S.
+LOCK_TIMEOUT = "2s"
+CONFLICT_PAUSE_S = 0.05
 
 
 class Session:
@@ -20,10 +37,20 @@ class Session:
     A statement that a lock protects goes through the connection that holds the lock. When the
     connection is gone the lock is too, and the statement fails instead of acting on a lock that
     another process may hold.
+
+    Attributes:
+        lost: set when the connection has ended.
+        lock_conflicts: statements that were repeated after a lock conflict.
     """
 
-    def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        self.connection = connection
+    def __init__(
+        self, connection: asyncpg.Connection[asyncpg.Record], *, repeats_conflicts: bool = False
+    ) -> None:
+        self._connection = connection
+        self._repeats_conflicts = repeats_conflicts
+        self.lock_conflicts = 0
+        # The driver refuses two statements at once, and pings come between those of the owner.
+        self._turn = asyncio.Lock()
         self.lost = asyncio.Event()
         connection.add_termination_listener(self._on_termination)
 
@@ -33,7 +60,7 @@ class Session:
     @property
     def pid(self) -> int:
         """The id of the server's process, by which other sessions see this one."""
-        return int(self.connection.get_server_pid())
+        return int(self._connection.get_server_pid())
 
     def ensure(self) -> None:
         """Checks that the session lives and its server takes writes.
@@ -41,9 +68,9 @@ class Session:
         Raises:
             SessionLost: the connection has ended, or leads to a server that was demoted.
         """
-        if self.lost.is_set() or self.connection.is_closed():
+        if self.lost.is_set() or self._connection.is_closed():
             raise SessionLost("the PostgreSQL session has ended, and its locks with it")
-        if read_only(self.connection):
+        if read_only(self._connection):
             raise SessionLost(f"PostgreSQL: {READ_ONLY}")
 
     async def probe(self) -> None:
@@ -56,8 +83,21 @@ class Session:
         Raises:
             PostgresUnavailable: the connection has ended.
         """
-        with translated():
-            await self.connection.add_listener(channel, lambda _c, _p, _ch, payload: on_notify(str(payload)))
+        async with self.connection() as connection:
+            await connection.add_listener(channel, lambda _c, _p, _ch, payload: on_notify(str(payload)))
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        """The connection, for the statements of a `with` block.
+
+        Raises:
+            SessionLost: the connection has ended.
+            PostgresUnavailable: the server refused for now.
+        """
+        async with self._turn:
+            self.ensure()
+            with translated():
+                yield self._connection
 
     async def fetch(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
         """The rows of a named query.
@@ -65,20 +105,63 @@ class Session:
         Raises:
             SessionLost: the connection has ended.
             PostgresUnavailable: the server refused for now.
+            LockConflict: unless the session repeats such statements.
         """
-        self.ensure()
-        with translated():
-            rows: list[asyncpg.Record] = await self.connection.fetch(query(name), *arguments)
-        return rows
+        while True:
+            try:
+                async with self.connection() as connection:
+                    rows: list[asyncpg.Record] = await connection.fetch(query(name), *arguments)
+            except LockConflict as error:
+                if not self._repeats_conflicts:
+                    raise
+                self.lock_conflicts += 1
+                log.warning(
+                    "A statement met locks of another transaction and is repeated",
+                    extra={"event": "lock_conflict", "statement": name, "error": str(error)},
+                )
+                await asyncio.sleep(CONFLICT_PAUSE_S)
+            else:
+                return rows
 
     async def fetchval(self, name: str, *arguments: Any) -> Any:
         """The first value of the first row of a named query; errors as `fetch`."""
         rows = await self.fetch(name, *arguments)
         return rows[0][0] if rows else None
 
+    async def keep_alive(self) -> None:
+        """Pings until the session is lost; a server that does not answer loses it."""
+        while not self.lost.is_set():
+            await asyncio.sleep(PING_EVERY_S)
+            if self._turn.locked():
+                continue  # a statement tells the server as much
+            async with self._turn:
+                try:
+                    await _ping(self._connection)
+                except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    self._connection.terminate()
+                    self.lost.set()
+
+
+async def _ping(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Closes a statement that does not exist, which the server answers without a transaction.
+
+    An idle deployment makes close to no queries (S6), and a query every two seconds would be one.
+    """
+    protocol: Any = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 (the driver has no such call)
+    none = PreparedStatementState("penstock_ping", "", protocol, asyncpg.Record, False)  # noqa: FBT003 (it takes no names)
+    await protocol.close_statement(none, VANISHED_S - PING_EVERY_S)
+
 
 @asynccontextmanager
-async def open_session(dsn: str, name: str, *, durable: bool = True) -> AsyncIterator[Session]:
+async def open_session(
+    dsn: str,
+    name: str,
+    *,
+    durable: bool = True,
+    locks: bool = True,
+    repeats_conflicts: bool = False,
+    generic_plans: bool = False,
+) -> AsyncIterator[Session]:
     """A session for the time of a `with` block.
 
     Args:
@@ -86,15 +169,31 @@ async def open_session(dsn: str, name: str, *, durable: bool = True) -> AsyncIte
         name: shown in `pg_stat_activity`.
         durable: False when a commit need not wait for the disk: a crash of the server may then undo
             the last transactions of this session.
+        locks: False for a session that holds none: the server keeps it while it is silent.
+        repeats_conflicts: whether a statement that meets the locks of another transaction is
+            repeated until it succeeds. `lock_conflicts` counts its repetitions, which show that the
+            session is not stalled.
+        generic_plans: see `penstock.postgres.connection.GENERIC_PLANS`.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    connection = await connect(dsn, name, durable=durable)
-    session = Session(connection)
+    connection = await connect(
+        dsn,
+        name,
+        durable=durable,
+        idle_s=VANISHED_S if locks else 0,
+        lock_timeout=LOCK_TIMEOUT if repeats_conflicts else None,
+        generic_plans=generic_plans,
+    )
+    session = Session(connection, repeats_conflicts=repeats_conflicts)
+    pings = asyncio.create_task(session.keep_alive()) if locks else None
     try:
         yield session
     finally:
+        if pings is not None:
+            pings.cancel()
+            await asyncio.gather(pings, return_exceptions=True)
         connection.remove_termination_listener(session._on_termination)  # noqa: SLF001 (our own class)
         # A graceful close waits for the server; an unreachable one must not delay the stop.
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import orjson
@@ -14,11 +15,16 @@ import orjson
 from penstock.contracts import subscription
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
+from penstock.core.access import namespace_of
 from penstock.errors import NotFound, SessionLost
 from penstock.postgres import history
 from penstock.postgres.columns import SUBMITTED
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+
+# Seconds of a search, and of its continuation in parts; tasks of a part.
+LIST_WITHIN_S = 2.0
+ROWS_PER_PART = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +180,49 @@ def context_of(row: Mapping[str, Any] | asyncpg.Record, prefix: str = "context")
     return Context(
         ContentType(content_type),
         data=row[prefix],
-        ref=ObjectRef.from_wire(orjson.loads(ref)) if ref else None,
+        ref=_decode_ref(ref),
     )
+
+
+def _decode_ref(text: str | None) -> ObjectRef | None:
+    return ObjectRef.from_wire(orjson.loads(text)) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectOwner:
+    """A task whose result refers to an object.
+
+    Attributes:
+        namespace: of the task.
+        ref: reference of its present context; None for an inline one.
+    """
+
+    namespace: str
+    ref: ObjectRef | None
+
+    def require_own(self, ref: ObjectRef, pointer: str = "") -> None:
+        """Requires a reference that names the task's namespace, or that of its present context.
+
+        The present one may have the key of an earlier release.
+
+        Raises:
+            InvalidRecord: it names another object.
+        """
+        if ref != self.ref:
+            ref.require_namespace(self.namespace, pointer)
+
+
+async def object_owners(executor: Any, ids: Iterable[int]) -> dict[int, ObjectOwner]:
+    """The tasks with these ids that are not in history, by id.
+
+    Raises:
+        PostgresUnavailable: the server does not answer.
+    """
+    with translated():
+        rows = await executor.fetch(query("tasks.references"), list(set(ids)))
+    return {
+        row["id"]: ObjectOwner(namespace_of(row["type"]), _decode_ref(row["context_ref"])) for row in rows
+    }
 
 
 async def get(executor: Any, task_id: int) -> dict[str, Any]:
@@ -201,6 +248,19 @@ async def get(executor: Any, task_id: int) -> dict[str, Any]:
     return {**row, "attempts": [dict(a) for a in attempts], "callbacks_owed": [dict(c) for c in callbacks]}
 
 
+class FoundTasks(NamedTuple):
+    """A part of the tasks that match.
+
+    Attributes:
+        rows: of these tasks, newest first.
+        searched_to: all tasks from this id on were searched, and older ones were not; None when the
+            search reached its limit of rows or the oldest task.
+    """
+
+    rows: list[asyncpg.Record]
+    searched_to: int | None = None
+
+
 async def find(
     executor: Any,
     *,
@@ -213,8 +273,12 @@ async def find(
     before_id: int | None = None,
     limit: int = 50,
     visible_types: Sequence[str] | None = None,
-) -> list[asyncpg.Record]:
+    within_s: float = LIST_WITHIN_S,
+) -> FoundTasks:
     """Rows of tasks that match all filters, newest first.
+
+    A search that no index serves is bounded: it first runs for `within_s` seconds, then examines
+    tasks in parts for as long, and returns what it has found.
 
     Args:
         executor: a pool or a connection.
@@ -227,24 +291,40 @@ async def find(
         before_id: the last id of the page before.
         limit: most rows.
         visible_types: only tasks of these types; None is every type.
+        within_s: see above.
 
     Raises:
         PostgresUnavailable: the server does not answer.
     """
+    filters = (
+        type_name,
+        list(states) if states else None,
+        stage,
+        orjson.dumps(labels).decode() if labels else None,
+        idempotency_key,
+    )
+    more_filters = (concurrency_key, None if visible_types is None else list(visible_types))
+    rows: list[asyncpg.Record] = []
     with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("tasks.list"),
-            type_name,
-            list(states) if states else None,
-            stage,
-            orjson.dumps(labels).decode() if labels else None,
-            idempotency_key,
-            before_id,
-            limit,
-            concurrency_key,
-            None if visible_types is None else list(visible_types),
-        )
-    return rows
+        try:
+            rows = await executor.fetch(
+                query("tasks.list"), *filters, before_id, limit, *more_filters, None, timeout=within_s
+            )
+            return FoundTasks(rows)
+        except TimeoutError:
+            deadline_s = time.monotonic() + within_s
+        while True:
+            part = await executor.fetchrow(query("tasks.walk"), before_id, ROWS_PER_PART)
+            if not part["tasks"]:
+                return FoundTasks(rows)
+            rows += await executor.fetch(
+                query("tasks.list"), *filters, before_id, limit - len(rows), *more_filters, part["last"]
+            )
+            before_id = part["last"]
+            if len(rows) == limit or part["tasks"] < ROWS_PER_PART:
+                return FoundTasks(rows)
+            if time.monotonic() >= deadline_s:
+                return FoundTasks(rows, before_id)
 
 
 async def by_ids(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 
 from penstock.contracts import subscription
 from penstock.contracts.subscription import Entry
+from penstock.core.access import namespace_of
 from penstock.core.retry import RetryPolicy
 from penstock.errors import Conflict, InvalidRecord, NotFound
 from penstock.postgres.connection import translated
@@ -108,10 +109,32 @@ def policy_of(row: Mapping[str, Any]) -> RetryPolicy:
     )
 
 
-async def register(pool: asyncpg.Pool[asyncpg.Record], task_type: TaskType) -> tuple[TaskType, bool]:
+@dataclass(frozen=True, slots=True)
+class TypeLimits:
+    """Limits for new types: one namespace must not use up what all share.
+
+    Attributes:
+        types: most types of a namespace.
+        partitions: most partitions of a type.
+    """
+
+    types: int
+    partitions: int
+
+
+async def register(
+    pool: asyncpg.Pool[asyncpg.Record], task_type: TaskType, limits: TypeLimits | None = None
+) -> tuple[TaskType, bool]:
     """Inserts or changes a type; returns the current type, and whether it is new.
 
+    Args:
+        pool: the database.
+        task_type: the type.
+        limits: for a new type; None is without limits.
+
     Raises:
+        InvalidRecord: a new type has too many partitions.
+        Conflict: the namespace of a new type has too many types.
         Conflict: the number of partitions would change, or its order contradicts the settings of
             its concurrency keys.
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
@@ -119,7 +142,9 @@ async def register(pool: asyncpg.Pool[asyncpg.Record], task_type: TaskType) -> t
     with translated():
         async with pool.acquire() as connection, connection.transaction():
             # The lock excludes concurrent changes of the type's keys, which the upsert checks.
-            await connection.fetchrow(query("types.lock"), task_type.name)
+            existing = await connection.fetchrow(query("types.lock"), task_type.name)
+            if existing is None and limits is not None:
+                await _ensure_within_limits(connection, task_type, limits)
             row = await _upsert(connection, task_type)
             registered = _from_row(row)
             if registered.partitions != task_type.partitions:
@@ -128,6 +153,24 @@ async def register(pool: asyncpg.Pool[asyncpg.Record], task_type: TaskType) -> t
                     f"(asked for {task_type.partitions}): register a new type instead"
                 )
             return registered, row["created"]
+
+
+async def _ensure_within_limits(connection: Any, task_type: TaskType, limits: TypeLimits) -> None:
+    """Raises unless a new type is within the limits; holds a lock until the transaction ends."""
+    if task_type.partitions > limits.partitions:
+        raise InvalidRecord(
+            f"{task_type.partitions} partitions are more than the {limits.partitions} that "
+            "PENSTOCK_GATEWAY_TYPE_PARTITIONS allows for a type",
+            pointer="/partitions",
+        )
+    namespace = namespace_of(task_type.name)
+    await connection.fetch(query("types.lock_namespace"), namespace)
+    # A statement of its own: it sees the types that others registered while this one waited.
+    if await connection.fetchval(query("types.count"), namespace) >= limits.types:
+        raise Conflict(
+            f"the namespace {namespace} has {limits.types} types or more, which is the most that "
+            "PENSTOCK_GATEWAY_NAMESPACE_TYPES allows: use an existing type, or ask the operator to raise the limit"
+        )
 
 
 async def change(
@@ -160,7 +203,7 @@ async def _upsert(connection: Any, task_type: TaskType) -> asyncpg.Record:
         # The JSON Schema excludes all other violations.
         raise Conflict(
             f"type {task_type.name} has settings of concurrency keys, which cannot be combined with ageing_s "
-            "or finish_first: reset them first"
+            f"or finish_first: `penstock types keys reset {task_type.name} KEY` removes those of a key"
         ) from error
     return row
 
@@ -173,6 +216,16 @@ async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:
     """
     with translated():
         return {row["name"]: _from_row(row) for row in await pool.fetch(query("types.all"))}
+
+
+async def named(pool: asyncpg.Pool[asyncpg.Record], names: Collection[str]) -> dict[str, TaskType]:
+    """Those types of these names that are registered.
+
+    Raises:
+        PostgresUnavailable: the database is unavailable.
+    """
+    with translated():
+        return {row["name"]: _from_row(row) for row in await pool.fetch(query("types.named"), list(names))}
 
 
 async def owners(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, str | None]:
@@ -191,10 +244,19 @@ def _from_row(row: asyncpg.Record) -> TaskType:
     return TaskType(**{**fields, "callbacks": subscription.from_columns(row["callbacks"])})
 
 
-class TypeCache:
-    """A cache of all types, reloaded after a notification or a miss.
+@dataclass(slots=True)
+class _LookUp:
+    """One query for several callers; a caller repeats it when it has failed."""
 
-    Misses reload it at most once a second, so that many unknown names do not cause many queries.
+    names: set[str] = field(default_factory=set)
+    done: bool = False
+
+
+class TypeCache:
+    """A cache of all types. A notification makes it outdated; a type that it lacks is looked up.
+
+    The notification of a new type may arrive after its first task. So each miss asks the database
+    before the name counts as unknown. Concurrent misses share a query.
 
     Args:
         pool: the database.
@@ -204,8 +266,9 @@ class TypeCache:
         self._pool = pool
         self._types: dict[str, TaskType] = {}
         self._outdated = True
-        self._loaded_s = float("-inf")
-        self._loading = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        # Collects names until its query begins.
+        self._next: _LookUp | None = None
 
     def __iter__(self) -> Iterator[TaskType]:
         return iter(list(self._types.values()))
@@ -219,15 +282,16 @@ class TypeCache:
         self._outdated = True
 
     async def require(self, names: Iterable[str]) -> None:
-        """Reloads the cache when it is outdated, or when it lacks one of `names`.
+        """Reloads the cache when it is outdated; looks up those of `names` that it lacks.
 
         Raises:
             PostgresUnavailable: the database is unavailable.
         """
-        missing = not all(name in self._types for name in names)
-        recent = asyncio.get_running_loop().time() - self._loaded_s < 1.0
-        if self._outdated or (missing and not recent):
+        wanted = set(names)
+        if self._outdated:
             await self.load()
+        if wanted - self._types.keys():
+            await self._look_up(wanted - self._types.keys())
 
     async def load(self) -> None:
         """Reads all types.
@@ -235,7 +299,7 @@ class TypeCache:
         Raises:
             PostgresUnavailable: the database is unavailable.
         """
-        async with self._loading:
+        async with self._reading:
             # Before the query, so that a change during the query causes another one.
             self._outdated = False
             try:
@@ -244,4 +308,13 @@ class TypeCache:
                 # Nothing was read, also when the caller was cancelled: the next caller tries again.
                 self._outdated = True
                 raise
-            self._loaded_s = asyncio.get_running_loop().time()
+
+    async def _look_up(self, names: set[str]) -> None:
+        look_up = self._next = self._next or _LookUp()
+        look_up.names |= names
+        async with self._reading:
+            # Otherwise another caller has asked for these names since.
+            if not look_up.done:
+                self._next = None if self._next is look_up else self._next
+                self._types = {**self._types, **await named(self._pool, look_up.names)}
+                look_up.done = True

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
+import orjson
 
+from penstock.core.completion import NO_HANDLER
 from penstock.core.release_order import Head, level_of
 from penstock.core.task import State
 from penstock.core.why import COUNTED, Ahead, Facts
@@ -53,6 +55,7 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         since=row["finished_at"] or row["updated_at"],
         attempt=row["attempt"],
         due_at=row["due_at"],
+        unhandled=_unhandled(row["error"]),
         pausing=row["pausing"],
         worker=row["worker"],
         lease_s=row["lease_ms"] / 1000,
@@ -70,6 +73,12 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         ahead=ahead,
     )
     return TaskFacts(row["type"], row["partitions"], found)
+
+
+def _unhandled(error: str | None) -> str | None:
+    """The message of the task's last error, if its worker had no handler for the stage."""
+    failure = orjson.loads(error) if error else {}
+    return failure.get("message") if failure.get("kind") == NO_HANDLER else None
 
 
 async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:

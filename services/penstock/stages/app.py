@@ -33,7 +33,9 @@ def create_app(settings: StagesSettings) -> process.Service:
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(open_pool(settings.postgres, NAME, pooled=settings.pooled))
+            pool = await stack.enter_async_context(
+                open_pool(settings.postgres, NAME, pooled=settings.pooled, generic_plans=True)
+            )
             session = await stack.enter_async_context(open_session(settings.sessions, f"{NAME} sweeper"))
             producer = await stack.enter_async_context(running(make_producer(settings)))
             publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -13,13 +14,17 @@ import asyncpg
 
 from penstock.concurrency.batcher import Batcher
 from penstock.concurrency.retry import retry_until_available
+from penstock.contracts.context import ObjectRef
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import Failure, StageResult
+from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.completion import Fence, Outcome, conclude
-from penstock.errors import PostgresUnavailable, ValueRefused
+from penstock.errors import InvalidRecord, PostgresUnavailable, ValueRefused
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
 from penstock.postgres.advance import Ending, advance, late_attempts, retry_states, stages_of
+from penstock.postgres.halving import in_halves
+from penstock.postgres.tasks import object_owners
 from penstock.stages.metrics import Metrics
 from penstock.stages.settings import StagesSettings
 from penstock.stages.spans import trace
@@ -27,6 +32,12 @@ from penstock.stages.spans import trace
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+# Between two attempts of a task whose worker is of an earlier release.
+EARLIER_RELEASE_DELAY_MS = 60_000
+
+# Seconds until a result is tried again whose task another transaction locks.
+LOCKED_RETRY_S = 0.2
 
 # The worker of a result that PostgreSQL cannot store.
 REFUSED_WORKER = "unknown"
@@ -68,6 +79,9 @@ class Committer:
         self._batcher: Batcher[Pending] = Batcher(
             self._commit, max_size=settings.commit_batch, size_of=lambda pending: len(pending.results)
         )
+        # Ids of tasks that the current batch found locked.
+        self._locked: set[int] = set()
+        self._waiting: set[asyncio.Task[None]] = set()
         self.metrics = Metrics()
 
     async def take(self, delivery: Delivery) -> None:
@@ -83,20 +97,59 @@ class Committer:
 
     async def run(self) -> None:
         """Commits until cancelled."""
-        await self._batcher.run()
+        try:
+            await self._batcher.run()
+        finally:
+            for waiting in self._waiting:
+                waiting.cancel()
 
     async def _commit(self, batch: Sequence[Pending]) -> None:
         began_s = time.monotonic()
+        self._locked.clear()
         # A record that was delivered twice: the first result of an attempt counts.
         results: dict[Fence, tuple[str, StageResult]] = {}
         for pending in batch:
             for result in pending.results:
                 results.setdefault(result.fence, (pending.worker, result))
+        results |= await self._refuse_foreign_objects(results)
         if stale := await self._advance(results):
             await self._commit_stale({fence: results[fence] for fence in stale})
         self.metrics.commits.observe(time.monotonic() - began_s)
         for pending in batch:
-            pending.delivery.settle()
+            locked = [result for result in pending.results if result.fence.id in self._locked]
+            if locked:
+                # The results of other tasks do not wait for the transaction that locks these.
+                waiting = asyncio.create_task(self._add_later(dataclasses.replace(pending, results=locked)))
+                self._waiting.add(waiting)
+                waiting.add_done_callback(self._waiting.discard)
+            else:
+                pending.delivery.settle()
+
+    async def _add_later(self, pending: Pending) -> None:
+        await asyncio.sleep(LOCKED_RETRY_S)
+        self._batcher.add(pending)
+
+    async def _refuse_foreign_objects(
+        self, results: Mapping[Fence, tuple[str, StageResult]]
+    ) -> dict[Fence, tuple[str, StageResult]]:
+        """The ends of those attempts whose results refer to an object of another namespace."""
+        refs = {f: r.context.ref for f, (_, r) in results.items() if r.context and r.context.ref}
+        if not refs:
+            return {}
+        owners = await self._retry(lambda: object_owners(self._pool, (fence.id for fence in refs)))
+        refused = {}
+        for fence, ref in refs.items():
+            if fence.id in owners:
+                try:
+                    owners[fence.id].require_own(ref)
+                except InvalidRecord as fault:
+                    worker, result = results[fence]
+                    refused[fence] = (worker, _foreign_object(result, ref, fault))
+                    log.warning(
+                        "A result refers to an object of another namespace; it is refused",
+                        extra={"event": "foreign_object_refused", **fence.ids(), "worker": worker},
+                    )
+        return refused
 
     async def _commit_stale(self, results: Mapping[Fence, tuple[str, StageResult]]) -> None:
         """Commits those stale results that must or may still take effect."""
@@ -146,42 +199,43 @@ class Committer:
     ) -> list[Fence]:
         """Commits results and enqueues their events; returns the stale fences.
 
-        A result with a value that PostgreSQL cannot store fails alone, permanently.
+        Results of tasks that another transaction locks are neither committed nor stale. A result with a value that PostgreSQL cannot store fails alone, permanently.
         """
-        try:
-            return await self._advance_all(results, late=late)
-        except ValueRefused as refused:
-            fences = list(results)
-            if len(fences) > 1:
-                middle = len(fences) // 2
-                halves = fences[:middle], fences[middle:]
-                stale = [
-                    await self._advance({fence: results[fence] for fence in half}, late=late)
-                    for half in halves
-                ]
-                return stale[0] + stale[1]
-            [(fence, (_worker, result))] = results.items()
-            log.error(  # noqa: TRY400 (the error is a field)
+        if not results:
+            return []
+        parts = await in_halves(
+            [*results], lambda fences: self._advance_all({f: results[f] for f in fences}, late=late)
+        )
+        stale: list[Fence] = []
+        for fences, answer in parts:
+            if not isinstance(answer, ValueRefused):
+                stale += answer
+                continue
+            [fence] = fences
+            log.error(
                 "A result has a value that PostgreSQL cannot store; its attempt fails",
-                extra={"event": "result_unstorable", **fence.ids(), "error": refused.reason},
+                extra={"event": "result_unstorable", **fence.ids(), "error": answer.reason},
             )
             # Neither the worker's id nor its texts: one of them is at fault.
-            return await self._advance_all({fence: (REFUSED_WORKER, _refused(result, refused))}, late=late)
+            failure = (REFUSED_WORKER, _refused(results[fence][1], answer))
+            stale += await self._advance_all({fence: failure}, late=late)
+        return stale
 
     async def _advance_all(
         self, results: Mapping[Fence, tuple[str, StageResult]], *, late: bool
     ) -> list[Fence]:
-        if not results:
-            return []
         began_ns = time.time_ns()
         endings = await self._retry(lambda: self._conclude(results.values()))
         advanced = await self._retry(
-            lambda: advance(self._pool, endings, late=late, source=self._settings.event_source)
+            lambda: advance(self._pool, endings, late=late, waits=False, source=self._settings.event_source)
         )
+        self._locked |= advanced.locked
         self._publisher.enqueue(advanced.outbox)
         self.metrics.applied(endings, advanced.applied)
         trace(endings, advanced, began_ns)
-        return [fence for fence in results if fence not in advanced.applied]
+        return [
+            fence for fence in results if fence not in advanced.applied and fence.id not in advanced.locked
+        ]
 
     async def _retry(self, work: Callable[[], Awaitable[R]]) -> R:
         # Each of these is one transaction, so nothing took effect when it fails.
@@ -190,8 +244,9 @@ class Committer:
         )
 
     async def _conclude(self, results: Collection[tuple[str, StageResult]]) -> list[Ending]:
-        failing = [r.fence.id for _, r in results if r.outcome is Outcome.FAIL]
-        states = await retry_states(self._pool, failing) if failing else {}
+        # An attempt that was handed back has not run: its task keeps its failures and its losses.
+        counted = [r.fence.id for _, r in results if r.outcome is Outcome.FAIL or r.handed_back]
+        states = await retry_states(self._pool, counted) if counted else {}
         endings = []
         for worker, result in results:
             state = states.get(result.fence.id)
@@ -227,6 +282,19 @@ def _refused(result: StageResult, refused: ValueRefused) -> StageResult:
     """The failure of an attempt whose result cannot be stored."""
     error = Failure(kind="InvalidResult", message=refused.reason)
     return StageResult(fence=result.fence, outcome=Outcome.FAIL, permanent=True, error=error)
+
+
+def _foreign_object(result: StageResult, ref: ObjectRef, fault: InvalidRecord) -> StageResult:
+    """The end of an attempt whose result refers to an object of another namespace."""
+    error = Failure(kind="InvalidResult", message=f"{fault.reason} (/context_ref/key)")
+    end = StageResult(fence=result.fence, outcome=Outcome.FAIL, permanent=True, error=error)
+    if ref.namespace == DEFAULT_NAMESPACE:
+        # Workers and gateways of earlier releases store all contexts there. The task must outlast
+        # an upgrade, so its attempt is repeated until an upgraded worker runs it.
+        end = dataclasses.replace(
+            end, outcome=Outcome.RETRY, permanent=False, delay_ms=EARLIER_RELEASE_DELAY_MS
+        )
+    return end
 
 
 def _wrong_stage(result: StageResult, stage: str) -> StageResult:

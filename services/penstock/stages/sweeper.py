@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # Rows that are read at a time: each may hold a thousand events.
 ROWS_PER_BATCH = 20
+# Seconds between two attempts to take the lock of another replica.
+LOCK_EVERY_S = 2.0
 
 
 async def sweep(
@@ -43,7 +45,10 @@ async def sweep(
             metrics.swept += await sweep_once(settings, session, producer)
         # The end of the session wakes it too: then `fetchval` raises.
         try:
-            await asyncio.wait_for(session.lost.wait(), settings.sweep_every_s)
+            await asyncio.wait_for(
+                session.lost.wait(),
+                settings.sweep_every_s if owned else min(LOCK_EVERY_S, settings.sweep_every_s),
+            )
         except TimeoutError:
             continue
 
@@ -56,20 +61,22 @@ async def sweep_once(settings: StagesSettings, session: Session, producer: AIOKa
     """
     swept = 0
     while True:
-        session.ensure()
-        rows = await outbox.unpublished(session.connection, age_s=settings.sweep_age_s, limit=ROWS_PER_BATCH)
+        async with session.connection() as connection:
+            rows = await outbox.unpublished(connection, age_s=settings.sweep_age_s, limit=ROWS_PER_BATCH)
         published = []
         for row in rows:
             try:
                 await publish(producer, settings, row.keys, row.records)
             except RecordsRefused as error:
                 # Without the mark, the sweeper would publish the row first in every round.
-                await outbox.park(session.connection, row, error)
+                async with session.connection() as connection:
+                    await outbox.park(connection, row, error)
                 swept += len(row.records) - len(error.records)
                 continue
             published.append(row.id)
             swept += len(row.records)
-        await outbox.delete_published(session.connection, published)
+        async with session.connection() as connection:
+            await outbox.delete_published(connection, published)
         if len(rows) < ROWS_PER_BATCH:
             break
     if swept:

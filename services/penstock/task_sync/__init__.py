@@ -14,6 +14,9 @@ Guarantees
   of the workers' work, measured from a sample of attempts; more for starved workers; always between
   a floor and a ceiling (`core.window`). A more urgent task that comes later waits behind these
   records only.
+- No worker is idle while tasks of its type wait behind a busy one: their records are withdrawn, and
+  each task is released again as a new attempt. Without permission to delete records of ready topics
+  they stay, with a warning (`withdrawal`, `core.ready_partitions`).
 - A ready task gets a record on its ready topic at least once. The statement that releases a batch
   writes a batch note, which is deleted when Kafka has the batch; a new owner sends noted batches
   again. A duplicate record is harmless, because the fence accepts one result.
@@ -26,6 +29,9 @@ Guarantees
   lock. Types are assigned evenly to the replicas (`core.assignment`). A type is transferred without
   records in flight; after the death of its owner, another replica acquires it within two polls
   (`own_retry_s`).
+- A row lock, a type or a namespace delays no other: locked tasks are left out and tried again soon
+  (`core.locked_tasks`), each turn of a type is bounded, and topics are created beside the loop
+  (`topic_opener`).
 - The number of waiting tasks by type, stage and priority is exact at any moment, from maintained
   counters (`backlog_counters`).
 - A delayed task is released when it is due by the server's clock, and not before.

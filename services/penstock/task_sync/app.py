@@ -49,7 +49,13 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             # Not durable: a release that a crash of the server undoes is repeated, and the fence
             # makes its records harmless. Without this, each release would wait for the disk.
             session = await stack.enter_async_context(
-                open_session(settings.sessions, f"{REPLICA_NAME} {_host()}-{os.getpid()}", durable=False)
+                open_session(
+                    settings.sessions,
+                    f"{REPLICA_NAME} {_host()}-{os.getpid()}",
+                    durable=False,
+                    repeats_conflicts=True,
+                    generic_plans=True,
+                )
             )
             producer = await stack.enter_async_context(running(make_producer(settings)))
             offsets = await stack.enter_async_context(running(make_consumer(settings, None)))
@@ -96,6 +102,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                         "session": session.probe,
                         "kafka": partial(kafka_health.probe, producer, settings.kafka),
                         "group": ingest.probe,
+                        "objects": objects.probe,
                     },
                 )
             )

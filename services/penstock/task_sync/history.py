@@ -129,7 +129,9 @@ class History:
             self.moved += (await history.move(session, ids, before))[0]
 
     async def _retire(self, session: Session, now: datetime) -> None:
-        for row in reversed(await history.parts(session.connection)):
+        async with session.connection() as connection:
+            parts = await history.parts(connection)
+        for row in reversed(parts):
             try:
                 await self._retire_part(session, history.part_of(row), row["bytes"], now)
             except ObjectsUnavailable as error:

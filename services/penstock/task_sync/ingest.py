@@ -4,6 +4,9 @@ One loop reads. A lane for each partition inserts its records in batches, so tha
 validation continue while PostgreSQL works. The records in flight are bounded: a partition with too
 many is paused, and resumed when half of them are inserted. It is no `Batcher`: a rebalance drops
 the records that a lane has not inserted.
+
+While the object store is away, a partition is held at its next record with a large context. A
+partition has one position, so the records behind it wait; all other partitions go on.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,20 +22,17 @@ from typing import Any
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 
-from penstock import tracing
-from penstock.contracts.parsing import parse
 from penstock.contracts.submission import Submission
 from penstock.core.admission import PartitionLoad, partitions_to_pause
 from penstock.core.position import checksum
 from penstock.errors import (
     Invalid,
-    InvalidRecord,
     KafkaUnavailable,
+    ObjectsUnavailable,
     SessionLost,
-    UnknownType,
     ValueRefused,
 )
-from penstock.kafka.connection import make_consumer, start, translated
+from penstock.kafka.connection import make_consumer, start, stop, translated
 from penstock.kafka.fetch_guard import FetchGuard
 from penstock.kafka.offset_reader import OffsetReader
 from penstock.kafka.topics import SUBMITTED, service_group
@@ -42,11 +42,15 @@ from penstock.postgres.types import TypeCache
 from penstock.task_sync.checked_positions import checked_positions
 from penstock.task_sync.rejections import Rejections
 from penstock.task_sync.settings import TaskSyncSettings
+from penstock.task_sync.submissions import SubmissionReader
 
 log = logging.getLogger(__name__)
 
 # Bytes in flight at which a partition is paused; one fetch may add a megabyte.
 MAX_IN_FLIGHT_BYTES = 4 * 1024 * 1024
+
+# Seconds between two attempts to store a large context.
+OBJECTS_RETRY_S = 1.0
 
 # Concurrent transactions: one is prepared while another waits for its commit.
 TRANSACTIONS = 2
@@ -80,8 +84,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._settings = settings
         self._pool = pool
         self._rejections = Rejections(producer, settings.prefix)
-        self._types = types
-        self._objects = objects
+        self._reader = SubmissionReader(types, objects)
         self._offsets = offsets
         self._topic = settings.prefix + SUBMITTED.name
         self._next: dict[int, int] = {}
@@ -89,12 +92,18 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._identities: dict[int, str | None] = {}
         # Records that were read and wait for their lane, by partition.
         self._waiting: defaultdict[int, deque[Any]] = defaultdict(deque)
+        # How often waiting records were dropped, by partition.
+        self._drops: Counter[int] = Counter()
         # Records in flight, by partition: those that wait, and the batch that the lane is
         # inserting.
         self._in_flight: defaultdict[int, PartitionLoad] = defaultdict(lambda: PartitionLoad(0, 0))
         self._lanes: dict[int, asyncio.Task[None]] = {}
         self._transactions = asyncio.Semaphore(TRANSACTIONS)
         self._paused: set[int] = set()
+        # Partitions whose next record waits for the object store, and why.
+        self._held: dict[int, str] = {}
+        # Attempts after a wait for the object store, which is no stall.
+        self._attempts = 0
         self._closing = False
         self.inserted = 0
         self.rejected = 0
@@ -116,6 +125,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         for tp in revoked:
             self._next.pop(tp.partition, None)
             self._paused.discard(tp.partition)
+            self._held.pop(tp.partition, None)
             self._drop_waiting(tp.partition)
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
@@ -145,6 +155,11 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         """Partitions that are paused, because too many of their records are in flight."""
         return len(self._paused)
 
+    @property
+    def held(self) -> int:
+        """Partitions that wait for the object store."""
+        return len(self._held)
+
     async def probe(self) -> None:
         """Returns while this process is in its group.
 
@@ -159,8 +174,8 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         return {} if self._assigned else {"joining the group": self._rebalances}
 
     @contextmanager
-    def _in_progress(self, name: str) -> Iterator[None]:
-        self._progress[name] = 0
+    def _in_progress(self, name: str, mark: int = 0) -> Iterator[None]:
+        self._progress[name] = mark
         try:
             yield
         finally:
@@ -215,7 +230,7 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 lane.cancel()
             # The first error leaves this method; errors of other lanes have the same cause.
             await asyncio.gather(*self._lanes.values(), return_exceptions=True)
-            await self._consumer.stop()
+            await stop(self._consumer)
 
     def _add(self, tp: TopicPartition, records: Sequence[Any]) -> None:
         number = tp.partition
@@ -234,16 +249,29 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 records = [waiting.popleft() for _ in range(min(len(waiting), self._settings.ingest_batch))]
                 if not records:
                     break  # dropped meanwhile
+                drops = self._drops[tp.partition]
                 try:
                     name = f"inserting {SUBMITTED.name}/{tp.partition} from {records[0].offset}"
                     with self._in_progress(name):
-                        await self._insert(tp, records, name)
+                        held = await self._insert(tp, records, name)
                 finally:
                     self._count(tp.partition, records, -1)
+                # Not after a seek, which reads them again with those before them.
+                if drops == self._drops[tp.partition]:
+                    waiting.extendleft(reversed(held))
+                    self._count(tp.partition, held, 1)
             self._pause_or_resume()
+            if held:
+                # Not in a transaction, which the other partitions need.
+                self._attempts += 1
+                with self._in_progress(f"waiting for the object store, {tp.partition}", self._attempts):
+                    await asyncio.sleep(OBJECTS_RETRY_S)
+            else:
+                self._held.pop(tp.partition, None)
 
     def _drop_waiting(self, number: int) -> None:
         """Drops the waiting records of a partition, which will be read again."""
+        self._drops[number] += 1
         waiting = self._waiting[number]
         self._count(number, waiting, -1)
         waiting.clear()
@@ -276,26 +304,46 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._consumer.resume(*(assigned[number] for number in before - now))
         self._paused = now
 
-    async def _insert(self, tp: TopicPartition, records: Sequence[Any], name: str) -> None:
-        first, identity = self._next.get(tp.partition), self._identities.get(tp.partition)
-        if first is None:
-            return  # revoked between fetch and now
+    def _hold(self, number: int, error: ObjectsUnavailable) -> None:
+        if self._held.get(number) != str(error):
+            log.warning(
+                "A partition waits for the object store",
+                extra={"event": "partition_held", "topic": self._topic, "partition": number, "error": error},
+            )
+        self._held[number] = str(error)
+
+    async def _read(
+        self, tp: TopicPartition, records: Sequence[Any], first: int, name: str
+    ) -> tuple[list[Submission], list[tuple[bytes | None, bytes]], Sequence[Any]]:
+        """The submissions of records, the rejections, and the records that are held."""
         submissions: list[Submission] = []
         rejected: list[tuple[bytes | None, bytes]] = []
-        for record in records:
+        for index, record in enumerate(records):
             if record.offset < first:
                 continue  # fetched before the seek
             try:
-                submissions.append(_traced(record, await self._parse(record.value or b"")))
+                submissions.append(await self._reader.read(record))
             except Invalid as invalid:
                 rejected.append(self._rejections.of(record, invalid))
                 self.rejected += 1
+            except ObjectsUnavailable as error:
+                self._hold(tp.partition, error)
+                return submissions, rejected, records[index:]
             # An advance for each record: a batch of large contexts may take long, because each goes
             # to the object store.
             self._progress[name] += 1
-        following = records[-1].offset + 1
+        return submissions, rejected, ()
+
+    async def _insert(self, tp: TopicPartition, records: Sequence[Any], name: str) -> Sequence[Any]:
+        """Inserts records; returns those that are held."""
+        first, identity = self._next.get(tp.partition), self._identities.get(tp.partition)
+        if first is None:
+            return ()  # revoked between fetch and now
+        submissions, rejected, held = await self._read(tp, records, first, name)
+        records = records[: len(records) - len(held)]
+        following = records[-1].offset + 1 if records else first
         if following <= first:
-            return
+            return held
         # Before the offset: after a crash a rejection may be there twice, but is never lost.
         await self._rejections.write(rejected)
         last = records[-1]
@@ -317,9 +365,9 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 if len(records) > 1:
                     # Halves until the record at fault is alone.
                     middle = len(records) // 2
-                    await self._insert(tp, records[:middle], name)
-                    await self._insert(tp, records[middle:], name)
-                    return
+                    if again := await self._insert(tp, records[:middle], name):
+                        return [*again, *records[middle:], *held]
+                    return [*await self._insert(tp, records[middle:], name), *held]
                 await self._rejections.write([self._rejections.of(records[0], refused)])
                 self.rejected += 1
                 await tasks.submit(self._pool, [], source)
@@ -329,34 +377,10 @@ class Ingest(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 extra={"event": "ingest_fenced", "partition": tp.partition, "error": error},
             )
             await self._seek([t for t in self._consumer.assignment() if t == tp])
-            return
+            return ()
         # If it differs, the partition was revoked meanwhile, and perhaps assigned again.
         if self._next.get(tp.partition) == first:
             self._next[tp.partition] = following
             self._identities[tp.partition] = source.following_identity
         self.inserted += following - first
-
-    async def _parse(self, value: bytes) -> Submission:
-        try:
-            submission = Submission.from_wire(parse(value, exact=True))
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # Validation did not foresee this content; without the translation it would stop the
-            # partition.
-            raise InvalidRecord(f"cannot be read: {error!r}") from error
-        await self._types.require([submission.type])
-        if self._types.get(submission.type) is None:
-            raise UnknownType(f"no task type {submission.type!r} is registered", pointer="/type")
-        context = await self._objects.check_in(submission.context)
-        return (
-            submission if context is submission.context else dataclasses.replace(submission, context=context)
-        )
-
-
-def _traced(record: Any, submission: Submission) -> Submission:
-    """The submission with the trace of its record's header, or with a new one."""
-    if not tracing.is_on():
-        return submission
-    header = dict(record.headers).get(tracing.TRACEPARENT)
-    parent = header.decode("ascii", "replace") if header else None
-    with tracing.span("submit", parent, kind="consumer", root=True, type=submission.type) as span:
-        return dataclasses.replace(submission, traceparent=span.traceparent if span else None)
+        return held

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.core.fair_queueing import Cursor, KeyQueue, select_by_id, select_round_robin, successor
 from penstock.core.task import Priority
@@ -14,6 +16,31 @@ from penstock.postgres.types import TaskType
 KEYS_PER_PAGE = 256
 
 
+@dataclass(slots=True)
+class PageBudget:
+    """The pages of keys that one release may read beyond the first of each level."""
+
+    left: int
+
+
+class Round(NamedTuple):
+    """The place where a round of several pages continues in a later release.
+
+    Attributes:
+        level: the priority.
+        start: the key with which the round began; it ends before this key.
+        first: the next key.
+        wrapped: it has reached the last key, and goes on from the first one.
+        selected: it has selected tasks.
+    """
+
+    level: Priority
+    start: str
+    first: str
+    wrapped: bool
+    selected: bool
+
+
 class KeyScan:
     """One release of one level: goes round its keys from the cursor on.
 
@@ -23,9 +50,12 @@ class KeyScan:
         level: the priority.
         cursor: where the release before stopped.
         selected_by_key: tasks that this release has selected at levels above, by key; updated.
+        budget: pages that this release may read; updated.
+        excluded: tasks that are left out.
 
     Attributes:
         cursor: where the next release starts.
+        round: where the next release continues, if the budget ended this one.
         full: a key with ready tasks has no room, or is paused.
     """
 
@@ -36,47 +66,76 @@ class KeyScan:
         level: Priority,
         cursor: Cursor,
         selected_by_key: dict[str, int],
+        budget: PageBudget,
+        excluded: Sequence[int] = (),
     ) -> None:
         self._session = session
         self._type = task_type
         self._level = level
         self._selected_by_key = selected_by_key
+        self._budget = budget
+        self._excluded = excluded
         self.cursor = cursor
+        self.round: Round | None = None
         self.full = False
 
-    async def select(self, selected: list[int], limit: int) -> bool:
-        """Fills `selected` up to `limit`; True when further tasks may be released at once."""
+    async def select(self, selected: list[int], limit: int, continued: Round | None = None) -> bool:
+        """Fills `selected` up to `limit`; True when further tasks may be released at once.
+
+        Args:
+            selected: the tasks of this release, in order; extended.
+            limit: most tasks.
+            continued: the round of an earlier release that this one continues.
+        """
+        if continued is not None:
+            end = continued.start if continued.wrapped else None
+            page = await self._page(selected, limit, continued.first, end)
+            return await self._select_pages(page, None, continued, selected, limit)
         start = self.cursor.first
+        begun = Round(self._level, start, start, wrapped=False, selected=False)
         page = await self._page(selected, limit, start)
         if len(page) == KEYS_PER_PAGE:
-            return await self._select_pages(page, None, start, selected, limit)
+            return await self._select_pages(page, None, begun, selected, limit)
         rest = await self._page(selected, limit, "", start) if start else []
         if len(rest) == KEYS_PER_PAGE:
-            return await self._select_pages(page, rest, start, selected, limit)
+            return await self._select_pages(page, rest, begun, selected, limit)
         return self._select([*page, *rest], selected, limit, one_round=False)
 
     async def _select_pages(
-        self, page: list[KeyQueue], rest: list[KeyQueue] | None, start: str, selected: list[int], limit: int
+        self,
+        page: list[KeyQueue],
+        rest: list[KeyQueue] | None,
+        current: Round,
+        selected: list[int],
+        limit: int,
     ) -> bool:
         """One round over several pages of keys; `rest` is the page from "" on, if it was read."""
         before = len(selected)
-        wrapped = False
         while True:
             if self._select(page, selected, limit, one_round=True) or len(selected) >= limit:
                 return True
+            current = current._replace(selected=current.selected or len(selected) > before)
             if len(page) == KEYS_PER_PAGE:
-                end = start if wrapped else None
-                page = await self._page(selected, limit, successor(page[-1].concurrency_key), end)
-            elif not wrapped and start:
-                wrapped = True
-                page = rest if rest is not None else await self._page(selected, limit, "", start)
+                current = current._replace(first=successor(page[-1].concurrency_key))
+            elif not current.wrapped and current.start:
+                current = current._replace(first="", wrapped=True)
             else:
-                return len(selected) > before
+                return current.selected
+            if not current.first and rest is not None:
+                page = rest
+                continue
+            if self._budget.left <= 0:
+                self.round = current
+                return True
+            self._budget.left -= 1
+            page = await self._page(
+                selected, limit, current.first, current.start if current.wrapped else None
+            )
 
     async def _page(
         self, selected: list[int], limit: int, first: str, end: str | None = None
     ) -> list[KeyQueue]:
-        size = limits.PageSize(self._level, limit - len(selected), KEYS_PER_PAGE)
+        size = limits.PageSize(self._level, limit - len(selected), KEYS_PER_PAGE, self._excluded)
         return await limits.key_queues(self._session, self._type, size, first, end)
 
     def _select(self, page: Sequence[KeyQueue], selected: list[int], limit: int, *, one_round: bool) -> bool:

@@ -17,21 +17,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.core.fair_queueing import Cursor
+from penstock.core.locked_tasks import FIRST_RETRY_S, LockedTasks
 from penstock.core.release_order import first
 from penstock.core.task import Priority
 from penstock.core.token_bucket import TokenBucket
 from penstock.postgres import limits, release
 from penstock.postgres.limits import Position
-from penstock.postgres.release import Batch
+from penstock.postgres.release import Batch, Released
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType
-from penstock.task_sync.key_scan import KeyScan
+from penstock.task_sync.key_scan import KeyScan, PageBudget, Round
 
 # Most tasks that one statement examines to set their empty key, or to track them.
 EMPTY_KEYS_PER_STATEMENT = 5_000
 TRACKED_PER_STATEMENT = 5_000
-# When tasks that other transactions locked are tracked again.
-LOCKED_RETRY_S = 0.05
+# Most pages of concurrency keys that one release reads beyond the first of each level: keys without
+# room must not delay other types.
+PAGES_PER_RELEASE = 4
 # Tasks submitted before their type had keys are found by scans of all ready tasks, each as many
 # statements as that takes. The first scan runs without a pause; later scans begin after the first
 # time and run a statement each of the second.
@@ -73,7 +75,10 @@ class _TypeState:
         empty_keys_at_s: when to scan for tasks without a key, on the loop's clock.
         empty_keys_position: where that scan continues.
         empty_keys_set: the first such scan is complete.
+        empty_keys_locked: that scan met tasks that other transactions lock.
         cursors: the round robin of each level.
+        round: where the next release continues with the keys of a level; None at their end.
+        woken: the type was woken since that round began.
     """
 
     all_tracked: bool = False
@@ -83,7 +88,10 @@ class _TypeState:
     empty_keys_at_s: float = float("-inf")
     empty_keys_position: Position = field(default_factory=Position)
     empty_keys_set: bool = False
+    empty_keys_locked: bool = False
     cursors: dict[Priority, Cursor] = field(default_factory=dict)
+    round: Round | None = None
+    woken: bool = False
 
 
 class ReleaseLimiter:
@@ -99,6 +107,7 @@ class ReleaseLimiter:
         self._wake = wake
         self._keyed: frozenset[str] = frozenset()
         self._states: dict[str, _TypeState] = {}
+        self._locked: dict[str, LockedTasks] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     async def load(self) -> None:
@@ -112,8 +121,14 @@ class ReleaseLimiter:
     def remove(self, type_name: str) -> None:
         """Removes the state of a type that this replica no longer owns."""
         self._states.pop(type_name, None)
+        self._locked.pop(type_name, None)
         if (timer := self._timers.pop(type_name, None)) is not None:
             timer.cancel()
+
+    def on_ready(self, type_name: str) -> None:
+        """A task of the type may have become ready, or a limit may have room."""
+        if (state := self._states.get(type_name)) is not None:
+            state.woken = True
 
     def close(self) -> None:
         """Cancels all timers."""
@@ -147,8 +162,10 @@ class ReleaseLimiter:
             or task_type.starts_per_s is not None
         ):
             self._states.pop(name, None)
-            batch = await release.release(self._session, task_type, limit, take_confirmed())
-            return ReleaseResult(batch, batch is not None and len(batch.tasks) == limit)
+            released = await release.release(
+                self._session, task_type, limit, take_confirmed(), excluded=self._excluded(name)
+            )
+            return self._result(name, released, limit)
         state = self._states.setdefault(name, _TypeState())
         if not keyed:
             # When the type has keys again, tasks submitted without a key meanwhile are found by a
@@ -168,13 +185,40 @@ class ReleaseLimiter:
         elif task_type.ordered:
             result = await self._release_in_order(task_type, state, allowed, take_confirmed)
         else:
-            batch = await release.release(
-                self._session, task_type, allowed, take_confirmed(), tracked=state.all_tracked
+            released = await release.release(
+                self._session,
+                task_type,
+                allowed,
+                take_confirmed(),
+                tracked=state.all_tracked,
+                excluded=self._excluded(name),
             )
-            result = ReleaseResult(batch, batch is not None and len(batch.tasks) == allowed)
+            result = self._result(name, released, allowed)
         if state.bucket is not None and result.batch is not None:
             state.bucket.take(len(result.batch.tasks))
         return result
+
+    def _excluded(self, name: str) -> list[int]:
+        """Tasks that the last releases found locked, which the next one leaves out."""
+        locked = self._locked.get(name)
+        return [] if locked is None else list(locked.excluded(asyncio.get_running_loop().time()))
+
+    def _result(self, name: str, released: Released, limit: int) -> ReleaseResult:
+        """The result of a release of at most `limit` tasks."""
+        batch, locked_ids = released
+        full = batch is not None and len(batch.tasks) == limit
+        if not locked_ids and name not in self._locked:
+            return ReleaseResult(batch, full)
+        locked = self._locked.setdefault(name, LockedTasks())
+        now_s = asyncio.get_running_loop().time()
+        locked.add(locked_ids, now_s)
+        wait_s = locked.wait_s(now_s)
+        if wait_s is None:
+            del self._locked[name]
+        else:
+            self._wake_after(name, wait_s)
+        # The tasks behind locked ones may be released at once.
+        return ReleaseResult(batch, (full or bool(locked_ids)) and not locked.full)
 
     async def _release_in_order(
         self,
@@ -189,17 +233,18 @@ class ReleaseLimiter:
             state.begun_position = await limits.track_ready(
                 self._session, task_type.name, state.begun_position, TRACKED_PER_STATEMENT
             )
-        heads = await limits.heads(self._session, task_type, limit)
+        name = task_type.name
+        heads = await limits.heads(self._session, task_type, limit, self._excluded(name))
         levels = first(heads, limit, task_type.ageing_s)
-        batch = None
+        released = Released(None, [])
         if levels:
-            batch = await limits.release_selected(
+            released = await limits.release_selected(
                 self._session, task_type, list(levels), take_confirmed, levels
             )
-        more = len(levels) == limit
-        if not more and state.begun_position is not None:
-            self._wake_after(task_type.name, LOCKED_RETRY_S)
-        return ReleaseResult(batch, more)
+        result = self._result(name, released, limit)
+        if not result.more and state.begun_position is not None:
+            self._wake_after(name, FIRST_RETRY_S)
+        return result
 
     async def _track(self, task_type: TaskType, state: _TypeState) -> ReleaseResult | None:
         """Tracks tasks in flight, one batch a call; a release needs all of them tracked."""
@@ -210,7 +255,7 @@ class ReleaseLimiter:
                 self._session, task_type.name, TRACKED_PER_STATEMENT, begun=begun
             )
             if found and not done:
-                self._wake_after(task_type.name, LOCKED_RETRY_S)
+                self._wake_after(task_type.name, FIRST_RETRY_S)
             if found:
                 return ReleaseResult(None, bool(done))
         if begun and not state.begun_tracked:
@@ -222,7 +267,8 @@ class ReleaseLimiter:
         """How many tasks the limit in flight allows; None without a limit."""
         if task_type.max_in_flight is None:
             return None
-        room = task_type.max_in_flight - await limits.in_flight(self._session, task_type.name)
+        most = task_type.max_in_flight
+        room = most - await limits.in_flight(self._session, task_type.name, most)
         if room <= 0:
             self._wake_after(task_type.name, FULL_POLL_S)
         return room
@@ -263,20 +309,33 @@ class ReleaseLimiter:
         more = await self._set_empty_keys(task_type, state)
         selected: list[int] = []
         selected_by_key: dict[str, int] = {}
-        truncated = False
+        unfinished = False
+        budget = PageBudget(PAGES_PER_RELEASE)
+        excluded = self._excluded(task_type.name)
+        continued, state.round = state.round, None
+        if continued is None:
+            state.woken = False
         for level in Priority:
+            if continued is not None and level < continued.level:
+                continue
             cursor = state.cursors.get(level, Cursor())
-            scan = KeyScan(self._session, task_type, level, cursor, selected_by_key)
-            truncated = await scan.select(selected, limit)
-            state.cursors[level] = scan.cursor
+            scan = KeyScan(self._session, task_type, level, cursor, selected_by_key, budget, excluded)
+            unfinished = await scan.select(
+                selected, limit, continued if continued is not None and continued.level == level else None
+            )
+            state.cursors[level], state.round = scan.cursor, scan.round
             if scan.full:
                 self._wake_after(task_type.name, FULL_POLL_S)
-            if truncated or len(selected) >= limit:
+            if unfinished or len(selected) >= limit:
                 break
+        # A key that this round has passed may have got room since.
+        more = more or unfinished or (continued is not None and state.woken)
         if not selected:
-            return ReleaseResult(None, more)
-        batch = await limits.release_selected(self._session, task_type, selected, take_confirmed)
-        return ReleaseResult(batch, more or truncated or len(selected) >= limit)
+            released = Released(None, [])
+        else:
+            released = await limits.release_selected(self._session, task_type, selected, take_confirmed)
+        result = self._result(task_type.name, released, limit)
+        return ReleaseResult(result.batch, more or result.more or len(selected) >= limit)
 
     async def _set_empty_keys(self, task_type: TaskType, state: _TypeState) -> bool:
         """Sets the empty key on tasks without a key; True until the first scan is complete."""
@@ -286,13 +345,17 @@ class ReleaseLimiter:
             # that the type has keys.
             self._wake_after(task_type.name, state.empty_keys_at_s - now_s)
             return False
-        position = await limits.set_empty_keys(
+        position, locked = await limits.set_empty_keys(
             self._session, task_type.name, state.empty_keys_position, EMPTY_KEYS_PER_STATEMENT
         )
+        state.empty_keys_locked = state.empty_keys_locked or bool(locked)
         state.empty_keys_position = position or Position()
         if position is None:
             state.empty_keys_set = True
-            state.empty_keys_at_s = now_s + EMPTY_KEYS_SCAN_S
+            pause_s = EMPTY_KEYS_STATEMENT_S if state.empty_keys_locked else EMPTY_KEYS_SCAN_S
+            state.empty_keys_at_s, state.empty_keys_locked = now_s + pause_s, False
+            if locked:
+                self._wake_after(task_type.name, pause_s)
         elif state.empty_keys_set:
             state.empty_keys_at_s = now_s + EMPTY_KEYS_STATEMENT_S
             self._wake_after(task_type.name, EMPTY_KEYS_STATEMENT_S)

@@ -21,6 +21,7 @@ def release_samples(release_loop: ReleaseLoop) -> Iterator[Sample]:
         yield Sample(metrics.WINDOW_LAG, topic.lag, (name,))
         yield Sample(metrics.WINDOW_DRAIN, window.completions_per_s, (name,))
         yield Sample(metrics.RELEASED, topic.released, (name,))
+        yield Sample(metrics.WITHDRAWN, topic.withdrawn, (name,))
         yield Sample(metrics.PAUSED, bool(topic.type.paused), (name,))
         limits = (
             ("in_flight", topic.type.max_in_flight),
@@ -51,4 +52,5 @@ def ingest_samples(ingest: Ingest, lag: int) -> Iterator[Sample]:
     yield Sample(metrics.REJECTED, ingest.rejected, (SUBMITTED.name,))
     yield Sample(metrics.INGEST_WAITING, ingest.waiting)
     yield Sample(metrics.INGEST_PAUSED, ingest.paused)
+    yield Sample(metrics.INGEST_HELD, ingest.held)
     yield Sample(metrics.INGEST_PROCESSED, ingest.inserted)

@@ -37,17 +37,25 @@ class Offsets:
     """The offsets of one partition; `committed` was read first.
 
     Attributes:
-        committed: offset that its readers have committed; -1 when they have committed none.
+        committed: offset that its readers have committed in this log; -1 when they have committed
+            none.
         begin: offset of its oldest record.
         end: offset behind its newest record.
+        topic_id: of its topic; None when it is not known.
     """
 
     committed: int
     begin: int
     end: int
+    topic_id: str | None = None
 
 
 PartitionOffsets = Mapping[int, Offsets]
+
+
+def replaced(before: str | None, now: str | None) -> bool:
+    """Whether a topic with another id has taken the place of one."""
+    return None not in {before, now} and before != now
 
 
 class Proof:
@@ -70,13 +78,19 @@ class Proof:
 
     def _start_station(self, offsets: PartitionOffsets) -> None:
         self._ends = {number: partition.end for number, partition in offsets.items()}
+        self._topic_ids = {number: partition.topic_id for number, partition in offsets.items()}
         # Committed for a deleted topic of the same name: this says nothing about the topic that
         # replaced it.
         self._stale = {number: p.committed for number, p in offsets.items() if p.committed > p.end}
 
     def shrunk(self, offsets: PartitionOffsets) -> bool:
         """Whether the topic was replaced since; then its end offsets prove nothing."""
-        return any(number not in offsets or offsets[number].end < end for number, end in self._ends.items())
+        return any(
+            number not in offsets
+            or offsets[number].end < end
+            or replaced(self._topic_ids[number], offsets[number].topic_id)
+            for number, end in self._ends.items()
+        )
 
     def passed(self, offsets: PartitionOffsets) -> bool:
         """Whether the readers of this station have committed past its end offsets."""

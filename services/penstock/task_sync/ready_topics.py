@@ -20,8 +20,11 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.core import position
+from penstock.core.attempt_pace import AttemptPace
+from penstock.core.ready_partitions import ReadyPartitions
 from penstock.core.window import Reason, Window, WindowPolicy
 from penstock.errors import KafkaUnavailable
+from penstock.kafka import membership
 from penstock.kafka.connection import translated
 from penstock.kafka.topics import ready, workers_group
 from penstock.postgres import release
@@ -42,6 +45,8 @@ IDLE_S = 10.0
 # Poll an idle topic less often: every tenth of its idle time, up to a limit.
 IDLE_POLL_SHARE = 10
 MAX_POLL_S = 1.0
+# The same where no worker reads: there may be hundreds of such types.
+UNREAD_POLL_S = 15.0
 # The answers while a group has no coordinator, or the group moves to another broker.
 _NO_COORDINATOR = (
     GroupCoordinatorNotAvailableError,
@@ -58,20 +63,20 @@ class ReadyTopic:
         type: its settings.
         topic: full name of the topic.
         window: how many records may wait there; a rate can set a smaller bound (`size_and_reason`).
-        written: the sum of the ends of all partitions.
-        taken: the sum of the offsets up to which workers need no record, of all partitions.
+        partitions: what each partition holds, and which worker reads it.
         begins: offset of each partition's oldest record, at the last look.
         invalid: committed offsets that were beyond the end at the last look, by partition.
         bounds_s: when the bounds were last read.
         written_s: when a batch was last written.
         may_have_ready: a task of the type may be ready.
         may_have_queued: a task of the type may be queued.
-        next_partition: where the next slice of a batch goes.
-        polled_s: when `taken` was last read.
-        taken_changed_s: when `taken` was last found changed.
-        poll_interval_s: seconds until `taken` is read again.
+        polled_s: when the workers' offsets were last read.
+        taken_changed_s: when they were last found changed.
+        poll_interval_s: seconds until they are read again.
         measured_s: when the window's sample was last read.
         released: tasks that this process released.
+        withdrawn: tasks that it withdrew from busy workers.
+        pace: how long the type's attempts take.
         logged_reason: the reason of the window's size that was last logged.
         full: the window was full, and more than half of its records wait still.
     """
@@ -79,27 +84,30 @@ class ReadyTopic:
     type: TaskType
     topic: str
     window: Window
-    written: int = 0
-    taken: int = 0
     may_have_ready: bool = True
     may_have_queued: bool = True
-    next_partition: int = 0
     polled_s: float = float("-inf")
     taken_changed_s: float = float("-inf")
     poll_interval_s: float = 0.0
     measured_s: float = float("-inf")
     released: int = 0
+    withdrawn: int = 0
     logged_reason: Reason = Reason.FLOOR
     full: bool = False
     begins: dict[int, int] = field(default_factory=dict)
     invalid: dict[int, int] = field(default_factory=dict)
     bounds_s: float = float("-inf")
     written_s: float = float("-inf")
+    pace: AttemptPace = field(default_factory=AttemptPace)
+    partitions: ReadyPartitions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.partitions = ReadyPartitions(self.type.partitions)
 
     @property
     def lag(self) -> int:
-        """Records that no worker has taken."""
-        return max(0, self.written - self.taken)
+        """Records of tasks that no worker has taken."""
+        return self.partitions.lag
 
     def room(self) -> int:
         """How many more records may wait on the topic.
@@ -118,6 +126,10 @@ class ReadyTopic:
             and self.lag * 2 > self.size_and_reason()[0]
             and now_s - self.polled_s >= self.poll_interval_s
         )
+
+    def check_at_s(self) -> float:
+        """When to poll for records that a busy worker may not take; infinity without records."""
+        return max(self.partitions.late_at_s(), self.polled_s + self.poll_interval_s)
 
     def size_and_reason(self) -> tuple[int, Reason]:
         """Most records that may wait, and the bound that sets it.
@@ -169,23 +181,39 @@ class LagPoller:
                 "Offsets of a workers' group are not available yet",
                 extra={"event": "group_offsets_delayed", "task_type": topic.type.name, "error": error},
             )
-            taken = topic.taken
+            taken = {}
         else:
             offsets = {tp.partition: meta.offset for tp, meta in committed.items() if tp.topic == topic.topic}
             await self._read_bounds(topic, offsets)
-            taken = sum(
+            taken = {
                 # An offset that was found beyond the end counts for nothing until it changes.
-                position.taken(
+                number: position.taken(
                     -1 if topic.invalid.get(number) == offsets.get(number) else offsets.get(number, -1),
                     topic.begins.get(number, 0),
                 )
                 for number in topic.begins.keys() | offsets.keys()
-            )
+            }
         topic.polled_s = asyncio.get_running_loop().time()
-        if taken != topic.taken:
-            topic.taken, topic.taken_changed_s = taken, topic.polled_s
+        if taken and topic.partitions.take(taken, topic.polled_s):
+            topic.taken_changed_s = topic.polled_s
+        if topic.partitions.needs_readers(topic.polled_s):
+            await self._find_readers(topic, group)
         interval_s = (topic.polled_s - topic.taken_changed_s) / IDLE_POLL_SHARE
-        topic.poll_interval_s = max(self._settings.lag_poll_s, min(interval_s, MAX_POLL_S))
+        most_s = MAX_POLL_S if topic.may_have_ready or topic.partitions.has_readers else UNREAD_POLL_S
+        topic.poll_interval_s = max(self._settings.lag_poll_s, min(interval_s, most_s))
+
+    async def _find_readers(self, topic: ReadyTopic, group: str) -> None:
+        """Reads which worker reads which partition; a few requests, as records wait for long."""
+        try:
+            readers = await membership.readers(self._admin, group, topic.topic)
+        except KafkaUnavailable as error:
+            # Withdrawals wait; a poll decides whether Kafka is lost.
+            log.info(
+                "The workers of a type are unknown for now",
+                extra={"event": "readers_unknown", "task_type": topic.type.name, "error": error},
+            )
+            readers = {}
+        topic.partitions.set_readers(readers, topic.polled_s)
 
     async def _read_bounds(self, topic: ReadyTopic, committed: Mapping[int, int]) -> None:
         """Reads the bounds of a topic that is new or of which nothing was taken for a while.
@@ -217,7 +245,7 @@ class LagPoller:
             if committed.get(tp.partition, -1) > end
         }
         if now_s - topic.written_s >= BOUNDS_S:
-            topic.written = sum(ends.values())
+            topic.partitions.correct({tp.partition: end for tp, end in ends.items()})
 
     async def _committed(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """A group's offsets, from its last known coordinator or from its current one."""
@@ -256,8 +284,11 @@ class LagPoller:
         ]
         with translated():
             ends = await end_offsets.end_offsets(partitions)
+        now_s = asyncio.get_running_loop().time()
         for topic in topics:
-            topic.written = sum(end for partition, end in ends.items() if partition.topic == topic.topic)
+            topic.partitions.start(
+                {tp.partition: end for tp, end in ends.items() if tp.topic == topic.topic}, now_s
+            )
         await asyncio.gather(*map(self.poll, topics))
         return topics
 

@@ -72,7 +72,7 @@ class ReadyWriter:
             await asyncio.gather(*self._confirming)
 
     async def write(self, topic: ReadyTopic, batch: Batch) -> None:
-        """Writes a batch's records, a slice of the order to each partition.
+        """Writes a batch's records, each to the partition where it waits least.
 
         Raises:
             KafkaUnavailable: the producer took only some of them; the batch note stays.
@@ -80,24 +80,29 @@ class ReadyWriter:
         # Before the encoding: a record has the trace of its span.
         spans = start_spans(batch.tasks)
         tasks, values = await self._encode(batch.tasks)
-        partitions = topic.type.partitions
-        slice_size = -(-len(tasks) // partitions)
-        sent: list[SentBatch] = []
-        for begin in range(0, len(tasks), max(slice_size, 1)):
-            partition = topic.next_partition % partitions
-            records = [(None, value) for value in values[begin : begin + slice_size]]
-            sent += await send_in_batches(self._producer, topic.topic, partition, records, begin)
-            topic.next_partition += 1
         now_s = asyncio.get_running_loop().time()
         if not topic.lag:
             # The topic was empty, so the time in which nothing was taken must not slow the poll of
             # these records.
             topic.taken_changed_s, topic.poll_interval_s = now_s, self._lag_poll_s
-        topic.written += len(tasks)
+        chosen = topic.partitions.share(len(tasks), now_s, topic.pace.bundle)
+        by_partition: dict[int, list[int]] = {}
+        for index, number in enumerate(chosen):
+            by_partition.setdefault(number, []).append(index)
+        # In the order of the records: a refusal names one by its place among all.
+        tasks = [tasks[index] for indexes in by_partition.values() for index in indexes]
+        sent: list[SentBatch] = []
+        begin = 0
+        for number, indexes in by_partition.items():
+            records = [(None, values[index]) for index in indexes]
+            sent += await send_in_batches(self._producer, topic.topic, number, records, begin)
+            topic.partitions.add(number, len(records), now_s)
+            begin += len(records)
         topic.written_s = now_s
         topic.released += len(tasks)
         attempt_ids = [task.fence.attempt_id for task in tasks]
         topic.window.add_released(attempt_ids, now_s)
+        topic.pace.add_released(attempt_ids)
         confirming = asyncio.create_task(self._confirm(topic, batch.release_id, tasks, sent, spans))
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)
@@ -132,7 +137,9 @@ class ReadyWriter:
     ) -> None:
         try:
             if refused := await refusals(sent):
-                topic.written -= len(refused)
+                for index in refused:
+                    batch = next(each for each in reversed(sent) if each.begin <= index)
+                    topic.partitions.add(batch.partition, -1, topic.written_s)
                 # Before the note is deleted: a crash leaves the note, and the batch is sent again.
                 await self._fail({tasks[position].fence: why for position, why in refused.items()})
         except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)

@@ -18,17 +18,19 @@ from dataclasses import dataclass, field
 import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.structs import OffsetAndMetadata
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import MARK
 from penstock.contracts.result import encode_results
 from penstock.errors import Unavailable
+from penstock.kafka import positions
 from penstock.kafka.connection import create_topics, translated
 from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, Topic, ready, service_group, workers_group
 from penstock.postgres import release
 from penstock.postgres.types import TaskType
-from penstock.task_sync.proof import Offsets, PartitionOffsets, Proof, Station
+from penstock.task_sync.proof import Offsets, PartitionOffsets, Proof, Station, replaced
 from penstock.task_sync.release import ReleaseLoop
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -70,11 +72,13 @@ class _TypeState:
     Attributes:
         next_s: when the next proof begins, on the loop's clock.
         ends: end offsets of the ready topic at the last proof, by partition.
+        topic_id: of the ready topic at the last proof; None when it is not known.
         replaced: the ready topic was replaced, and has not been read since.
     """
 
     next_s: float
     ends: dict[int, int] = field(default_factory=dict)
+    topic_id: str | None = None
     replaced: bool = False
 
 
@@ -170,7 +174,7 @@ class Recheck:
             else:
                 numbers = case.proof.needs_marker(partitions)
                 await self._write_markers(topics[name].name, Station.READY, numbers)
-                self._release_loop.on_markers_written(name, len(numbers))
+                self._release_loop.on_markers_written(name, numbers)
         await self._advance(passed, Station.HEARTBEATS)
         for name, (task_type, cutoff) in due.items():
             partitions = offsets[topics[name].name]
@@ -189,14 +193,18 @@ class Recheck:
         """Whether the ready topic has replaced that of the last proof, and was not read since."""
         state = self._states[name]
         ends = {number: partition.end for number, partition in offsets.items()}
-        if any(ends.get(number, 0) < end for number, end in state.ends.items()):
+        topic_id = next((partition.topic_id for partition in offsets.values()), None)
+        if replaced(state.topic_id, topic_id) or any(
+            ends.get(number, 0) < end for number, end in state.ends.items()
+        ):
             log.warning(
                 "A ready topic was replaced",
                 extra={"event": "ready_topic_replaced", "topic": f"{self._settings.prefix}ready.{name}"},
             )
             state.replaced = True
-            self._release_loop.on_topic_replaced(name, sum(ends.values()))
+            self._release_loop.on_topic_replaced(name, ends)
         state.ends = ends
+        state.topic_id = topic_id
         return state.replaced
 
     async def _check_service(self, station: Station) -> None:
@@ -235,7 +243,7 @@ class Recheck:
 
     async def _read_offsets(self, groups: Mapping[Topic, str]) -> dict[str, PartitionOffsets]:
         """Reads the offsets of topics and of their groups; by topic name without prefix."""
-        committed: dict[TopicPartition, int] = {}
+        committed: dict[TopicPartition, OffsetAndMetadata] = {}
         partitions = {
             topic: [
                 TopicPartition(self._settings.prefix + topic.name, n)
@@ -248,12 +256,15 @@ class Recheck:
             # Committed offsets first: then none of them is beyond an end offset of the same topic.
             for group in groups.values():
                 answer = await self._admin.list_consumer_group_offsets(group)
-                committed |= {tp: meta.offset for tp, meta in answer.items()}
+                committed |= answer
+            found = {tp: committed.get(tp) or OffsetAndMetadata(-1, "") for tp in all_partitions}
+            commits = await positions.commits_of_logs(self._topic_offsets, found)
             begins = await self._topic_offsets.beginning_offsets(all_partitions)
             ends = await self._topic_offsets.end_offsets(all_partitions)
         return {
             topic.name: {
-                tp.partition: Offsets(committed.get(tp, -1), begins[tp], ends[tp]) for tp in topic_partitions
+                tp.partition: Offsets(commits[tp].offset, begins[tp], ends[tp], commits[tp].topic_id)
+                for tp in topic_partitions
             }
             for topic, topic_partitions in partitions.items()
         }

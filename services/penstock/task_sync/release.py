@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.core.completion import Fence
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType, TypeCache
@@ -20,6 +18,8 @@ from penstock.task_sync.ownership import Ownership
 from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
 from penstock.task_sync.ready_writer import ReadyWriter
 from penstock.task_sync.settings import TaskSyncSettings
+from penstock.task_sync.topic_opener import TopicOpener
+from penstock.task_sync.withdrawal import Withdrawal
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,11 @@ class ReleaseLoop:
         self._types = types
         self._lag_poller = LagPoller(settings, session, admin, end_offsets)
         self._ownership = Ownership(settings, session)
-        self._end_offsets = end_offsets
         self._topics: dict[str, ReadyTopic] = {}
         self._wake = asyncio.Event()
         self._limiter = ReleaseLimiter(session, self.on_ready)
+        self._opener = TopicOpener(settings, admin, self._lag_poller, end_offsets, self._wake.set)
+        self._withdrawal = Withdrawal(settings, session, producer, admin, self._lag_poller)
         self._writer = ReadyWriter(producer, settings.lag_poll_s, self._wake.set, fail)
         self._types_changed = True
         self._owners_changed = True
@@ -88,6 +89,7 @@ class ReleaseLoop:
         topic = self._topics.get(type_name)
         if topic is not None:
             topic.may_have_ready = True
+            self._limiter.on_ready(type_name)
         self._wake.set()
 
     def on_due_changed(self, _type_name: str) -> None:
@@ -120,7 +122,11 @@ class ReleaseLoop:
 
         A full window is rest, because it waits for workers.
         """
-        marks: dict[str, Hashable] = {self._step: self._step_count} if self._step else {}
+        # A statement that waits for another transaction is repeated.
+        step_mark = (self._step_count, self._session.lock_conflicts)
+        marks: dict[str, Hashable] = {self._step: step_mark} if self._step else {}
+        if self._opener.step:
+            marks[self._opener.step] = self._opener.attempts
         if self._writer.is_confirming:
             marks["writing released tasks to Kafka"] = self._writer.confirmations
         return marks
@@ -136,20 +142,22 @@ class ReleaseLoop:
         self._wake.set()
         return await future
 
-    def on_topic_replaced(self, type_name: str, written: int) -> None:
-        """A ready topic was replaced by a new one with `written` records, all of them untaken."""
+    def on_topic_replaced(self, type_name: str, ends: Mapping[int, int]) -> None:
+        """A ready topic was replaced by a new one with these ends; all its records are untaken."""
         topic = self._topics.get(type_name)
         if topic is not None:
-            topic.written, topic.taken, topic.poll_interval_s = written, 0, 0.0
+            topic.partitions.start(ends, asyncio.get_running_loop().time())
+            topic.poll_interval_s = 0.0
             topic.begins, topic.invalid, topic.bounds_s = {}, {}, float("-inf")
             topic.may_have_ready = True
             self._wake.set()
 
-    def on_markers_written(self, type_name: str, records: int) -> None:
-        """Records without a task were written to a ready topic."""
+    def on_markers_written(self, type_name: str, partitions: Iterable[int]) -> None:
+        """A record without a task was written to each of these partitions of a ready topic."""
         topic = self._topics.get(type_name)
         if topic is not None:
-            topic.written += records
+            for number in partitions:
+                topic.partitions.add(number, 1, asyncio.get_running_loop().time())
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Releases until `stopping` is set; then waits until Kafka has every released task.
@@ -167,6 +175,7 @@ class ReleaseLoop:
             for waker in wakers:
                 waker.cancel()
             self._limiter.close()
+            await self._opener.stop()
         await self._writer.drain()
         await self._delete_notes()
         # Notifies the other replicas, which would otherwise notice at their next poll.
@@ -185,6 +194,11 @@ class ReleaseLoop:
                 self._begin_step("sweeping for lost notifications")
                 await self._sweep()
                 sweep_at_s = now_s + self._settings.sweep_s
+            for topic in self._opener.take_opened():
+                self._begin_step(f"opening {topic.type.name}")
+                await self._open(topic)
+                # A plan to transfer the type may have come while it was opened.
+                self._owners_changed = self._owners_changed or not self._ownership.alone
             if self._types_changed or self._owners_changed or now_s >= assign_at_s:
                 self._begin_step("assigning types")
                 assign_at_s = await self._assign()
@@ -251,8 +265,9 @@ class ReleaseLoop:
             await self._load_types()
         self._owners_changed = False
         plan = await self._ownership.plan([task_type.name for task_type in self._types])
-        if plan.transfer:
-            await self._transfer(plan.transfer)
+        # A type that is being opened is transferred later.
+        if transfer := [name for name in plan.transfer if name in self._topics]:
+            await self._transfer(transfer)
         acquired: list[TaskType] = []
         for name in plan.acquire:
             if len(acquired) == plan.max_acquired:
@@ -261,13 +276,7 @@ class ReleaseLoop:
             task_type = self._types.get(name)
             if task_type is not None and await release.lock_type(self._session, name):
                 acquired.append(task_type)
-        if acquired:
-            await create_topics(
-                self._settings, [ready(task_type.name, task_type.partitions) for task_type in acquired]
-            )
-            self._begin_step(f"opening {', '.join(task_type.name for task_type in acquired)}")
-            for topic in await self._lag_poller.open(acquired, self._end_offsets):
-                await self._open(topic)
+        self._opener.open(acquired)
         if acquired and not self._ownership.alone:
             # The replica that transferred these types may have further ones to transfer.
             await release.notify_replicas(self._session)
@@ -301,7 +310,8 @@ class ReleaseLoop:
 
     async def _open(self, topic: ReadyTopic) -> None:
         """Starts to release a type; sends the unconfirmed batches of its last owner again."""
-        task_type = topic.type
+        # The type may have changed since it was acquired.
+        task_type = topic.type = self._types.get(topic.type.name) or topic.type
         self._topics[task_type.name] = topic
         self.may_have_queued.set()
         for batch in await release.unconfirmed(self._session, task_type):
@@ -345,11 +355,8 @@ class ReleaseLoop:
 
     async def _release_batches(self) -> float:
         """Releases at most one batch of each type; returns when to poll the next full window."""
-        poll_at_s = float("inf")
+        poll_at_s = await self._poll()
         now_s = asyncio.get_running_loop().time()
-        if to_poll := [topic for topic in self._topics.values() if topic.needs_poll(now_s)]:
-            self._begin_step("polling the lag of full windows")
-            await self._lag_poller.poll_and_measure(to_poll)
         for topic in self._topics.values():
             if not topic.may_have_ready:
                 continue
@@ -358,6 +365,8 @@ class ReleaseLoop:
             if room <= 0:
                 poll_at_s = min(poll_at_s, topic.polled_s + topic.poll_interval_s)
                 continue
+            if attempt_ids := topic.pace.due(now_s):
+                topic.pace.observe(await release.durations_s(self._session, attempt_ids))
             limit = min(room, self._settings.release_batch)
             # Before the statement: the next release must see tasks that become ready while it runs.
             topic.may_have_ready = False
@@ -367,4 +376,23 @@ class ReleaseLoop:
                 topic.may_have_queued = True
                 self.may_have_queued.set()
                 await self._writer.write(topic, result.batch)
+                poll_at_s = min(poll_at_s, topic.check_at_s())
         return poll_at_s
+
+    async def _poll(self) -> float:
+        """Polls what is due, and withdraws what waits behind busy workers; returns when to poll again."""
+        now_s = asyncio.get_running_loop().time()
+        topics = self._topics.values()
+        full = [topic for topic in topics if topic.needs_poll(now_s)]
+        polled = {topic.type.name for topic in full}
+        late = [topic for topic in topics if topic.type.name not in polled and topic.check_at_s() <= now_s]
+        if full:
+            self._begin_step("polling the lag of full windows")
+            await self._lag_poller.poll_and_measure(full)
+        if late:
+            self._begin_step("polling the lag of late records")
+            await asyncio.gather(*map(self._lag_poller.poll, late))
+        for topic in (*full, *late):
+            self._begin_step(f"withdrawing records of {topic.type.name}")
+            await self._withdrawal.step(topic)
+        return min((topic.check_at_s() for topic in topics), default=float("inf"))

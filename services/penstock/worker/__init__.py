@@ -1,4 +1,4 @@
-"""The worker SDK: pulls a task, claims it, commits, runs one stage, and reports the outcome.
+"""The worker SDK: pulls a task, runs one stage, reports the outcome, and claims what lasts.
 
     worker = Worker()
 
@@ -9,14 +9,15 @@
     worker.run()
 
 Guarantees
-- A claim is on Kafka before the offset is committed, and the offset is committed before the handler
-  runs (W3). A crash at any point leaves either an unclaimed record or a lease that expires.
+- An offset is committed only when the claim or the result of each attempt before it is on Kafka
+  (W3). A crash at any point leaves either an unread record or a lease that expires.
+- A task that kills its worker is claimed, and the claim is committed, before it runs again (W8).
 - Every result carries the attempt's fence, so a stage takes effect once, even if it runs several
   times (W4).
-- Claimed attempts wait for a handler, or for a thread, in order of priority, and in order of
-  arrival within one (S3). The most urgent one waits until one handler ends, and not for the
-  backlog.
-- Tasks are pulled only while there is room. Long handlers cost no partitions (W2).
+- Attempts wait for a handler, or for a thread, in order of priority, and in order of arrival
+  within one (S3). The most urgent one waits until one handler ends, and not for the backlog.
+- Tasks are pulled only while they can soon run. Attempts that wait behind long handlers are handed
+  back. Long handlers cost no partitions (W2).
 
 When in doubt, the worker reports nothing: an attempt without a result runs again when its lease has
 expired.

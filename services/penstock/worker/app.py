@@ -123,11 +123,15 @@ class Worker:
         loop = asyncio.get_running_loop()
         # A gateway sends contexts inline, and stores those it receives.
         objects = None if settings.worker_gateway else ObjectStore(settings.objects)
+        # Synchronous handlers need a thread each: without one they would only wait here.
+        is_async = any(stage.is_async for stage in self._stages.values())
+        slots = settings.pool if is_async else min(settings.pool, settings.threads)
         async with loop_thread("penstock platform") as platform:
             client = PlatformClient(
                 settings,
                 self.id,
                 self._limits(),
+                slots,
                 lambda claimed: loop.call_soon_threadsafe(pool.start_all, claimed),
                 lambda attempt_ids: loop.call_soon_threadsafe(pool.drop, attempt_ids),
                 lambda attempt_id: loop.call_soon_threadsafe(pool.begin, attempt_id),
@@ -136,7 +140,7 @@ class Worker:
             pool = HandlerPool(
                 Execution(self._stages, objects, settings.threads),
                 client.add,
-                settings.pool,
+                slots,
                 lambda attempt_id: platform.call_soon(client.announce, attempt_id),
                 lambda attempt_id: platform.call_soon(client.ended, attempt_id),
             )

@@ -21,11 +21,14 @@ from typing import Any, cast
 from penstock import tracing
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import Failure, StageResult
+from penstock.contracts.result import HANDED_BACK, Failure, StageResult
 from penstock.core import completion
+from penstock.core.access import namespace_of
 from penstock.core.task import Priority
-from penstock.errors import CorruptObject
+from penstock.errors import CorruptObject, ObjectsUnavailable
 from penstock.objects import ObjectStore
+from penstock.worker.contexts import AWAY_MS, Contexts
+from penstock.worker.missing_handlers import MissingHandlers
 from penstock.worker.outcomes import KEEP, Done, Fail, Next, Outcome, RetryAfter, Task
 from penstock.worker.priority_semaphore import PrioritySemaphore
 
@@ -129,8 +132,9 @@ class Execution:
         self, stages: Mapping[tuple[str, str], Stage], objects: ObjectStore | None, threads: int
     ) -> None:
         self._stages = stages
-        self._objects = objects
+        self._contexts = Contexts(objects)
         self._threads = PrioritySemaphore(threads)
+        self._missing = MissingHandlers(stages.keys())
 
     async def run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt to its result.
@@ -171,18 +175,12 @@ class Execution:
         started_ms = _now_ms()
         stage = self._stages.get((ready.type, ready.fence.stage))
         if stage is None:
-            known = ", ".join(sorted(name for type_name, name in self._stages if type_name == ready.type))
-            reason = (
-                f"this worker has no handler for stage {ready.fence.stage!r} of {ready.type}; it has: {known}"
-            )
-            return _result(
-                ready, completion.Outcome.FAIL, started_ms, error=Failure(kind="NoHandler", message=reason)
-            )
+            return self._missing.hand_back(ready)
         timeout = HandlerTimeout(
             stage.timeout_s, lambda failure: abandon(_failed(ready, stage, started_ms, failure))
         )
         try:
-            fence, value = ready.fence, await self._value_of(ready.context)
+            fence, value = ready.fence, await self._contexts.value_of(ready)
             task = Task(fence.id, ready.type, fence.stage, fence.step, fence.attempt, ready.tries, value)
             if stage.is_async:
                 with timeout:
@@ -200,11 +198,14 @@ class Execution:
             result = _failed(ready, stage, started_ms, _failure("Timeout", _message_of(error), error))
         except _Raised as raised:
             result = _failed(ready, stage, started_ms, _failure_of(raised.error))
-        except CorruptObject as error:
-            # The next attempt would have the same context.
-            result = _failed(ready, stage, started_ms, _failure_of(error), permanent=True)
+        except ObjectsUnavailable as error:
+            # Not charged: the handler has not run.
+            failure = Failure(kind=HANDED_BACK, message=_message_of(error))
+            result = _result(ready, completion.Outcome.RETRY, started_ms, delay_ms=AWAY_MS, error=failure)
         except BaseException as error:  # noqa: BLE001 (the error is the handler's result)
-            result = _failed(ready, stage, started_ms, _failure_of(error))
+            # After a corrupt object, the next attempt would have the same context.
+            permanent = isinstance(error, CorruptObject)
+            result = _failed(ready, stage, started_ms, _failure_of(error), permanent=permanent)
         return None if timeout.abandoned else result
 
     async def _on_thread(self, stage: Stage, task: Task, priority: Priority) -> Any:
@@ -226,27 +227,21 @@ class Execution:
         future.cancel()
         raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was abandoned")
 
-    async def _value_of(self, context: Context) -> Any:
-        if context.ref and self._objects:
-            context = await self._objects.check_out(context)
-        return context.decode()
-
     async def _conclude(self, ready: ReadyTask, stage: Stage, returned: Any, started_ms: int) -> StageResult:
         """The result of what a handler returned.
 
         It is read here in full, and alone: in the batch of results it could spoil the others.
-
-        Raises:
-            ObjectsUnavailable: a large context is not stored.
         """
         try:
             outcome, fields = _read(returned)
+            context = fields.get("context")
+            if context is not None and context.ref is not None:
+                context.ref.require_namespace(namespace_of(ready.type), "/context_ref")
         except BaseException as error:  # noqa: BLE001 (raised by an object of the handler, or by `_read`)
             # The handler has done its work, and would do it again with the same outcome.
             return _failed(ready, stage, started_ms, _failure_of(error), permanent=True)
-        context = fields.get("context")
-        if context is not None and self._objects:
-            fields["context"] = await self._objects.check_in(context)
+        if context is not None:
+            fields["context"] = await self._contexts.stored(context, ready)
         if outcome is completion.Outcome.FAIL:
             fields["max_attempts"] = stage.max_attempts
         return _result(ready, outcome, started_ms, **fields)
@@ -296,7 +291,7 @@ def _read(returned: Any) -> tuple[completion.Outcome, dict[str, Any]]:
 def returned_result(ready: ReadyTask, reason: str) -> StageResult:
     """The result of a claimed attempt that did not end, so that the next one can start at once."""
     return _result(
-        ready, completion.Outcome.RETRY, _now_ms(), error=Failure(kind="HandedBack", message=reason)
+        ready, completion.Outcome.RETRY, _now_ms(), error=Failure(kind=HANDED_BACK, message=reason)
     )
 
 

@@ -14,7 +14,15 @@ import aiohttp
 import orjson
 
 from penstock.core.delivery import parse_retry_after
-from penstock.errors import GatewayUnavailable, PenstockError, SettingsError, Unavailable, UnknownType
+from penstock.discovery import deployment_header
+from penstock.errors import (
+    GatewayUnavailable,
+    PenstockError,
+    SettingsError,
+    Unavailable,
+    UnknownType,
+    reason_of,
+)
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
 
@@ -164,6 +172,7 @@ class GatewayClient:
         self._accepted = False
         self._on_accepted = on_accepted
         self._on_refused = on_refused
+        self._deployment = deployment_header(url)
 
     async def __aenter__(self) -> Self:
         self._session = _make_session()
@@ -181,6 +190,7 @@ class GatewayClient:
             Unavailable: the gateway refuses this worker's credentials; that may change.
             SettingsError: the address never had such a route, or the gateway has refused this
                 worker for `patience_s`.
+            OtherDeployment: the gateway is not that of the directory's deployment.
             PenstockError: the gateway refuses the request.
         """
         operation = (path, str(body.get("type", "")))
@@ -209,7 +219,7 @@ class GatewayClient:
             raise (
                 GatewayUnavailable(reason)
                 if self._is_gateway
-                else SettingsError(f"worker_gateway={self._url!r}: {reason}")
+                else SettingsError(f"PENSTOCK_WORKER_GATEWAY={self._url!r}: {reason}")
             )
         capped_s = None if retry_after_s is None else min(retry_after_s, MAX_RETRY_AFTER_S)
         gateway_error = error_of(status, data, capped_s)
@@ -222,7 +232,7 @@ class GatewayClient:
         self, path: str, body: Mapping[str, Any], header: Mapping[str, str]
     ) -> tuple[int, bytes, float | None, float]:
         """Status and body of the answer, its `Retry-After` in seconds, and when it began."""
-        headers = {**header, "Content-Type": "application/json"}
+        headers = {**header, **self._deployment, "Content-Type": "application/json"}
         session = self._session
         try:
             async with session.post(self._url + path, data=orjson.dumps(body), headers=headers) as response:
@@ -231,7 +241,9 @@ class GatewayClient:
                 retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await self._on_failure(session)
-            raise GatewayUnavailable(f"no gateway answers at {self._url}: {error!r}") from error
+            raise GatewayUnavailable(
+                f"no gateway answers at {self._url} (PENSTOCK_WORKER_GATEWAY): {reason_of(error)}"
+            ) from error
         self._failures = 0
         return response.status, data, retry_after_s, arrived_s
 

@@ -14,6 +14,7 @@ from functools import partial
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
+from penstock.core.completion import Outcome
 from penstock.core.suspects import Isolation, SuspectGate
 from penstock.worker.execution import Execution, returned_result
 from penstock.worker.priority_semaphore import PriorityQueue
@@ -25,6 +26,10 @@ CANCEL_S = 1.0
 # A suspect that has run for so long lets others begin beside it. Otherwise the loss of a host with
 # thousands of long tasks would hold them up for days.
 TURN_S = 3.0
+# Attempts that wait for a handler go back when none began for so long: another worker may be idle.
+STUCK_S = 0.5
+# Characters of a failure's message in the log; the task has the whole message and the traceback.
+ERROR_CHARS = 500
 
 
 class HandlerPool:
@@ -59,10 +64,15 @@ class HandlerPool:
         # Suspects that have not begun.
         self._suspects: dict[AttemptId, ReadyTask] = {}
         self._closed = False
+        # When an attempt last began, or the gate was closed; and the next look at those that wait.
+        self._moved_s = 0.0
+        self._look: asyncio.TimerHandle | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start_all(self, claimed: list[ReadyTask]) -> None:
-        """Adds claimed attempts to the backlog and starts as many as the pool has room for."""
+        """Adds attempts to the backlog and starts as many as the pool has room for."""
+        if not self._backlog:
+            self._moved_s = asyncio.get_running_loop().time()
         for ready in claimed:
             if self._closed:
                 self._report(returned_result(ready, "the worker is stopping"))
@@ -164,6 +174,17 @@ class HandlerPool:
         entry = self._running.pop(attempt_id, None)
         if entry is None:
             return
+        if result.outcome is Outcome.FAIL:
+            assert result.error is not None
+            log.info(
+                "An attempt failed",
+                extra={
+                    "event": "attempt_failed",
+                    **entry[1].fence.ids(),
+                    "task_type": entry[1].type,
+                    "error": f"{result.error.kind}: {result.error.message[:ERROR_CHARS]}",
+                },
+            )
         self._report(result)
         if entry[1].isolation is not None:
             self._ended(attempt_id)
@@ -180,8 +201,31 @@ class HandlerPool:
             self._announce(suspect)
         while self._backlog and self._has_room() and not self._gate.closed:
             self._start(self._backlog.take())
+        if self._backlog and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(STUCK_S, self._return_stuck)
+
+    def _return_stuck(self) -> None:
+        """Returns the backlog if no attempt began for `STUCK_S`; else looks again later."""
+        loop = asyncio.get_running_loop()
+        self._look = None
+        if self._closed or not self._backlog:
+            return
+        if self._gate.closed:
+            # A worker that lets a suspect run alone still pulls: it would get the same tasks again.
+            self._moved_s = loop.time()
+        left_s = self._moved_s + STUCK_S - loop.time()
+        if left_s > 0:
+            self._look = loop.call_later(left_s, self._return_stuck)
+            return
+        log.info(
+            "No handler became free; waiting tasks go to other workers",
+            extra={"event": "backlog_returned", "attempts": len(self._backlog)},
+        )
+        while self._backlog:
+            self._report(returned_result(self._backlog.take(), "no handler of the worker became free"))
 
     def _start(self, ready: ReadyTask) -> None:
+        self._moved_s = asyncio.get_running_loop().time()
         task = asyncio.create_task(self._run(ready))
         self._running[ready.fence.attempt_id] = (task, ready)
         task.add_done_callback(partial(self._on_done, ready))

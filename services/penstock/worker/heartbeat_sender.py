@@ -20,7 +20,6 @@ from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms
 from penstock.core.attempt import AttemptId
 from penstock.core.heartbeat_queue import Answer, HeartbeatPolicy, HeartbeatQueue
 from penstock.errors import Fatal, Throttled, Unavailable
-from penstock.worker.in_flight import InFlight
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,6 @@ class HeartbeatSender:
         # Suspects that wait for their turn, with the terms of their claims.
         self._waiting: dict[AttemptId, LeaseTerms] = {}
         self._wake = asyncio.Event()
-        self._room_freed = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
         self._failures = 0
         self._fatal: Fatal | None = None
@@ -82,12 +80,6 @@ class HeartbeatSender:
     def room(self) -> float:
         """How many more attempts can be kept alive, with any length of lease."""
         return min((queue.room for queue in self._queues.values()), default=math.inf)
-
-    async def wait_room(self) -> None:
-        """Waits until one more attempt can be kept alive."""
-        while self.room <= 0:
-            self._room_freed.clear()
-            await self._room_freed.wait()
 
     def add(self, claims: Iterable[Heartbeat], claimed_s: float) -> None:
         """Adds the attempts of claims sent at `claimed_s`; heartbeats have the claims' terms."""
@@ -142,7 +134,6 @@ class HeartbeatSender:
         for queue in self._queues.values():
             queue.discard(attempt_ids)
         self._discard_waiting(attempt_ids)
-        self._room_freed.set()
 
     def _discard_waiting(self, attempt_ids: Iterable[AttemptId]) -> None:
         if self._waiting:
@@ -173,8 +164,12 @@ class HeartbeatSender:
     def step(self) -> None:
         """Runs the step of every queue that is due."""
         now_s = self._clock()
-        for terms, queue in self._queues.items():
+        for terms, queue in list(self._queues.items()):
             if now_s < self._next_step_s[terms]:
+                continue
+            if not len(queue):
+                # Each task may have a lease of its own.
+                del self._queues[terms], self._next_step_s[terms]
                 continue
             self._next_step_s[terms] = now_s + queue.policy.step_s
             self._drop_cut_off(queue, now_s)
@@ -226,7 +221,6 @@ class HeartbeatSender:
             )
             queue.discard(lost)
             self._discard_waiting(lost)
-            self._room_freed.set()
             self._on_lost(lost)
 
     async def _send(
@@ -283,19 +277,7 @@ class HeartbeatSender:
                 },
             )
             self._discard_waiting(gone)
-            self._room_freed.set()
             self._on_lost(gone)
-
-
-async def wait_room(in_flight: InFlight, heartbeats: HeartbeatSender, timeout_s: float) -> bool:
-    """Waits until there is room in both, at most `timeout_s` seconds; returns whether there is."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            # A loop: while this waits for one, the puller of another type may fill the other.
-            while not (in_flight.room > 0 and heartbeats.room > 0):
-                await in_flight.wait_room(timeout_s)
-                await heartbeats.wait_room()
-    return in_flight.room > 0 and heartbeats.room > 0
 
 
 def _policy(timeout_s: float) -> HeartbeatPolicy:

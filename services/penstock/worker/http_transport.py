@@ -29,8 +29,8 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.worker.gateway_client import HOLD_ROUTE, WAIT_S, GatewayClient
-from penstock.worker.heartbeat_sender import HeartbeatSender, wait_room
-from penstock.worker.in_flight import InFlight
+from penstock.worker.heartbeat_sender import HeartbeatSender
+from penstock.worker.in_flight import InFlight, Reservation
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ RESULTS_PER_REQUEST = 500
 # The kind of the failure that replaces a refused result.
 REFUSED = "Refused"
 TASKS_PER_REQUEST = 500
+# Seconds of a poll that keeps room which other types may need, and seconds until an idle type takes
+# its next turn.
+SHORT_WAIT_S = 0.1
+REST_S = 1.0
 
 
 class HttpTransport:
@@ -165,7 +169,7 @@ class HttpPuller:
         gateway: the gateway.
         type_name: the type.
         in_flight: the attempts in flight; bounds what is pulled.
-        heartbeats: keeps attempts alive; bounds what is pulled, too.
+        heartbeats: keeps attempts alive.
         worker_id: of the worker.
         start: called with claimed attempts to run.
         limits: most attempts by stage, for stages with a limit of their own.
@@ -190,6 +194,8 @@ class HttpPuller:
         self._limits = limits
         # The gateway answered the last request, with or without tasks.
         self._answered = False
+        # That answer had tasks.
+        self._busy = False
 
     async def run(self) -> None:
         """Pulls until cancelled; waits for a missing type, an unavailable gateway, and a valid key.
@@ -207,13 +213,27 @@ class HttpPuller:
 
     async def _pull(self) -> None:
         """Claims tasks from the gateway once, if there is room for any, and starts them."""
-        if not await wait_room(self._in_flight, self._heartbeats, WAIT_S):
-            return
-        max_tasks = int(min(self._in_flight.room, self._heartbeats.room, TASKS_PER_REQUEST))
+        alone = self._in_flight.types == 1
+        # The gateway may answer with as many tasks as were requested. So an idle type requests one,
+        # and keeps no more room from other types.
+        idle = not (alone or self._busy)
+        async with self._in_flight.reserve(
+            self._type, 1 if idle else TASKS_PER_REQUEST, WAIT_S
+        ) as reservation:
+            if not reservation.size:
+                return
+            waits = alone or (idle and self._in_flight.is_ample)
+            await self._hold(reservation, WAIT_S if waits else SHORT_WAIT_S)
+        if idle and not waits and not self._busy:
+            # Other types take their turn.
+            await asyncio.sleep(REST_S)
+
+    async def _hold(self, reservation: Reservation, wait_s: float) -> None:
+        max_tasks = reservation.size
         sent_s = asyncio.get_running_loop().time()
         # After a failure without long-polling: the answer shows at once that the gateway is
         # available again.
-        wait_s = WAIT_S if self._answered else 0.0
+        wait_s = wait_s if self._answered else 0.0
         request = {"worker": self._worker_id, "type": self._type, "max": max_tasks, "wait_s": wait_s}
         if self._limits:
             # The gateway claims, but only the worker knows the limits of its stages.
@@ -228,7 +248,7 @@ class HttpPuller:
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
         claimed = [ready for ready in claimed if ready.fence.attempt_id not in self._in_flight]
         if claimed:
-            self._in_flight.add(claimed)
+            self._in_flight.add(claimed, reservation)
             # Leases count from the gateway's claim, which lies between the request and the answer.
             claimed_s = max(sent_s, arrived_s - body.get("claimed_ms_ago", 0) / 1000)
             claims = claims_of(self._worker_id, claimed, self._limits)
@@ -236,7 +256,7 @@ class HttpPuller:
             if any(not claim.begun for claim in claims):
                 self._heartbeats.send_waiting()
             self._start(claimed)
-        self._answered = True
+        self._answered, self._busy = True, bool(claimed)
 
 
 def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

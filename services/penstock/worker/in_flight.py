@@ -1,24 +1,69 @@
-"""The attempts that a worker has in flight."""
+"""The attempts that a worker has in flight, and the room that its pullers share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 
 
-class InFlight:
-    """Every claimed attempt whose result is not on Kafka yet.
+@dataclass(slots=True)
+class Reservation:
+    """Room for attempts of one type that a puller may claim.
 
-    Args:
-        capacity: most attempts in flight.
+    Attributes:
+        type_name: the type.
+        size: how many more attempts it has room for; 0 when there was no room in time.
     """
 
-    def __init__(self, capacity: int) -> None:
+    type_name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    reservation: Reservation
+    most: int
+    granted: asyncio.Future[None]
+
+
+class InFlight:
+    """Every attempt that a worker has taken and whose result is not on Kafka yet.
+
+    A puller reserves room before it takes records. So all pullers together never exceed the
+    capacity. Room that becomes free goes to the waiting type that has the least, so that a type
+    with much work does not starve the others.
+
+    Args:
+        capacity: most attempts in flight that have a handler.
+        limit: how many more attempts can be kept alive (`HeartbeatSender.room`).
+        types: how many types share the room.
+        backlog: how many attempts may wait for a handler now.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        limit: Callable[[], float] = lambda: math.inf,
+        types: int = 1,
+        backlog: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._capacity = capacity
-        self._attempts: set[AttemptId] = set()
+        self._limit = limit
+        self._backlog = backlog
+        self.types = types
+        self._attempts: dict[AttemptId, str] = {}
+        self._reserved = 0
+        # By type, attempts in flight and reserved room.
+        self._held: Counter[str] = Counter()
+        # In order of arrival.
+        self._waiters: list[_Waiter] = []
         self._removed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -29,31 +74,84 @@ class InFlight:
 
     @property
     def room(self) -> int:
-        """How many more attempts may be claimed."""
-        return self._capacity - len(self._attempts)
+        """How many more attempts may be reserved."""
+        return (
+            int(min(self._capacity + self._backlog() - len(self._attempts), self._limit())) - self._reserved
+        )
 
-    async def wait_room(self, timeout_s: float) -> bool:
-        """Waits until there is room, at most `timeout_s` seconds; returns whether there is."""
-        if self.room <= 0:
-            self._removed.clear()
-            try:
-                await asyncio.wait_for(self._removed.wait(), timeout_s)
-            except TimeoutError:
-                return False
-        return True
+    @property
+    def is_ample(self) -> bool:
+        """Whether each type may keep room for an attempt while it waits for its next task."""
+        return self.room >= self.types
+
+    @asynccontextmanager
+    async def reserve(self, type_name: str, most: int, timeout_s: float) -> AsyncIterator[Reservation]:
+        """Room for a type for the time of a `with` block; what is not used is free afterwards.
+
+        Args:
+            type_name: the type.
+            most: most attempts.
+            timeout_s: seconds to wait for room; after that the reservation has size 0.
+        """
+        reservation = Reservation(type_name, 0)
+        waiter = _Waiter(reservation, most, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        self._grant()
+        try:
+            if not waiter.granted.done():
+                await asyncio.wait({waiter.granted}, timeout=timeout_s)
+            if not waiter.granted.done():
+                self._waiters.remove(waiter)
+            yield reservation
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            self._free(reservation, reservation.size)
+            self._grant()
+
+    def add(self, claimed: Iterable[ReadyTask], reservation: Reservation | None = None) -> None:
+        """Adds claimed attempts, which use up the room that was reserved for them."""
+        before = len(self._attempts)
+        for ready in claimed:
+            if ready.fence.attempt_id not in self._attempts:
+                self._attempts[ready.fence.attempt_id] = ready.type
+                self._held[ready.type] += 1
+        if reservation is not None:
+            self._free(reservation, min(reservation.size, len(self._attempts) - before))
+
+    def remove(self, attempt_ids: Iterable[AttemptId]) -> None:
+        """Removes attempts whose results are on Kafka, or that this worker has lost."""
+        for attempt_id in attempt_ids:
+            type_name = self._attempts.pop(attempt_id, None)
+            if type_name is not None:
+                self._release(type_name, 1)
+        self._removed.set()
+        self._grant()
 
     async def wait_gone(self, attempt_ids: Iterable[AttemptId]) -> None:
         """Waits until none of these attempts is in flight."""
         waited_for = list(attempt_ids)
-        while not self._attempts.isdisjoint(waited_for):
+        while any(attempt_id in self._attempts for attempt_id in waited_for):
             self._removed.clear()
             await self._removed.wait()
 
-    def add(self, claimed: Iterable[ReadyTask]) -> None:
-        """Adds claimed attempts."""
-        self._attempts.update(ready.fence.attempt_id for ready in claimed)
+    def _grant(self) -> None:
+        while self._waiters and (room := self.room) > 0:
+            # The first of those that have the least.
+            waiter = min(self._waiters, key=lambda waiter: self._held[waiter.reservation.type_name])
+            size = min(waiter.most, max(1, room // len(self._waiters)))
+            self._waiters.remove(waiter)
+            self._reserved += size
+            self._held[waiter.reservation.type_name] += size
+            waiter.reservation.size = size
+            waiter.granted.set_result(None)
 
-    def remove(self, attempt_ids: Iterable[AttemptId]) -> None:
-        """Removes attempts whose results are on Kafka, or that this worker has lost."""
-        self._attempts.difference_update(attempt_ids)
-        self._removed.set()
+    def _free(self, reservation: Reservation, size: int) -> None:
+        reservation.size -= size
+        self._reserved -= size
+        self._release(reservation.type_name, size)
+
+    def _release(self, type_name: str, size: int) -> None:
+        self._held[type_name] -= size
+        if self._held[type_name] <= 0:
+            del self._held[type_name]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
+from penstock.core.early_start import HORIZON_S, BacklogLimit
 from penstock.http.credentials import Credentials
 from penstock.kafka.connection import make_producer, running
 from penstock.worker.gateway_client import GatewayClient
@@ -29,6 +31,7 @@ from penstock.worker.pull import KafkaPuller
 from penstock.worker.result_sender import ResultSender
 from penstock.worker.revocations import listen
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.unclaimed import UnclaimedAttempts
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class PlatformClient:
         worker_id: of the worker.
         types: the types to pull; for each, most attempts by stage, for stages with a limit of their
             own.
+        slots: handlers that run at once.
         start: called with attempts to run.
         drop: called with attempts to end without a result.
         begin: called with an announced suspect once the platform knows that it begins.
@@ -64,6 +68,7 @@ class PlatformClient:
         settings: WorkerSettings,
         worker_id: str,
         types: Mapping[str, Mapping[str, int]],
+        slots: int,
         start: Callable[[list[ReadyTask]], object],
         drop: Callable[[list[AttemptId]], object],
         begin: Callable[[AttemptId], object],
@@ -80,8 +85,15 @@ class PlatformClient:
         self._turns: asyncio.Queue[tuple[AttemptId, bool]] = asyncio.Queue()
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
-        self._in_flight = InFlight(settings.pool + settings.backlog)
+        self._backlog = BacklogLimit(settings.backlog)
+        self._in_flight = InFlight(
+            slots,
+            lambda: self._heartbeats.room,
+            len(types),
+            lambda: self._backlog.at(time.monotonic()),
+        )
         self._heartbeats: HeartbeatSender
+        self._unclaimed: UnclaimedAttempts
         self._results: ResultSender
 
     def add(self, result: StageResult) -> None:
@@ -135,7 +147,10 @@ class PlatformClient:
         clock = asyncio.get_running_loop().time
         async with self._platform(on_ready, on_not_ready) as (transport, make_puller, further):
             self._heartbeats = HeartbeatSender(transport, self._worker_id, clock, self._stop_lost)
-            self._results = ResultSender(transport, self._worker_id, self._remove, self._still_in_flight)
+            self._unclaimed = UnclaimedAttempts(
+                transport, self._heartbeats, self._worker_id, self._types, clock
+            )
+            self._results = ResultSender(transport, self._worker_id, self._on_sent, self._still_in_flight)
             pulling = process.run_all(*(make_puller(name).run() for name in sorted(self._types)))
 
             async def work() -> None:
@@ -150,6 +165,7 @@ class PlatformClient:
                 work(),
                 self._results.run(),
                 self._heartbeats.run(),
+                self._unclaimed.run(),
                 self._serve_suspects(),
                 *further,
                 # Guards this loop; handlers may block theirs for any time.
@@ -191,12 +207,10 @@ class PlatformClient:
                 lambda name: KafkaPuller(
                     settings,
                     name,
-                    transport,
                     self._in_flight,
-                    self._heartbeats,
+                    self._unclaimed,
                     worker_id,
                     self._start,
-                    self._types[name],
                 ),
                 [listen(settings, self._on_revoked)],
             )
@@ -206,11 +220,28 @@ class PlatformClient:
         self._heartbeats.drop_cut_off(attempt_ids)
         return self._in_flight
 
-    def _remove(self, attempt_ids: list[AttemptId]) -> None:
-        self._in_flight.remove(attempt_ids)
+    def _on_sent(self, results: Sequence[StageResult]) -> list[AttemptId]:
+        """Removes attempts whose results are stored; returns those that have a lease."""
+        attempt_ids = [result.fence.attempt_id for result in results]
+        # Slots of longer attempts do not become free within the horizon.
+        quick = sum(
+            result.finished_ms - result.started_ms <= HORIZON_S * 1000 and not result.handed_back
+            for result in results
+        )
+        self._backlog.add_ended(quick, time.monotonic())
+        never_claimed = self._remove(attempt_ids)
+        return [attempt_id for attempt_id in attempt_ids if attempt_id not in never_claimed]
+
+    def _remove(self, attempt_ids: list[AttemptId]) -> set[AttemptId]:
+        """Removes attempts that are over; returns those that were never claimed."""
+        never_claimed = self._unclaimed.end(attempt_ids)
         self._heartbeats.remove(attempt_ids)
+        # Last, because it gives the room to the next puller.
+        self._in_flight.remove(attempt_ids)
+        return never_claimed
 
     def _stop_lost(self, attempt_ids: list[AttemptId]) -> None:
+        self._unclaimed.lose(attempt_ids)
         self._in_flight.remove(attempt_ids)
         self._drop(attempt_ids)
 

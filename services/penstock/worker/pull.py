@@ -1,35 +1,51 @@
-"""Pulls tasks from Kafka: poll, claim, commit, start. There is one puller for each task type."""
+"""Pulls tasks from Kafka. There is one puller for each task type.
+
+A few new records are started first (`core.early_start`). They are claimed if they last, and their
+offsets are committed once each of them has its result or its claim on Kafka. All other polls are
+claimed and committed before their handlers begin.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
+from penstock import process
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
-from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.attempt import AttemptId
-from penstock.errors import InvalidRecord, SessionLost
+from penstock.core.early_start import claims_first
+from penstock.errors import InvalidRecord, KafkaUnavailable, SessionLost
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
+from penstock.kafka.fetched import drop_fetched, wait_fetched
 from penstock.kafka.group_positions import GroupPositions
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
-from penstock.worker.heartbeat_sender import HeartbeatSender, wait_room
-from penstock.worker.in_flight import InFlight
-from penstock.worker.kafka_transport import KafkaTransport
+from penstock.worker.in_flight import InFlight, Reservation
+from penstock.worker.read_offsets import ReadOffsets
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.unclaimed import UnclaimedAttempts
 
 log = logging.getLogger(__name__)
 
 # Most records of one poll, and so of one claim.
 POLL_RECORDS = 1_000
+# Seconds that an idle puller waits for records.
+FETCH_S = 1.0
 # A full worker polls this often: Kafka takes partitions from a member that does not poll.
 MAX_POLL_INTERVAL_S = 30.0
 TOPIC_RETRY_S = 1.0
+# Task-sync withdraws records that a worker does not take. After so many seconds without room, or
+# with a loop that stood still, what was fetched before is fetched again.
+FULL_S = 0.25
+# Seconds in which claims must reach Kafka before partitions go to another member. Without them it
+# runs the attempts, too.
+HAND_OVER_S = 2.0
 
 
 class KafkaPuller:
@@ -38,33 +54,27 @@ class KafkaPuller:
     Args:
         settings: of the worker.
         type_name: the type.
-        transport: writes claims.
         in_flight: the attempts in flight; bounds what is pulled.
-        heartbeats: keeps attempts alive; bounds what is pulled, too.
+        unclaimed: claims attempts.
         worker_id: of the worker.
-        start: called with claimed attempts to run.
-        limits: most attempts by stage, for stages with a limit of their own.
+        start: called with attempts to run.
     """
 
     def __init__(
         self,
         settings: WorkerSettings,
         type_name: str,
-        transport: KafkaTransport,
         in_flight: InFlight,
-        heartbeats: HeartbeatSender,
+        unclaimed: UnclaimedAttempts,
         worker_id: str,
         start: Callable[[list[ReadyTask]], object],
-        limits: Mapping[str, int],
     ) -> None:
         self._settings = settings
         self._type = type_name
-        self._transport = transport
         self._in_flight = in_flight
-        self._heartbeats = heartbeats
+        self._unclaimed = unclaimed
         self._worker_id = worker_id
         self._start = start
-        self._limits = limits
 
     async def run(self) -> None:
         """Pulls until cancelled; waits for a missing topic and for an unavailable broker."""
@@ -75,13 +85,14 @@ class KafkaPuller:
             await self._wait_topic(topic)
             # Group eviction finds a worker whose leases have expired by this name.
             consumer = make_consumer(self._settings, group, name=self._worker_id)
-            consumer.subscribe([topic], listener=GroupPositions(consumer))
+            member = Member(consumer, self._type, self._in_flight, self._unclaimed, self._start)
+            positions = GroupPositions(consumer, member)
+            consumer.subscribe([topic], listener=positions)
             async with running(consumer):
                 log.info(
                     "Waiting for tasks of a type", extra={"event": "pull_started", "task_type": self._type}
                 )
-                while True:
-                    await self._pull(consumer)
+                await member.run(positions)
 
         await retry_until_available(
             pull,
@@ -98,74 +109,199 @@ class KafkaPuller:
                     if topic in await admin.list_topics():
                         return
             if not logged:
-                log.info(
-                    "A type is not registered yet, or this user may not see its topic; waiting",
+                log.warning(
+                    "A type is not registered, or this user may not see its topic; `penstock types add NAME` registers it",
                     extra={"event": "topic_missing", "task_type": self._type, "topic": topic},
                 )
                 logged = True
             await asyncio.sleep(TOPIC_RETRY_S)
 
-    async def _pull(self, consumer: AIOKafkaConsumer) -> None:
-        if not await wait_room(self._in_flight, self._heartbeats, MAX_POLL_INTERVAL_S):
-            # Full for a long time: poll with paused partitions, so that Kafka keeps this member and
-            # no record is taken.
-            paused = consumer.assignment()
-            consumer.pause(*paused)
-            with translated():
-                await consumer.getmany(timeout_ms=0)
-            consumer.resume(*(paused & consumer.assignment()))
+
+class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
+    """One membership of a puller in its group; the listener of its consumer.
+
+    Args:
+        consumer: subscribed.
+        type_name: the type.
+        in_flight: the attempts in flight; bounds what is pulled.
+        unclaimed: claims attempts.
+        start: called with attempts to run.
+    """
+
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        type_name: str,
+        in_flight: InFlight,
+        unclaimed: UnclaimedAttempts,
+        start: Callable[[list[ReadyTask]], object],
+    ) -> None:
+        self._consumer = consumer
+        self._type = type_name
+        self._in_flight = in_flight
+        self._unclaimed = unclaimed
+        self._start = start
+        self._offsets = ReadOffsets(unclaimed)
+        self._assigned_s = time.monotonic()
+
+    async def run(self, positions: GroupPositions) -> None:
+        """Pulls and commits until cancelled.
+
+        Args:
+            positions: checks those of the consumer.
+
+        Raises:
+            KafkaUnavailable: no broker answers, or records must be read again.
+        """
+        try:
+            await process.run_all(self._pull_all(positions), self._commit_settled())
+        finally:
+            await self._hand_over()
+
+    async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
+        """Claims what runs, and commits: the next members begin behind it."""
+        await self._hand_over()
+
+    async def on_partitions_assigned(self, _assigned: Iterable[TopicPartition]) -> None:
+        """Begins the time in which records are claimed first."""
+        self._assigned_s = time.monotonic()
+
+    async def _hand_over(self) -> None:
+        unsettled = self._offsets.unsettled
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._unclaimed.claim(unsettled)
+                await self._commit()
+        except (TimeoutError, KafkaUnavailable) as error:
+            # The next members read the records again; the fence accepts one result of each attempt.
+            log.info(
+                "Records are given to other members without a claim",
+                extra={"event": "handed_over_unclaimed", "task_type": self._type, "error": repr(error)},
+            )
+        # Their records bring them back.
+        self._unclaimed.end(self._unclaimed.lost(unsettled))
+        self._offsets.clear()
+
+    async def _commit_settled(self) -> None:
+        while True:
+            await self._offsets.wait_due()
+            if lost := self._unclaimed.lost(self._offsets.unsettled):
+                raise KafkaUnavailable(f"the claims of {len(lost)} attempts did not reach Kafka")
+            await self._commit()
+
+    async def _commit(self) -> None:
+        offsets = self._offsets.committable()
+        if not offsets:
             return
-        max_records = int(min(self._in_flight.room, self._heartbeats.room, POLL_RECORDS))
-        with translated():
-            fetched = await consumer.getmany(timeout_ms=1000, max_records=max_records)
-        if not fetched:
-            return
-        claimed = self._decode(record for records in fetched.values() for record in records)
-        if claimed:
-            # Before sending: the platform may count the lease from this moment.
-            claimed_s = asyncio.get_running_loop().time()
-            claims = claims_of(self._worker_id, claimed, self._limits)
-            # Together: one after the other, each would cost the poll a round trip.
-            await asyncio.gather(*map(self._transport.send_heartbeat, claims))
-            self._in_flight.add(claimed)
-            self._heartbeats.add(claims, claimed_s)
         try:
             with translated():
-                await consumer.commit()
+                await self._consumer.commit(offsets)
         except SessionLost as error:
             # Other workers may claim these records, too; the fence accepts one result.
             log.info(
-                "Partitions moved between claim and commit",
+                "Partitions moved before the commit of their offsets",
                 extra={"event": "commit_fenced", "task_type": self._type, "error": error},
             )
+        self._offsets.committed(offsets)
+
+    async def _pull_all(self, positions: GroupPositions) -> None:
+        while True:
+            if await positions.ensure(FETCH_S):
+                await self._pull()
+
+    async def _pull(self) -> None:
+        consumer = self._consumer
+        began_s = time.monotonic()
+        with translated():
+            # Before the reservation: an idle type keeps no room from the others.
+            if not await wait_fetched(consumer, FETCH_S):
+                return
+        waiting_s = time.monotonic()
+        # A handler may hold the interpreter, and with it this loop.
+        stalled = waiting_s - began_s > FETCH_S + FULL_S
+        async with self._in_flight.reserve(self._type, POLL_RECORDS, MAX_POLL_INTERVAL_S) as reservation:
+            late = stalled or time.monotonic() - waiting_s > FULL_S
+            if late:
+                drop_fetched(consumer)
+            if reservation.size:
+                # With the room kept: another type would take it, and this one would be full again.
+                with translated():
+                    fetched = not late or await wait_fetched(consumer, FULL_S)
+                if fetched:
+                    await self._take(reservation)
+                return
+        # Full for a long time: poll with paused partitions, so that Kafka keeps this member and no
+        # record is taken.
+        paused = consumer.assignment()
+        consumer.pause(*paused)
+        with translated():
+            await consumer.getmany(timeout_ms=0)
+        consumer.resume(*(paused & consumer.assignment()))
+
+    async def _take(self, reservation: Reservation) -> None:
+        with translated():
+            fetched = await self._consumer.getmany(timeout_ms=0, max_records=reservation.size)
+        if not fetched:
+            return
+        # No await from here until the tasks are started or claimed: the partitions may be revoked.
+        tasks, oldest_ms = self._add(fetched, reservation)
+        if not tasks:
+            return
+        first = claims_first(
+            records=len(tasks),
+            oldest_s=time.time() - oldest_ms / 1000,
+            assigned_s=time.monotonic() - self._assigned_s,
+            suspects=any(ready.isolation is not None for ready in tasks),
+        )
+        try:
+            if first:
+                # An unclaimed attempt before these would keep their offsets from being committed.
+                await self._unclaimed.claim(self._offsets.unsettled)
+                await self._commit()
         finally:
             # Also when Kafka is unavailable or the worker stops: claimed attempts are run or handed
             # back. Attempts that were revoked or lost meanwhile are left out.
-            if wanted := [ready for ready in claimed if ready.fence.attempt_id in self._in_flight]:
+            if wanted := [ready for ready in tasks if ready.fence.attempt_id in self._in_flight]:
                 self._start(wanted)
 
-    def _decode(self, records: Iterable[Any]) -> list[ReadyTask]:
-        """The tasks of records, without duplicates and attempts in flight."""
+    def _add(
+        self, fetched: Mapping[TopicPartition, Sequence[Any]], reservation: Reservation
+    ) -> tuple[list[ReadyTask], float]:
+        """Adds what was fetched; returns its new tasks, and the timestamp of the oldest."""
         tasks: dict[AttemptId, ReadyTask] = {}
-        for record in records:
-            if record.value == MARK:
-                continue
-            try:
-                ready = ReadyTask.decode(record.value or b"", self._type)
-            except InvalidRecord as invalid:
-                # Only task-sync writes here: a foreign record stands for no task.
-                log.error(  # noqa: TRY400 (the error is a field)
-                    "Skipped an invalid record of a ready topic",
-                    extra={
-                        "event": "ready_record_skipped",
-                        "topic": record.topic,
-                        "partition": record.partition,
-                        "offset": record.offset,
-                        "error": str(invalid),
-                    },
-                )
-                continue
-            # A rebalance repeats records, and after a crash a record may be there twice.
-            if ready.fence.attempt_id not in self._in_flight:
-                tasks[ready.fence.attempt_id] = ready
-        return list(tasks.values())
+        read: list[tuple[TopicPartition, int, AttemptId | None]] = []
+        oldest_ms = float("inf")
+        for partition, records in fetched.items():
+            for record in records:
+                ready = self._decode(record)
+                attempt_id = None if ready is None else ready.fence.attempt_id
+                read.append((partition, record.offset, attempt_id))
+                # A rebalance repeats records, and after a crash a record may be there twice.
+                if ready is not None and ready.fence.attempt_id not in self._in_flight:
+                    tasks[ready.fence.attempt_id] = ready
+                    oldest_ms = min(oldest_ms, record.timestamp)
+        self._in_flight.add(tasks.values(), reservation)
+        self._unclaimed.add(tasks.values())
+        for partition, offset, attempt_id in read:
+            self._offsets.add(partition, offset, attempt_id)
+        return list(tasks.values()), oldest_ms
+
+    def _decode(self, record: Any) -> ReadyTask | None:
+        """The task of a record; None for a record that stands for no task."""
+        if record.value == MARK:
+            return None
+        try:
+            return ReadyTask.decode(record.value or b"", self._type)
+        except InvalidRecord as invalid:
+            # Only task-sync writes here: a foreign record stands for no task.
+            log.error(  # noqa: TRY400 (the error is a field)
+                "Skipped an invalid record of a ready topic",
+                extra={
+                    "event": "ready_record_skipped",
+                    "topic": record.topic,
+                    "partition": record.partition,
+                    "offset": record.offset,
+                    "error": str(invalid),
+                },
+            )
+            return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 import orjson
@@ -52,7 +52,7 @@ class ResultSender:
     Args:
         transport: sends results and ends of leases.
         worker_id: of the worker.
-        on_sent: called with the attempts whose results are stored.
+        on_sent: called with results that are stored; returns which of their attempts have a lease.
         still_in_flight: called before each batch; returns which of its attempts this worker still
             has. A result of a lost or revoked attempt is not sent, because another worker may have
             begun it.
@@ -62,7 +62,7 @@ class ResultSender:
         self,
         transport: ResultTransport,
         worker_id: str,
-        on_sent: Callable[[list[AttemptId]], None],
+        on_sent: Callable[[Sequence[StageResult]], Iterable[AttemptId]],
         still_in_flight: Callable[[list[AttemptId]], Container[AttemptId]],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -121,9 +121,7 @@ class ResultSender:
             # Nothing was sent. Outcomes are checked when a handler returns them, so this is a
             # defect, and it must cost one attempt only.
             await self._transport.send_results([_encodable(result) for result in batch])
-        attempt_ids = [result.fence.attempt_id for result in batch]
-        self._on_sent(attempt_ids)
-        for attempt_id in attempt_ids:
+        for attempt_id in self._on_sent(batch):
             self._ended.add(attempt_id)
 
     async def _end_leases(self, attempt_ids: Sequence[AttemptId]) -> None:

@@ -5,51 +5,84 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.revocation import Revocation
-from penstock.errors import InvalidRecord
+from penstock.core.position import Position
+from penstock.errors import InvalidRecord, KafkaUnavailable, SessionLost
+from penstock.kafka import positions
 from penstock.kafka.connection import make_consumer, running, translated
+from penstock.kafka.fetch_guard import FetchGuard
 from penstock.kafka.topics import REVOKED
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
 
+# How long one fetch waits for records. After it, the guard is asked whether the log is the same.
+FETCH_MS = 1_000
+
 
 async def listen(settings: Kafka, revoked: Callable[[Revocation], None]) -> None:
     """Passes on every revocation that is written from now on, until cancelled.
 
-    After an outage of the broker it continues at the next offset, so it misses no revocation.
+    After an outage of the broker it continues where it was, so it misses no revocation. A position
+    in another log than the one that was read is moved as that of any reader (`core.position`).
     """
     partition = TopicPartition(settings.prefix + REVOKED.name, 0)
-    position: int | None = None
+    position: Position | None = None
 
     async def read() -> None:
         nonlocal position
         async with running(make_consumer(settings, None)) as consumer:
+            position = await _start(consumer, partition, position)
+            guard = FetchGuard(consumer)
             consumer.assign([partition])
-            with translated():
-                if position is None:
-                    position = (await consumer.end_offsets([partition]))[partition]
-                consumer.seek(partition, position)
-                while True:
-                    record = await consumer.getone()
-                    position = record.offset + 1
-                    try:
-                        revoked(Revocation.decode(record.value or b""))
-                    except InvalidRecord as invalid:
-                        # Only the platform writes to this topic, so the record is no revocation.
-                        log.error(  # noqa: TRY400 (the error is a field)
-                            "A record of the revocations topic cannot be read; skipping it",
-                            extra={
-                                "event": "revocation_skipped",
-                                "topic": partition.topic,
-                                "offset": record.offset,
-                                "error": str(invalid),
-                            },
-                        )
+            guard.start({partition: position})
+            consumer.seek(partition, position.offset)
+            while True:
+                with translated():
+                    fetched = await consumer.getmany(timeout_ms=FETCH_MS)
+                try:
+                    guard.ensure()
+                except SessionLost as error:
+                    # Another consumer starts where the position fits the log.
+                    raise KafkaUnavailable(str(error)) from error
+                for record in fetched.get(partition, ()):
+                    position = guard.position(partition, record.offset + 1)
+                    _pass_on(record, revoked)
 
     await retry_until_available(
         read, waiting_for="revocations", backoff=WORKER_BACKOFF, restarts_after_s=LASTING_ATTEMPT_S
     )
+
+
+async def _start(
+    consumer: AIOKafkaConsumer, partition: TopicPartition, position: Position | None
+) -> Position:
+    """The end of the log at first, and then the checked position."""
+    starts = await positions.check(consumer, {partition: position})
+    start = starts[partition]
+    if position is not None:
+        positions.report(starts)
+        return start.position
+    with translated():
+        ends = await consumer.end_offsets([partition])
+    return Position(ends[partition], start.position.topic_id)
+
+
+def _pass_on(record: object, revoked: Callable[[Revocation], None]) -> None:
+    value: bytes | None = record.value  # type: ignore[attr-defined] # aiokafka has no types
+    try:
+        revoked(Revocation.decode(value or b""))
+    except InvalidRecord as invalid:
+        # Only the platform writes to this topic, so the record is no revocation.
+        log.error(  # noqa: TRY400 (the error is a field)
+            "A record of the revocations topic cannot be read; skipping it",
+            extra={
+                "event": "revocation_skipped",
+                "topic": record.topic,  # type: ignore[attr-defined] # see above
+                "offset": record.offset,  # type: ignore[attr-defined] # see above
+                "error": str(invalid),
+            },
+        )

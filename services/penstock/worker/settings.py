@@ -38,7 +38,10 @@ class WorkerSettings(Kafka):
         "Seconds that a worker retries refused credentials before it exits with status 6.",
     )
     pool: int = option(2_000, "Maximum number of concurrent handlers; with PENSTOCK_BACKLOG at most 100,000.")
-    backlog: int = option(1_000, "Maximum number of claimed tasks that wait for a handler.")
+    backlog: int = option(
+        1_000,
+        "Maximum number of tasks that wait for a handler. A worker takes no more than it has ended within a quarter of a second.",
+    )
     threads: int = option(
         64, "Maximum number of concurrent synchronous handlers, each of which has a thread."
     )

@@ -459,7 +459,7 @@ async def _decided_state(platform: Bench, name: str) -> str | None:
 
 
 async def test_a_rate_limit_slows_only_its_target(platform: Bench, target: Target) -> None:
-    """Issue 5: two calls a second delay the limited target's callbacks, and no other target's."""
+    """C10: two calls a second delay the limited target's callbacks, and no other target's."""
     await targets.limit(platform.connection, TargetId("default", f"{target.url}/hook"), 2.0)
     # On a busy machine a call takes tenths of a second; it must not make its target abnormal.
     patient = {"callback_slow_s": 20.0, "callback_timeout_s": 30.0, "callback_horizon_s": 60.0}
@@ -477,7 +477,7 @@ async def test_a_rate_limit_slows_only_its_target(platform: Bench, target: Targe
 
 
 async def test_each_ended_callback_has_one_result_record(platform: Bench, target: Target) -> None:
-    """Issue 5: `callbacks.results` has attempts and status of each callback that ended."""
+    """C12: `callbacks.results` has attempts and status of each callback that ended."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(status=200 if request.path == "/hook" else 500)
@@ -498,7 +498,7 @@ async def test_each_ended_callback_has_one_result_record(platform: Bench, target
 
 
 async def test_callbacks_of_a_task_are_delivered_in_order(platform: Bench, target: Target) -> None:
-    """Issue 5: a callback waits while its predecessor fails; another task's callback does not."""
+    """C11: a callback waits while its predecessor fails; another task's callback does not."""
     fails = 3
 
     async def answer(request: web.Request) -> web.Response:

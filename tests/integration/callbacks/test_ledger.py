@@ -74,7 +74,7 @@ async def due_in_s(pool: Pool, callback: Callback) -> float:
 async def test_a_callback_whose_predecessor_ends_during_its_claim_is_due_at_once(
     pool: Pool, other_session: asyncpg.Connection[asyncpg.Record], ledger: Ledger
 ) -> None:
-    """Issue 5: the first callback ends after the claim has read it; the second is due at once."""
+    """C11: the first callback ends after the claim has read it; the second is due at once."""
     await enqueue(pool, FIRST, SECOND)
     await callbacks.claim(pool, [(FIRST.id, 0)], horizon_s=30.0)
     async with other_session.transaction():
@@ -97,7 +97,7 @@ async def test_a_callback_whose_predecessor_ends_during_its_claim_is_due_at_once
 
 
 async def test_a_callback_waits_for_its_predecessor(pool: Pool, ledger: Ledger) -> None:
-    """Issue 5: only the end of the first callback makes the second callback due."""
+    """C11: only the end of the first callback makes the second callback due."""
     await enqueue(pool, FIRST, SECOND)
     await callbacks.claim(pool, [(FIRST.id, 0)], horizon_s=30.0)
     claimed = await ledger.claim([InFlight(SECOND, Record())])
@@ -122,7 +122,7 @@ async def test_a_claim_returns_the_target_of_a_callback_held_for_order(pool: Poo
 
 
 async def test_a_repeated_outcome_does_not_requeue_a_claimed_successor(pool: Pool) -> None:
-    """Issue 5: an outcome recorded twice leaves a claimed successor as it is.
+    """C11: an outcome recorded twice leaves a claimed successor as it is.
 
     A lost answer from PostgreSQL makes the service record an outcome again.
     """

@@ -17,7 +17,7 @@ from penstock.metrics.serving import serving
 
 
 async def test_the_metrics_of_both_paths_match_the_calls(platform: Bench, target: Target) -> None:
-    """Issue 5, C8: every declared callback metric is exported, and its value matches the calls.
+    """C8: every declared callback metric is exported, and its value matches the calls.
 
     The metrics cover calls by path and outcome, durations, used slots, waiting and held callbacks,
     and targets by state.
@@ -106,7 +106,7 @@ async def test_metrics_are_off_by_default(
     """
     assert platform.settings().metrics_port == 0
     assert platform.settings().metrics_host == "127.0.0.1"
-    with pytest.raises(SettingsError, match="metrics_port=65536"):
+    with pytest.raises(SettingsError, match="PENSTOCK_METRICS_PORT=65536"):
         platform.settings(metrics_port=65_536)
     used_port = int(target.url.rpartition(":")[2])
     with pytest.raises(CannotStart, match="PENSTOCK_METRICS_PORT"):

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import pytest
 from tests.support.services import make_topics, producing, write
 from tests.support.topics import use_writers_stamps
+from tests.support.waiting import wait_until
 
 from penstock.checks import moving, queued
 from penstock.checks.app import Rule, check
+from penstock.checks.unstamped import Unstamped
 from penstock.contracts.context import Context
 from penstock.contracts.event import Callback, Event
 from penstock.contracts.heartbeat import Heartbeat, Kind
@@ -19,6 +21,7 @@ from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
+from penstock.kafka import topic_plan
 from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import ready, service_group, workers_group
 from penstock.postgres import release, tasks, types
@@ -89,11 +92,18 @@ async def read_all(settings, group, topic):
 
 
 async def write_long_ago(settings, topic, value):
+    """Writes a record that is two minutes old; the broker stamps the records after it."""
     await use_writers_stamps(settings, [full_name(settings, topic)])
     async with producing(settings.kafka) as producer:
         await producer.send_and_wait(
             full_name(settings, topic), value, partition=0, timestamp_ms=int((time.time() - 120) * 1000)
         )
+    await topic_plan.create(settings)
+
+    async def stamped():
+        return not await Unstamped(settings, 1).find()
+
+    await wait_until(stamped, what="the brokers know that they stamp the records")
 
 
 def record(task_id, attempt=0):

@@ -179,7 +179,7 @@ async def test_a_client_reads_a_rotated_key_file_again(
                 (None, "cannot be read"),
             ):
                 key_file.unlink() if content is None else key_file.write_text(content)
-                with pytest.raises(Unauthenticated, match=rf"; api_key_file='{key_file}' {message}"):
+                with pytest.raises(Unauthenticated, match=rf"; PENSTOCK_API_KEY_FILE='{key_file}' {message}"):
                     await client.types()
             key_file.write_text(second)
             assert [one["name"] for one in await client.types()] == ["media"]

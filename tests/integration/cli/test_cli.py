@@ -182,7 +182,8 @@ async def test_watch_gives_status_1_unless_all_tasks_succeed(penstock: Invoke, d
     watched = await penstock("watch", "--type", "media", "--json")
     assert watched.exit_code == 1
     assert documents(watched) == [{"states": {"succeeded": 2, "failed": 1}}]
-    assert (await penstock("watch", "4711")).exit_code == 4
+    unknown = await penstock("watch", str(ids[1]), "4711", "4712")
+    assert (unknown.exit_code, "there is no task 4711, 4712" in unknown.stderr) == (4, True)
 
 
 async def test_submit_watches_its_task(penstock: Invoke, database: str) -> None:
@@ -210,11 +211,54 @@ async def test_errors_give_a_status_and_the_next_step(penstock: Invoke) -> None:
     assert (await penstock("get", "4711")).exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("arguments", "next_step"),
+    [
+        (("types", "show", "nope"), "penstock types add NAME"),
+        (("types", "set", "nope", "--max-attempts", "2"), "penstock types add NAME"),
+        (("types", "pause", "nope"), "penstock types add NAME"),
+        (("types", "keys", "list", "nope"), "penstock types add NAME"),
+        (("types", "backlog", "nope"), "penstock types add NAME"),
+        (("get", "4711"), "penstock list"),
+        (("cancel", "4711"), "penstock list"),
+        (("watch", "4711"), "penstock list"),
+        (("tasks", "why", "4711"), "penstock list"),
+        (("tasks", "stop", "nope"), "penstock audit"),
+        (("keys", "revoke", "bob"), "penstock keys list"),
+        (("targets", "disable", "https://a.example", "--why", "x", "--namespace", "nope"), "penstock types"),
+    ],
+)
+async def test_an_unknown_name_gives_status_4_and_the_command_that_lists_the_known_ones(
+    penstock: Invoke, arguments: tuple[str, ...], next_step: str
+) -> None:
+    """O8: the next step stands under each error about something that does not exist."""
+    refused = await penstock(*arguments)
+    assert refused.exit_code == 4, refused.output
+    assert next_step in refused.stderr.splitlines()[1]
+
+
+async def test_conflicting_orders_of_a_type_name_the_command_that_resolves_them(penstock: Invoke) -> None:
+    """S4, O8: ageing excludes settings of concurrency keys, and each error names the way out."""
+    assert (await penstock("types", "set", "media", "--ageing-s", "60")).exit_code == 0
+    refused = await penstock("types", "keys", "set", "media", "acme", "--weight", "2")
+    assert refused.exit_code == 3
+    assert "penstock types set media --ageing-s none --no-finish-first" in refused.stderr
+    way_out = ("types", "set", "media", "--ageing-s", "none", "--no-finish-first")
+    assert (await penstock(*way_out)).exit_code == 0
+    assert (await penstock("types", "keys", "set", "media", "acme", "--weight", "2")).exit_code == 0
+    refused = await penstock("types", "set", "media", "--finish-first")
+    assert refused.exit_code == 3
+    assert "penstock types keys reset media KEY" in refused.stderr
+
+
 async def test_administration_commands_can_be_repeated(penstock: Invoke, prefix: str) -> None:
     """O2b, O6, O8: `topics`, `migrate` and `check` print text or JSON, and can be repeated
     safely."""
-    for _ in range(2):
-        assert (await penstock("topics")).stdout.splitlines() == [prefix + t.name for t in PLATFORM]
+    missing = {prefix + topic.name for topic in PLATFORM if topic not in (CALLBACKS, EVENTS, REVOKED)}
+    assert {*(await penstock("topics")).stdout.splitlines()} == {f"created {name}" for name in missing}
+    assert (await penstock("topics")).stdout == f"all {len(PLATFORM)} topics exist\n"
+    [topics] = documents(await penstock("topics", "--json"))
+    assert (topics["topics"], topics["created"]) == ([prefix + topic.name for topic in PLATFORM], [])
     assert documents(await penstock("migrate", "--json")) == [{"applied": []}]
     await penstock("submit", "media", "--run-at", "2090-01-01T00:00:00Z")
     checked = await penstock("check")
@@ -224,7 +268,7 @@ async def test_administration_commands_can_be_repeated(penstock: Invoke, prefix:
 
 
 async def test_a_running_local_deployment_is_found(penstock: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 1: without PENSTOCK_GATEWAY the command line uses the deployment that `penstock up`
+    """O8: without PENSTOCK_GATEWAY the command line uses the deployment that `penstock up`
     runs in this directory."""
     url = os.environ["PENSTOCK_GATEWAY"]
     monkeypatch.delenv("PENSTOCK_GATEWAY")

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from tests.support.gateways import running_gateway
 
-from penstock.client import Cancelled, Client, Draft, SyncClient, TaskFilter
+from penstock.client import Cancelled, Client, Draft, SubmissionsRefused, SyncClient, TaskFilter
 from penstock.contracts.context import ContentType, Context
 from penstock.core.task import Priority, State
 from penstock.errors import (
@@ -139,7 +139,7 @@ async def test_errors_are_typed_and_point_at_the_field(url: str) -> None:
         with pytest.raises(InvalidRecord, match="JSON"):
             await client.submit("media", object())
         drafts = [Draft(type="media")] * 520 + [Draft(type="media", callbacks=["ftp://x"])]
-        with pytest.raises(InvalidRecord) as late:
+        with pytest.raises(SubmissionsRefused) as late:
             await client.submit_many(drafts)
         assert late.value.pointer == "/520/callbacks/0"
         drafts += [Draft(type="media", priority="x")]

@@ -363,7 +363,7 @@ async def test_a_replay_to_a_disabled_target_is_held(
 async def test_a_replay_keeps_its_rate_and_limit(
     gateway: Caller, platform: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 5: a replay makes ten callbacks a second due, from its start and over batches. `more`
+    """C6: a replay makes ten callbacks a second due, from its start and over batches. `more`
     is true until all are replayed."""
     monkeypatch.setattr("penstock.gateway.callbacks.BATCH_SIZE", 7)
     await insert_callbacks(platform, A, range(1, 31), state="dead")
@@ -385,7 +385,7 @@ async def test_a_replay_keeps_its_rate_and_limit(
 async def test_a_delivered_callback_is_replayed_by_id_only(
     gateway: Caller, platform: Bench, target: Target
 ) -> None:
-    """Issue 5: a delivered callback is sent again when its id is given, and by no filter."""
+    """C6: a delivered callback is sent again when its id is given, and by no filter."""
     url = f"{target.url}/hook"
     callback: Callback = make_callback(url)
     async with platform.service(**QUICK_SETTINGS):

@@ -271,8 +271,8 @@ async def test_large_contexts_are_sent_inline(kafka: Kafka, database: str, tmp_p
     """T4: HTTP workers get a large context inline, because they cannot reach the object store. A
     missing object fails its task with the reason."""
     store = ObjectStore(f"file://{tmp_path}")
-    large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000))
-    lost = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000))
+    large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000), "default")
+    lost = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000), "default")
     assert lost.ref is not None
     (tmp_path / lost.ref.key).unlink()
     await release(kafka, ready_task(2, lost), ready_task(4, large))
@@ -295,8 +295,8 @@ async def test_a_context_that_cannot_be_read_holds_up_no_other_task(
     """T4, T6: each hostile reference and each unreadable object fails its own task. The poll answers
     with all other tasks at once."""
     store = ObjectStore(f"file://{tmp_path}")
-    large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000))
-    folder = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000))
+    large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000), "default")
+    folder = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000), "default")
     forging = b'1},{"id":99,"context":"forged'.ljust(5_000)
     assert large.ref is not None
     assert folder.ref is not None
@@ -306,7 +306,9 @@ async def test_a_context_that_cannot_be_read_holds_up_no_other_task(
     contexts = [
         *(Context(ContentType.TEXT, ref=dataclasses.replace(large.ref, key=key)) for key in HOSTILE_KEYS),
         Context(ContentType.TEXT, ref=dataclasses.replace(large.ref, size=10**12)),
-        Context(ContentType.JSON, ref=(await store.check_in(Context(ContentType.BYTES, forging))).ref),
+        Context(
+            ContentType.JSON, ref=(await store.check_in(Context(ContentType.BYTES, forging), "default")).ref
+        ),
         folder,
     ]
     tasks = [ready_task(number, context) for number, context in enumerate(contexts, 1)]
@@ -355,6 +357,54 @@ async def test_a_reported_reference_names_its_own_digest(kafka: Kafka, database:
         assert {each["errors"][0]["pointer"] for each in answer.body["rejected"]} == {
             f"/results/{index}/context_ref/key" for index in range(1, len(HOSTILE_KEYS) + 1)
         }
+
+
+async def test_a_worker_reads_objects_of_its_own_namespace_only(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T4, O5: the gateway rejects a result that names an object of another namespace, and stores a
+    large context where the task's namespace names it. It serves no object of another namespace,
+    and still serves those that an earlier release stored."""
+    store = ObjectStore(f"file://{tmp_path}")
+    large = Context(ContentType.TEXT, b"y" * 50_000)
+    earlier, beta = [await store.check_in(large, name) for name in ("default", "beta")]
+    assert earlier.ref is not None
+    assert beta.ref is not None
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        for name in ("acme--t", "beta--t"):
+            await gateway.post("/types", {"name": name})
+        submitted = await gateway.post("/tasks", [{"type": "acme--t", "context": "s" * 5_000}] * 4)
+        ids = [task["id"] for task in submitted.body["tasks"]]
+        fields = {"step": 0, "stage": "s", "attempt": 0, "outcome": "done"}
+        text = {"content_type": "text"}
+        entries = [
+            {"id": ids[0], **fields, **text, "context_ref": earlier.ref.to_wire()},
+            {"id": ids[1], **fields, **text, "context_ref": beta.ref.to_wire()},
+            {"id": ids[2], **fields, **text, "context": "y" * 50_000},
+        ]
+        answer = await gateway.post("/set_task", {"worker": "w-1", "results": entries})
+        assert (answer.status, answer.body["accepted"]) == (200, 1)
+        assert [each["errors"][0]["pointer"] for each in answer.body["rejected"]] == [
+            "/results/0/context_ref/key",
+            "/results/1/context_ref/key",
+        ]
+        [record] = await records(kafka, STAGE_RESULTS.name, 1)
+        _, [result], _ = decode_results(record.value)
+        assert result.context is not None
+        assert result.context.ref == ObjectRef.of(b"y" * 50_000, "acme")
+        assert (await gateway.get(f"/tasks/{ids[0]}")).body["context"] == "s" * 5_000
+        connection = await asyncpg.connect(database)
+        shown = []
+        for ref in (earlier.ref, beta.ref):
+            await connection.execute(
+                "UPDATE penstock.task SET content_type = 'text', context_ref = $2 WHERE id = $1",
+                ids[3],
+                orjson.dumps(ref.to_wire()).decode(),
+            )
+            shown.append((await gateway.get(f"/tasks/{ids[3]}")).body)
+        await connection.close()
+        assert shown[0]["context"] == "y" * 50_000
+        assert "another namespace" in shown[1]["context_error"]
 
 
 async def test_results_are_accepted_entry_by_entry(kafka: Kafka, database: str, tmp_path: Path) -> None:

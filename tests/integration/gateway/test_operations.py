@@ -298,7 +298,7 @@ WRONG = [
 async def test_a_wrong_request_is_rejected_and_not_audited(
     gateway: Caller, db: Any, body: dict[str, Any], status: int
 ) -> None:
-    """Habit: a misspelt or empty filter is rejected and never matches everything."""
+    """O8: a misspelt or empty filter is rejected and never matches everything."""
     answer = await gateway.post("/operations", body)
     assert answer.status == status, answer.body
     assert answer.pointers or answer.body["detail"]

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer
 from tests.support.gateways import Caller, running_gateway
-from tests.support.services import make_topics, producing, read
+from tests.support.services import make_topics, producing, read, running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import ContentType, Context
@@ -28,7 +28,10 @@ from penstock.kafka import membership
 from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
+from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
 
 Start = Any
 
@@ -206,7 +209,9 @@ async def test_an_interrupted_answer_is_handed_back(kafka: Kafka, start: Start, 
     gateway = await start()
     count = 8
     # References fit into one fetch; the answer has the contexts inline.
-    long = await ObjectStore(f"file://{tmp_path}").check_in(Context(ContentType.TEXT, b"x" * 900_000))
+    long = await ObjectStore(f"file://{tmp_path}").check_in(
+        Context(ContentType.TEXT, b"x" * 900_000), "default"
+    )
     async with producing(kafka.kafka) as producer:
         tasks = [ReadyTask(Fence(n, 0, "start", 0), "one", long, 60_000) for n in range(1, count + 1)]
         for task in tasks:
@@ -263,3 +268,41 @@ async def test_long_polls_make_no_queries(kafka: Kafka, start: Start, database: 
         )
     finally:
         await watcher.close()
+
+
+async def test_a_registered_type_is_known_to_every_gateway_and_on_the_topic(
+    start: Start, kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T2, T5: once `POST /types` is answered, another gateway and the topic take tasks of the type, while
+    other types are registered and unknown ones are submitted."""
+    first, second = await start(), await start()
+    names = [f"new{number}" for number in range(20)]
+    environment = {
+        "kafka": kafka.kafka,
+        "prefix": kafka.prefix,
+        "postgres": database,
+        "objects": f"file://{tmp_path}",
+    }
+    async with AsyncExitStack() as stack:
+        task_sync = TaskSyncSettings(**environment)
+        await stack.enter_async_context(running_service(create_app(task_sync)))
+        producer = await stack.enter_async_context(producing(kafka.kafka))
+
+        async def register_and_submit(name: str) -> list[int]:
+            await second.post("/tasks", {"type": "nobody"})
+            assert (await first.post("/types", {"name": name, "partitions": 1})).status == 201
+            value = orjson.dumps({"type": name})
+            await producer.send_and_wait(f"{kafka.prefix}submitted", value)
+            return [(await second.post("/tasks", {"type": name})).status for _ in range(4)]
+
+        statuses = await asyncio.gather(*map(register_and_submit, names))
+        assert statuses == [[201] * 4] * len(names)
+        pool = await stack.enter_async_context(open_pool(database, "test"))
+        count = "SELECT count(*) FROM task WHERE type LIKE 'new%'"
+        rejected = f"{kafka.prefix}submitted.rejected"
+
+        async def settled() -> bool:
+            return await pool.fetchval(count) + len(await read(kafka.kafka, rejected)) == 5 * len(names)
+
+        await wait_until(settled, what="each submission is a task or is rejected")
+        assert await pool.fetchval(count) == 5 * len(names)

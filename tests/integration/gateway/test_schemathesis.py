@@ -119,7 +119,7 @@ def call_all_operations(url: str, headers: dict[str, str], task_id: int, *, open
 async def test_every_answer_conforms_to_the_document(
     authenticated, kafka_servers, prefix, database, tmp_path
 ):
-    """O5, issue 7: the gateway answers every generated request, valid or not, as its document
+    """O5: the gateway answers every generated request, valid or not, as its document
     describes, and never with a 5xx. Without a key it answers 401, except on public routes."""
     # Cancellations publish to these topics; a missing topic delays the gateway's stop.
     await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), PLATFORM)

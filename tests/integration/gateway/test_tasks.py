@@ -17,6 +17,7 @@ from tests.support.waiting import wait_until
 
 from penstock.kafka.connection import create_topics, make_consumer, running
 from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM
+from penstock.postgres import tasks
 from penstock.settings import Kafka
 
 
@@ -204,25 +205,25 @@ BAD_BODIES: list[tuple[str, dict[str, Any], int, str, list[str]]] = [
     ("an oversized batch", {"json": [{"type": "media"}] * 1001}, 413, "too-large", [""]),
     ("an empty batch", {"json": []}, 422, "invalid", [""]),
     (
-        "a batch with one bad entry",
-        {"json": [{"type": "media"}] * 17 + [{"type": "media", "priority": 1}]},
+        "a batch with only one entry, a bad one",
+        {"json": [{"type": "media", "priority": 1}]},
         422,
         "invalid",
-        ["/17/priority"],
+        ["/0/priority"],
     ),
     (
-        "a batch with several bad entries",
-        {"json": [{"type": "media", "stage": "", "priority": 1}, {"type": "media"}, 7]},
+        "a batch of bad entries",
+        {"json": [{"type": "media", "stage": "", "priority": 1}, {"type": "media", "key": ""}, 7]},
         422,
         "invalid",
-        ["/0/priority", "/0/stage", "/2"],
+        ["/0/priority", "/0/stage", "/1/key", "/2"],
     ),
     (
         "a batch of unknown types",
-        {"json": [{"type": "media"}, {"type": "no"}]},
+        {"json": [{"type": "no"}]},
         422,
         "unknown-type",
-        ["/1/type"],
+        ["/0/type"],
     ),
 ]
 
@@ -349,11 +350,11 @@ async def test_filters_narrow_the_list(gateway: Caller) -> None:
 
 
 async def test_states_are_counted(gateway: Caller) -> None:
-    """The gateway counts the states that `watch` requests, and leaves unknown ids out."""
+    """O8: the gateway counts the states that `watch` requests, and names the unknown ids."""
     batch = [{"type": "media"}, {"type": "media"}, {"type": "media", "run_at": "2090-01-01T00:00:00Z"}]
     ids = [t["id"] for t in (await gateway.post("/tasks", batch)).body["tasks"]]
     answer = await gateway.post("/tasks/states", {"ids": [*ids, 10**9]})
-    assert answer.body == {"states": {"ready": 2, "scheduled": 1}}
+    assert answer.body == {"states": {"ready": 2, "scheduled": 1}, "unknown": [10**9]}
     for wrong in ({"ids": []}, {"ids": ["1"]}, {"ids": [2**63]}, {}, [1]):
         assert (await gateway.post("/tasks/states", wrong)).status == 422
 
@@ -449,6 +450,61 @@ async def test_types_are_registered_and_changed(gateway: Caller) -> None:
     ):
         answer = await gateway.post("/types", wrong)
         assert (answer.status, answer.pointers) == (422, [pointer]), answer.body
+
+
+async def test_a_namespace_has_limits_of_types(
+    kafka_servers: str, prefix: str, database: str, tmp_path: Path
+) -> None:
+    """S12: a namespace registers at most as many types as the setting allows, also at once, and no
+    type with more partitions. Other namespaces and changes of existing types are not affected."""
+    async with running_gateway(
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=database,
+        objects=f"file://{tmp_path}",
+        gateway_namespace_types=3,
+        gateway_type_partitions=4,
+    ) as gateway:
+        answers = await asyncio.gather(
+            *(gateway.post("/types", {"name": f"acme--t{number}", "partitions": 1}) for number in range(6))
+        )
+        assert sorted(answer.status for answer in answers) == [201] * 3 + [409] * 3
+        refused = next(answer for answer in answers if answer.status == 409)
+        assert "PENSTOCK_GATEWAY_NAMESPACE_TYPES" in str(refused.body)
+        accepted = next(answer for answer in answers if answer.status == 201).body["name"]
+        assert (await gateway.post("/types", {"name": accepted, "partitions": 1, "fair": True})).status == 200
+        for name in ("other--t", "plain", "default--t"):
+            assert (await gateway.post("/types", {"name": name, "partitions": 4})).status == 201
+        wide = await gateway.post("/types", {"name": "wide", "partitions": 5})
+        assert (wide.status, wide.pointers) == (422, ["/partitions"])
+        assert "PENSTOCK_GATEWAY_TYPE_PARTITIONS" in str(wide.body)
+
+
+async def test_a_long_search_ends_a_page_early(
+    gateway: Caller, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S12: a search that no index serves stops after its time, and `next` continues it: the pages
+    together have every task that matches, once."""
+    monkeypatch.setattr(tasks, "ROWS_PER_PART", 3)
+    ids = [
+        (
+            await gateway.post("/tasks", {"type": "media", "stage": "rare" if number in (0, 7) else "probe"})
+        ).body["id"]
+        for number in range(12)
+    ]
+    find = tasks.find
+
+    async def find_briefly(*arguments: Any, **filters: Any) -> Any:
+        return await find(*arguments, **filters, within_s=0)
+
+    monkeypatch.setattr(tasks, "find", find_briefly)
+    found, pages, cursor = [], 0, ""
+    while cursor is not None:
+        page = (await gateway.get(f"/tasks?stage=rare{cursor and '&cursor=' + cursor}")).body
+        found += [task["id"] for task in page["tasks"]]
+        cursor, pages = page["next"], pages + 1
+    assert found == [ids[7], ids[0]]
+    assert pages > 2
 
 
 async def test_a_type_of_another_gateway_is_accepted_without_a_restart(

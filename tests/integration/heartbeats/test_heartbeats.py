@@ -46,7 +46,7 @@ async def pool(settings):
 async def release_tasks(pool, settings, count=1):
     await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(count)])
     async with open_session(settings.postgres, "test") as session:
-        batch = await release.release(session, types.TaskType(name="t"), count, [])
+        batch = (await release.release(session, types.TaskType(name="t"), count, [])).batch
         return [ready.fence.attempt_id for ready in batch.tasks]
 
 
@@ -109,6 +109,38 @@ async def test_a_lease_expires_without_heartbeats_and_lasts_with_them(settings, 
     assert (found["attempt"], found["losses"], found["failures"]) == (1, 1, 0)
     assert [(a["outcome"], a["worker"]) for a in found["attempts"]] == [("expired", "a")]
     assert "no heartbeat from worker a" in found["attempts"][0]["error"]
+
+
+async def test_a_locked_task_delays_no_other_lease(settings, pool):
+    """S12: while another transaction locks a task, the claims and the expiries of other tasks are
+    written. Its own follow when the lock ends."""
+    locked, other, expiring, locked_later = await release_tasks(pool, settings, 4)
+    async with running_service(create_app(settings)):
+        async with pool.acquire() as connection, connection.transaction():
+            await connection.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", locked[0])
+            await send(settings, Kind.CLAIM, [locked, other], worker="a", lease_ms=60_000)
+            await send(settings, Kind.CLAIM, [expiring, locked_later], worker="b", lease_ms=2_000)
+
+            async def both_running():
+                return {await state_of(pool, each) for each in (other, locked_later)} == {"running"}
+
+            await wait_until(both_running)
+            await connection.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", locked_later[0])
+
+            async def expired():
+                return await state_of(pool, expiring) == "scheduled"
+
+            await wait_until(expired)
+            assert await state_of(pool, locked) == "queued"
+            assert await state_of(pool, locked_later) == "running"
+
+        async def both_written_later():
+            return (await state_of(pool, locked), await state_of(pool, locked_later)) == (
+                "running",
+                "scheduled",
+            )
+
+        await wait_until(both_written_later)
 
 
 async def test_a_mass_expiry_is_verified_first(settings, pool, caplog):

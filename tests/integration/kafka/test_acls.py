@@ -48,6 +48,7 @@ OPERATIONS = {
     "Read": 3,
     "Write": 4,
     "Create": 5,
+    "Delete": 6,
     "Alter": 7,
     "Describe": 8,
     "DescribeConfigs": 10,
@@ -84,7 +85,7 @@ async def acl_prefix(secure_kafka):
 
 
 async def test_every_service_needs_only_its_access_list(secure_kafka, acl_prefix, database):
-    """D5: each service does its work with its own user and access list. Tasks enter by topic and by
+    """O5: each service does its work with its own user and access list. Tasks enter by topic and by
     HTTP, run on each kind of worker, and end with events and callbacks."""
     callback_received = asyncio.Event()
 
@@ -214,7 +215,7 @@ async def read_record(settings, topic):
 
 
 async def test_a_service_is_refused_an_unlisted_operation(secure_kafka, acl_prefix):
-    """D5: Kafka refuses to let a service write, read or create an unlisted topic. The error names
+    """O5: Kafka refuses to let a service write, read or create an unlisted topic. The error names
     `penstock topics acls`."""
     for name, (written_topic, read_topic) in UNLISTED.items():
         settings = Kafka.load({}, **secure_kafka.service(name), prefix=acl_prefix)
@@ -232,7 +233,7 @@ async def test_a_service_is_refused_an_unlisted_operation(secure_kafka, acl_pref
 
 
 async def test_kafka_acls_accepts_the_printed_commands(secure_kafka):
-    """D5: kafka-acls accepts each form of command that `penstock topics acls` prints, and creates
+    """O5: kafka-acls accepts each form of command that `penstock topics acls` prints, and creates
     the same entries."""
     prefix = f"a-{uuid.uuid4().hex[:10]}."
     # One entry for each kind and pattern, because a run of the tool takes seconds.

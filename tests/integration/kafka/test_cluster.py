@@ -93,7 +93,7 @@ async def produce(settings, acknowledged):
 
 
 async def test_a_broker_killed_under_load_loses_nothing(supervisor, database, postgres_server):
-    """D5, T5: with three replicas, two of them in sync, every acknowledged submission becomes a
+    """O5, T5: with three replicas, two of them in sync, every acknowledged submission becomes a
     task. Every task ends and has its event."""
     process_supervisor, folder = supervisor
     async with AsyncExitStack() as stack:

@@ -109,6 +109,32 @@ async def test_submissions_on_offsets_that_are_used_again_become_tasks(broker, s
     assert await resets(system) == [("cut", 20, 12)]
 
 
+async def test_a_tail_that_is_lost_again_before_a_record_was_read_is_noticed(broker, system):
+    """T5: the position that follows a cut has an identity, too: a second cut below it is noticed, even if
+    the log has grown past it."""
+
+    async def told(*expected):
+        async def so():
+            return await resets(system) == list(expected)
+
+        await wait_until(so, what=f"positions were moved: {expected}", timeout=60)
+
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", restarted=True)
+        await submit(system, "old", 20)
+        await ingested(system, old=20)
+    await broker.cut({("p.submitted", 0): 12})
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", restarted=True)
+        await told(("cut", 20, 12))
+    await broker.cut({("p.submitted", 0): 8})
+    await submit(system, "new", 32)
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", restarted=True)
+        await ingested(system, old=20, new=32)
+    assert await resets(system) == [("cut", 20, 12), ("cut", 12, 8)]
+
+
 async def test_submissions_to_a_broker_that_was_restored_from_a_copy_become_tasks(broker, system):
     """A restored copy uses the leader epoch again: the checksum of the last record tells."""
     await submit(system, "first", 5)

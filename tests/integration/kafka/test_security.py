@@ -58,7 +58,7 @@ async def round_trip(settings):
 
 
 async def test_a_task_succeeds_over_sasl_ssl(secure_kafka, own_prefix, database):
-    """D5: a task passes producer, ingest, release, worker, processors, events and the check by
+    """O5: a task passes producer, ingest, release, worker, processors, events and the check by
     SCRAM over TLS."""
     connection_settings = {**secure_kafka.scram(), "prefix": own_prefix}
     settings = Kafka.load({}, **connection_settings)
@@ -81,18 +81,18 @@ async def test_a_task_succeeds_over_sasl_ssl(secure_kafka, own_prefix, database)
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 async def test_each_mechanism_is_accepted(secure_kafka, own_prefix, mechanism):
-    """D5: Kafka accepts producers, consumers and admin clients by each mechanism, with the password
+    """O5: Kafka accepts producers, consumers and admin clients by each mechanism, with the password
     from a file."""
     assert await round_trip(Kafka.load({}, **secure_kafka.scram(mechanism), prefix=own_prefix))
 
 
 async def test_a_client_certificate_is_accepted(secure_kafka, own_prefix):
-    """D5: Kafka accepts a client by its own TLS certificate."""
+    """O5: Kafka accepts a client by its own TLS certificate."""
     assert await round_trip(Kafka.load({}, **secure_kafka.tls(), prefix=own_prefix))
 
 
 async def test_tokens_are_fetched_once_and_renewed_before_they_end(secure_kafka, own_prefix):
-    """D5: with OAUTHBEARER the clients of a process share one token. The client gets another token
+    """O5: with OAUTHBEARER the clients of a process share one token. The client gets another token
     when the broker closes the connection."""
     async with issuing() as issuer:
         settings = Kafka.load({}, **secure_kafka.tokens(issuer.url), prefix=own_prefix)
@@ -126,7 +126,7 @@ CLIENTS = {
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 async def test_a_wrong_password_is_reported_at_once(secure_kafka, kind, mechanism):
-    """D5, O8: a wrong password raises KafkaRefused without a retry. The error names the user, the
+    """O5, O8: a wrong password raises KafkaRefused without a retry. The error names the user, the
     broker and the setting, and never the password."""
     options = {**secure_kafka.scram(mechanism), "kafka_password_file": None, "kafka_password": "guess-work"}
     settings = Kafka.load({}, **options)
@@ -137,14 +137,14 @@ async def test_a_wrong_password_is_reported_at_once(secure_kafka, kind, mechanis
 
 
 async def test_waiting_for_kafka_ends_with_a_refusal(secure_kafka):
-    """D5: waiting for a broker ends at once when the broker refuses the user."""
+    """O5: waiting for a broker ends at once when the broker refuses the user."""
     options = {**secure_kafka.scram(), "kafka_user": "nobody"}
     with pytest.raises(KafkaRefused, match="nobody"):
         await wait_kafka(Kafka.load({}, **options), timeout_s=600)
 
 
 async def test_a_service_with_a_wrong_password_ends(secure_kafka, own_prefix, database):
-    """D5, O2a: a service that Kafka refuses ends with the reason, for its supervisor's log."""
+    """O5, O2a: a service that Kafka refuses ends with the reason, for its supervisor's log."""
     options = {**secure_kafka.scram(), "kafka_user": "nobody", "prefix": own_prefix}
     async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
         for name in ("task-sync", "heartbeats", "stages"):
@@ -169,7 +169,7 @@ async def test_a_service_with_a_wrong_password_ends(secure_kafka, own_prefix, da
     ],
 )
 async def test_an_untrusted_certificate_is_reported(secure_kafka, change, expected_message):
-    """D5: the error for an unknown authority, on either side, names the setting of the file."""
+    """O5: the error for an unknown authority, on either side, names the setting of the file."""
     files = {name: file and secure_kafka.file(file) for name, file in change.items()}
     with pytest.raises(KafkaRefused, match=expected_message):
         async with admin_client(Kafka.load({}, **{**secure_kafka.tls(), **files})):
@@ -177,7 +177,7 @@ async def test_an_untrusted_certificate_is_reported(secure_kafka, change, expect
 
 
 async def test_a_wrong_server_name_is_reported(secure_kafka):
-    """D5: the client checks the server's name besides the signature of its certificate."""
+    """O5: the client checks the server's name besides the signature of its certificate."""
     options = secure_kafka.scram()
     # The certificate does not name this address of the machine.
     options["kafka"] = options["kafka"].replace("127.0.0.1", "[::ffff:127.0.0.1]")
@@ -187,7 +187,7 @@ async def test_a_wrong_server_name_is_reported(secure_kafka):
 
 
 async def test_a_wrong_listener_is_reported(secure_kafka):
-    """D5: the error names a listener without SASL, a mechanism that is not offered, or a listener
+    """O5: the error names a listener without SASL, a mechanism that is not offered, or a listener
     without TLS."""
     cases = [
         ({**secure_kafka.service("worker"), "kafka": secure_kafka.plain}, "does not use SASL"),
@@ -206,7 +206,7 @@ async def test_a_wrong_listener_is_reported(secure_kafka):
 
 
 async def test_a_refused_token_is_reported(secure_kafka):
-    """D5: a refusal by the issuer or by the broker raises KafkaRefused. An unreachable issuer
+    """O5: a refusal by the issuer or by the broker raises KafkaRefused. An unreachable issuer
     raises KafkaUnavailable, which allows a retry."""
     async with issuing() as issuer:
         settings = Kafka.load({}, **secure_kafka.tokens(issuer.url))
@@ -228,7 +228,7 @@ async def test_a_refused_token_is_reported(secure_kafka):
 
 
 def test_the_command_line_connects_with_the_environment(secure_kafka, own_prefix, monkeypatch):
-    """D5: the command line reads the same variables as services. It reports a refusal in one
+    """O5: the command line reads the same variables as services. It reports a refusal in one
     sentence with status 6."""
     options = {**secure_kafka.scram(), "prefix": own_prefix}
     for name, value in options.items():
@@ -242,7 +242,7 @@ def test_the_command_line_connects_with_the_environment(secure_kafka, own_prefix
 
 
 async def test_an_unreadable_file_is_reported_with_its_setting(secure_kafka, tmp_path):
-    """D5: an unreadable certificate or key, or an empty password file, raises an error that names
+    """O5: an unreadable certificate or key, or an empty password file, raises an error that names
     the setting."""
     broken = tmp_path / "broken"
     broken.write_text("")

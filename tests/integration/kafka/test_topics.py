@@ -43,7 +43,7 @@ def topic_and_property(differences):
 
 
 def test_apply_removes_every_difference_of_the_plan(verb):
-    """D5: `apply` creates missing topics, adds partitions and alters configs, and keeps other
+    """O5: `apply` creates missing topics, adds partitions and alters configs, and keeps other
     configs. `plan` returns status 8 before and 0 after."""
     status, found, _ = verb("plan", "")
     assert status == 8
@@ -66,7 +66,7 @@ def test_apply_removes_every_difference_of_the_plan(verb):
 
 
 def test_apply_skips_unsafe_changes_and_makes_the_others(verb):
-    """D5: `apply` repartitions no heartbeats and moves no replicas. It reports both with status 8
+    """O5: `apply` repartitions no heartbeats and moves no replicas. It reports both with status 8
     and applies the other changes."""
     assert verb("apply", "")[0] == 0
     unsafe = SAFE + "[topics.heartbeats]\npartitions = 16\n[topics.revoked]\nreplication = 2\n"
@@ -82,7 +82,7 @@ def test_apply_skips_unsafe_changes_and_makes_the_others(verb):
 
 
 async def test_ready_topics_are_altered_and_never_repartitioned(kafka_servers, prefix, tmp_path):
-    """D5: `apply` alters ready topics and keeps their partitions, which the task type sets."""
+    """O5: `apply` alters ready topics and keeps their partitions, which the task type sets."""
     await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [*PLATFORM, ready("t", 3)])
     (tmp_path / "topics.toml").write_text(SAFE)
     settings = Kafka(kafka=kafka_servers, prefix=prefix, topics_file=str(tmp_path / "topics.toml"))
@@ -99,7 +99,7 @@ async def test_ready_topics_are_altered_and_never_repartitioned(kafka_servers, p
 
 
 def test_more_replicas_than_brokers_are_reported(verb):
-    """D5: `apply` reports the cluster's own message when replication exceeds the number of
+    """O5: `apply` reports the cluster's own message when replication exceeds the number of
     brokers."""
     status, _, stderr = verb("apply", "[defaults]\nreplication = 3\n")
     assert status == 5
@@ -107,7 +107,7 @@ def test_more_replicas_than_brokers_are_reported(verb):
 
 
 async def test_the_broker_stamps_records_of_every_topic(kafka_servers, prefix):
-    """D5, O1: the broker stamps the records of every topic of ours. A record of a writer whose clock
+    """O5, O1: the broker stamps the records of every topic of ours. A record of a writer whose clock
     is two hours ahead is accepted, and has the broker's time."""
     settings = Kafka(kafka=kafka_servers, prefix=prefix)
     topics = [*PLATFORM, ready("t", 1)]
@@ -122,7 +122,7 @@ async def test_the_broker_stamps_records_of_every_topic(kafka_servers, prefix):
 
 
 async def test_topics_of_an_older_release_get_the_stamp(kafka_servers, prefix):
-    """D5: `penstock topics` changes the stamp of topics that an older release created, ready topics
+    """O5: `penstock topics` changes the stamp of topics that an older release created, ready topics
     included, and names them; a second run changes nothing."""
     settings = Kafka(kafka=kafka_servers, prefix=prefix)
     await create_topics(settings, [*PLATFORM, ready("t", 1)])

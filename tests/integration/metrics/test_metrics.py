@@ -122,7 +122,7 @@ async def test_task_sync_is_ready_once_it_has_joined_its_group(kafka: Kafka, dat
             return status == 200 and document
 
         document = await wait_until(is_ready)
-        assert document["checks"] == dict.fromkeys(("postgres", "session", "kafka", "group"), "ok")
+        assert document["checks"] == dict.fromkeys(("postgres", "session", "kafka", "group", "objects"), "ok")
 
 
 async def test_readiness_names_an_unreachable_server(kafka: Kafka, database: str) -> None:
@@ -169,7 +169,7 @@ async def test_a_stalled_loop_does_not_answer_livez(kafka: Kafka, database: str)
 async def test_every_metric_is_exported_with_its_count(
     kafka: Kafka, database: str, target: Target, tmp_path: Any
 ) -> None:
-    """Issue 7: in a deployment where each event occurs, the services export every metric of
+    """O4: in a deployment where each event occurs, the services export every metric of
     `penstock.metrics`. The counts of heartbeats, stages and the gateway match the events."""
     kafka_settings = {"kafka": kafka.kafka, "prefix": kafka.prefix}
     ports = {name: choose_port() for name in (*SERVICES, "gateway")}

@@ -44,6 +44,14 @@ async def refusal(dsn: str) -> PenstockError:
     return error.value
 
 
+async def test_a_missing_socket_is_an_outage(tmp_path):
+    """S11: a Unix socket that does not exist is an outage, as a refused connection is: its server
+    stops and starts."""
+    refused = await refusal(f"postgresql:///postgres?host={tmp_path}")
+    assert isinstance(refused, PostgresUnavailable)
+    assert str(tmp_path) in str(refused)
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [

@@ -13,9 +13,9 @@ from tests.support.services import make_topics, read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
-from penstock.contracts.result import Failure, StageResult, encode_results
+from penstock.contracts.result import HANDED_BACK, Failure, StageResult, encode_results
 from penstock.contracts.submission import Submission
-from penstock.core.completion import Fence, Outcome, conclude
+from penstock.core.completion import NO_HANDLER, Fence, Outcome, conclude
 from penstock.core.retry import RetryPolicy
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.connection import open_pool
@@ -46,7 +46,7 @@ async def submit_and_release(pool, settings, count=1, **fields):
     submissions = [Submission(type="t", context=Context.encode({"n": 0}), **fields) for _ in range(count)]
     await tasks.submit(pool, submissions)
     async with open_session(settings.postgres, "test") as session:
-        batch = await release.release(session, types.TaskType(name="t"), count, [])
+        batch = (await release.release(session, types.TaskType(name="t"), count, [])).batch
         assert batch is not None
         return [task.fence for task in batch.tasks]
 
@@ -119,7 +119,7 @@ async def test_two_visits_of_a_stage_are_two_attempts(settings, pool):
 
 async def release_again(pool, settings):
     async with open_session(settings.postgres, "test") as session:
-        batch = await release.release(session, types.TaskType(name="t"), 10, [])
+        batch = (await release.release(session, types.TaskType(name="t"), 10, [])).batch
         return [ready.fence for ready in batch.tasks] if batch else []
 
 
@@ -182,6 +182,20 @@ async def test_a_failure_is_retried_by_policy_and_then_fails_the_task(settings, 
     assert orjson.loads(found["error"]) == error.to_wire()
     assert [(a["attempt"], a["outcome"]) for a in found["attempts"]] == [(0, "fail"), (1, "fail")]
     assert orjson.loads(found["attempts"][0]["error"])["traceback"].startswith("Traceback")
+
+
+@pytest.mark.parametrize("kind", [HANDED_BACK, NO_HANDLER])
+async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(settings, pool, kind):
+    """W1, W8: handing an attempt back, as a worker does that stops, is full, or has no handler for the
+    stage, counts for nothing. The stage keeps its failures and its losses, so that a suspect stays one. It starts again at once."""
+    [fence] = await submit_and_release(pool, settings)
+    await pool.execute("UPDATE task SET failures = 2, losses = 1 WHERE id = $1", fence.id)
+    returned = Failure(kind=kind, message="the worker is stopping")
+    async with running_service(create_app(settings)):
+        await send_results(settings, result(fence, Outcome.RETRY, error=returned))
+        found = await in_state(pool, fence, "scheduled")
+    assert (found["attempt"], found["failures"], found["losses"]) == (1, 2, 1)
+    assert found["due_at"] <= found["updated_at"], "without a back-off"
 
 
 async def test_a_stage_limit_and_a_permanent_failure_prevent_retries(settings, pool):
@@ -396,6 +410,21 @@ async def test_results_are_committed_after_a_database_outage(settings, pool):
         finally:
             await pool.release(lock)
         await in_state(pool, fence, "succeeded")
+
+
+async def test_a_locked_task_delays_no_other_result(settings, pool):
+    """S12: while another transaction locks a task, the results of other tasks are committed, also
+    those of the same record. Its own result is committed when the lock ends."""
+    locked, same_record, other = await submit_and_release(pool, settings, 3)
+    async with running_service(create_app(settings)):
+        async with pool.acquire() as connection, connection.transaction():
+            await connection.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", locked.id)
+            await send_results(settings, result(locked, Outcome.DONE), result(same_record, Outcome.DONE))
+            await send_results(settings, result(other, Outcome.DONE))
+            await in_state(pool, same_record, "succeeded")
+            await in_state(pool, other, "succeeded")
+            assert (await task(pool, locked))["state"] == "queued"
+        await in_state(pool, locked, "succeeded")
 
 
 def test_fences_differ_when_any_part_differs():

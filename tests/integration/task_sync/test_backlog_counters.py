@@ -26,6 +26,7 @@ from penstock.contracts.files import schemas_folder
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Conclusion, FailureCounts, Fence, Outcome
 from penstock.core.task import Priority, State
+from penstock.errors import NotFound
 from penstock.local.ports import choose_port
 from penstock.postgres import advance, backlog, tasks, types
 from penstock.postgres.connection import connect, open_pool
@@ -117,7 +118,7 @@ class RandomOperations:
         await tasks.submit(self.pool, submissions)
 
     async def release(self):
-        arguments = (self.random.choice(TYPES), 5, [], False)
+        arguments = (self.random.choice(TYPES), 5, [], False, [])
         await self.pool.fetch(query("release.release"), *arguments)
 
     async def promote(self):
@@ -484,7 +485,8 @@ async def test_the_backlog_is_shown_over_http_and_by_command(penstock, database)
         assert (by_place["start"]["in_flight"], by_place["start"]["oldest_s"]) == (1, None)
         assert [line["stage"] async for line in client.backlog("report")] == ["start"]
         assert [line["stage"] async for line in client.backlog("media", limit=1)] == ["a/b ü"]
-        assert [line async for line in client.backlog("nothing")] == []
+        with pytest.raises(NotFound, match="there is no task type 'nothing'"):
+            [line async for line in client.backlog("nothing")]
         paged, cursor = [], {}
         while cursor is not None:
             page = await client._request("GET", "/backlog", query=[("limit", "1"), *cursor.items()])
@@ -498,4 +500,7 @@ async def test_the_backlog_is_shown_over_http_and_by_command(penstock, database)
     assert any(line.split()[:4] == ["media", "LOW", "probe", "3"] for line in result.stdout.splitlines())
     [one] = documents(await penstock("types", "backlog", "report", "--json"))
     assert one["in_flight"] == 1
-    assert "no task is waiting" in (await penstock("types", "backlog", "nothing")).stdout
+    assert (await penstock("types", "add", "idle")).exit_code == 0
+    assert "no task is waiting" in (await penstock("types", "backlog", "idle")).stdout
+    unknown = await penstock("types", "backlog", "nothing")
+    assert (unknown.exit_code, "there is no task type 'nothing'" in unknown.stderr) == (4, True)

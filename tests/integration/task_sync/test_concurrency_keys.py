@@ -245,7 +245,7 @@ async def test_every_key_is_served_over_many_pages(owner, pool, fair, monkeypatc
     assert await tasks_by_key(pool) == dict.fromkeys([*names[:5], *names[15:]], 2)
     if fair:
         assert Counter(owners[task_id] for task_id in order[:20]) == Counter([*names[:5], *names[15:]])
-    assert await owner.release(7) == ([], False)
+    assert await owner.drain(7) == []
 
 
 ROWS = 100_000
@@ -314,16 +314,18 @@ async def large_backlog(pool, settings):
 async def test_a_choice_among_100_000_blocked_rows_reads_few(large_backlog):
     """S5: choosing tasks probes an index once for each key, so that ten tasks behind 100,000
     blocked ones cost tens of rows. A limit counts only tasks in flight."""
-    nodes = await plan(large_backlog, "limits.key_queues", "t", Priority.MEDIUM, "", None, 256, 2, 10)
+    nodes = await plan(large_backlog, "limits.key_queues", "t", Priority.MEDIUM, "", None, 256, 2, 10, [])
     read = rows_by_index(nodes)
     assert set(read) <= {("Index Only Scan", "task_ready_key"), ("Index Only Scan", "task_in_flight")}
     assert sum(read.values()) <= 30, read
-    rows = await large_backlog.fetch(query("limits.key_queues"), "t", Priority.MEDIUM, "", None, 256, 2, 10)
+    rows = await large_backlog.fetch(
+        query("limits.key_queues"), "t", Priority.MEDIUM, "", None, 256, 2, 10, []
+    )
     assert [(row["key"], row["room"], len(row["ids"] or ())) for row in rows] == [
         ("full", 0, 0),
         ("other", 2, 2),
     ]
-    counted = rows_by_index(await plan(large_backlog, "limits.in_flight", "t"))
+    counted = rows_by_index(await plan(large_backlog, "limits.in_flight", "t", 10))
     assert counted == {("Index Only Scan", "task_in_flight"): 2}
 
 
@@ -350,7 +352,7 @@ async def test_a_plain_type_is_chosen_by_one_index(large_backlog):
     """S3: with 100,000 ready tasks, the statement reads one index entry for each task it releases,
     and no index of limits and keys."""
     tracked = False
-    read = rows_by_index(await plan(large_backlog, "release.release", "plain", 10, [], tracked))
+    read = rows_by_index(await plan(large_backlog, "release.release", "plain", 10, [], tracked, []))
     assert read.pop(("Index Only Scan", "task_ready")) == 10
     # The chosen tasks are read by primary key, with an index scan or a bitmap scan.
     assert read in ({("Index Scan", "task_pkey"): 10}, {("Bitmap Heap Scan", "task_pkey"): 10})
@@ -361,6 +363,6 @@ async def test_ageing_and_finishing_first_read_the_heads_of_the_levels(large_bac
     """S3: ageing and finish_first read the first few tasks of each level, behind any number of
     tasks."""
     for finish_first in (False, True):
-        read = rows_by_index(await plan(large_backlog, "limits.heads", "plain", 10, finish_first))
+        read = rows_by_index(await plan(large_backlog, "limits.heads", "plain", 10, finish_first, []))
         assert set(read) <= {("Index Scan", "task_ready"), ("Index Scan", "task_ready_begun")}
         assert sum(read.values()) <= 50, read

@@ -62,10 +62,10 @@ def connection_settings(settings):
 
 
 async def test_the_gateway_answers_reads_of_a_moved_task_as_before(pool, settings, history):
-    """Scale: the gateway answers reads of a moved task as before, large contexts included. It
+    """O6: the gateway answers reads of a moved task as before, large contexts included. It
     refuses a cancellation with the task's state, and a replay enqueues no callback."""
     async with running_gateway(**connection_settings(settings), objects=settings.objects) as gateway:
-        large_context = await ObjectStore(settings.objects).check_in(Context.encode("x" * 10_000))
+        large_context = await ObjectStore(settings.objects).check_in(Context.encode("x" * 10_000), "default")
         [failed, done] = await ended_tasks(pool, 2, state="failed", callback="dead", labels={"a": "b"})
         await pool.execute(
             "UPDATE task SET state = 'succeeded', context = NULL, context_ref = $2 WHERE id = $1",
@@ -88,7 +88,7 @@ async def test_the_gateway_answers_reads_of_a_moved_task_as_before(pool, setting
         response = await gateway.post("/tasks/cancel", {"ids": [failed, done, 10**9]})
         assert response.body == {"cancelled": [], "unchanged": [failed, done], "unknown": [10**9]}
         states = await gateway.post("/tasks/states", {"ids": [failed, done]})
-        assert states.body == {"states": {"failed": 1, "succeeded": 1}}
+        assert states.body == {"states": {"failed": 1, "succeeded": 1}, "unknown": []}
         replayed = await gateway.post("/callbacks/replay", {"ids": [f"msg_{failed}"]})
         assert (replayed.status, replayed.body["replayed"]) == (200, 0)
         assert (await gateway.get("/tasks")).body["tasks"] == []
@@ -118,7 +118,7 @@ async def test_a_late_result_of_a_moved_task_delays_no_other(pool, settings, his
 
 
 async def test_task_sync_retires_old_tasks_while_it_releases_others(pool, settings, tmp_path):
-    """Scale, O2b: task-sync moves, archives and drops old tasks while it releases others. Its
+    """O6, O2b: task-sync moves, archives and drops old tasks while it releases others. Its
     metrics count them, and the check is clean."""
     old, older = await ended_tasks(pool, 700), await ended_tasks(pool, 300, days=40)
     await tasks.submit(pool, [Submission(type="t", context=Context.encode(1))] * 20)
@@ -153,7 +153,7 @@ def _errors(caplog, event):
 
 
 async def test_task_sync_continues_while_archival_fails(pool, settings, tmp_path, caplog):
-    """Scale: with an object store that refuses writes, a day stays and task-sync logs the error
+    """O6: with an object store that refuses writes, a day stays and task-sync logs the error
     once a round. The process continues, and tasks still move."""
     caplog.set_level(logging.WARNING, logger="penstock.task_sync")
     await ended_tasks(pool, 3, days=40)
@@ -161,7 +161,7 @@ async def test_task_sync_continues_while_archival_fails(pool, settings, tmp_path
     (tmp_path / "objects" / "history").write_text("not a folder")
     async with running_service(task_sync.create_app(settings)):
         await wait_until(
-            lambda: "could not store history/day=" in _errors(caplog, "history_retirement_delayed")
+            lambda: "does not store history/day=" in _errors(caplog, "history_retirement_delayed")
         )
         late = await ended_tasks(pool, 2)
         await wait_until(lambda: hot_table_is_empty(pool))

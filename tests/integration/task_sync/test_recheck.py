@@ -4,6 +4,8 @@ again."""
 from contextlib import AsyncExitStack
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.structs import OffsetAndMetadata
 from tests.support.pipeline import RECHECK_S, System
 from tests.support.services import make_topics
 from tests.support.state_faults import commit_offsets, expire_group_offsets, recreate_topic
@@ -11,11 +13,13 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
-from penstock.kafka.connection import admin_client
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, service_group, workers_group
+from penstock.core.position import Position, topic_of
+from penstock.kafka.connection import admin_client, make_consumer, running
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
+from penstock.task_sync.recheck import CHECKS, Recheck
 
 
 @pytest.fixture
@@ -156,7 +160,7 @@ async def test_a_batch_that_kafka_has_not_confirmed_is_not_lost(system):
     [before, noted] = await system.submit(2)
     await system.pool.execute("UPDATE task SET state = 'queued' WHERE id = $1", before)
     async with open_session(system.database, "test") as session:
-        batch = await release.release(session, types.TaskType(name="t", partitions=2), 10, [])
+        batch = (await release.release(session, types.TaskType(name="t", partitions=2), 10, [])).batch
         assert [task.fence.id for task in batch.tasks] == [noted]
         cutoffs = await release.queued_cutoffs(session, ["t"])
         assert await release.make_lost_ready(system.pool, "t", cutoffs["t"], 10) == [before]
@@ -198,6 +202,54 @@ async def test_a_window_is_not_filled_by_deleted_records(system):
         await system.become(succeeded=300, queued=20)
         await system.work()
         await system.become(succeeded=320)
+
+
+async def test_a_commit_in_a_deleted_topic_proves_nothing_about_one_of_the_same_size(system, monkeypatch):
+    """T5: the ready topic is deleted and created again, and has grown to the offsets that its group
+    committed before. Its records are not read, so no task is released a second time."""
+    group = workers_group(system.where["prefix"], "t")
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", "heartbeats", "stages")
+        await system.work()
+        await system.submit(20)
+        await system.become(succeeded=20)
+    async with admin_client(system.settings()) as admin:
+        committed = await admin.list_consumer_group_offsets(group)
+    topic_ids = {topic_of(found.metadata) for found in committed.values()}
+    assert len(topic_ids) == 1
+    [topic_id] = topic_ids
+    assert topic_id
+    await recreate_topic(system.settings(), ready("t", 2))
+    check, checks = Recheck._check, 0
+
+    async def counted(self):
+        nonlocal checks
+        await check(self)
+        checks += 1
+
+    monkeypatch.setattr(Recheck, "_check", counted)
+    async with AsyncExitStack() as system.stack:
+        await system.start("task-sync", "heartbeats", "stages")
+        await system.submit(20)
+        await system.become(succeeded=20, queued=20)
+        partitions = [TopicPartition(f"{system.where['prefix']}ready.t", number) for number in range(2)]
+        async with running(make_consumer(system.settings(), None)) as consumer:
+            ends = await consumer.end_offsets(partitions)
+        positions = {tp: Position(end, topic_id, 0) for tp, end in ends.items()}
+        await commit_offsets(
+            system.settings(),
+            group,
+            {
+                tp: OffsetAndMetadata(position.offset, position.identity())
+                for tp, position in positions.items()
+            },
+        )
+        before = checks
+        await wait_until(lambda: checks > before + 3 * CHECKS, what="the recheck had time for a proof")
+        assert len(await system.records()) == 20
+        await system.work()
+        await system.become(succeeded=40)
+        assert set(system.executed.values()) == {1}
 
 
 async def test_a_recreated_heartbeats_topic_stops_no_recheck(system):

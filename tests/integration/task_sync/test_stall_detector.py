@@ -13,7 +13,7 @@ from penstock import process
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.errors import CannotStart, SettingsError, Stalled
-from penstock.postgres import tasks, types
+from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.task_sync import ingest
 from penstock.task_sync.app import create_app
@@ -112,11 +112,16 @@ async def test_a_failed_read_of_offsets_ends_the_process(settings, pool):
         await asyncio.wait_for(start(settings), 30)
 
 
-async def test_a_hanging_release_ends_the_process_without_loss(settings, pool):
+async def test_a_hanging_release_ends_the_process_without_loss(settings, pool, monkeypatch):
     """O2a, S7: the process ends when a release hangs. Its end neither loses a task nor releases one
     twice."""
     await tasks.submit(pool, [Submission(type="t", context=Context.encode(None))])
-    async with locked(settings.postgres, "release"):
+
+    async def hang(*_arguments, **_options):
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as hanging:
+        hanging.setattr(release, "release", hang)
         with pytest.raises(Stalled, match="releasing t: no progress for 5 s"):
             await asyncio.wait_for(start(settings), 30)
     assert await states(pool) == {"ready": 1}
@@ -127,6 +132,29 @@ async def test_a_hanging_release_ends_the_process_without_loss(settings, pool):
     async with running_service(create_app(settings)):
         await wait_until(queued)
     assert len(await read(settings.kafka, f"{settings.prefix}ready.t")) == 1
+
+
+async def test_a_release_that_waits_for_a_lock_does_not_stall(settings, pool):
+    """S12, O2a: while another transaction locks the table of releases for longer than the stall
+    timeout, the process waits and keeps its types. It releases when the lock ends."""
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(None))])
+    async with running_service(create_app(settings)) as service:
+
+        async def queued():
+            return await states(pool) == {"queued": 1}
+
+        await wait_until(queued)
+        async with locked(settings.postgres, "release"):
+            await tasks.submit(pool, [Submission(type="t", context=Context.encode(None))])
+            await asyncio.wait({service}, timeout=2 * STALL_S)
+            assert not service.done()
+            assert await states(pool) == {"queued": 1, "ready": 1}
+
+        async def both_queued():
+            return await states(pool) == {"queued": 2}
+
+        await wait_until(both_queued)
+        assert not service.done()
 
 
 async def test_unread_records_end_the_process(settings, pool, monkeypatch):
@@ -175,6 +203,7 @@ def test_a_limit_that_a_rebalance_could_reach_is_refused():
     """O2a: a stall timeout that a rebalance could reach raises a SettingsError, as for the
     processors."""
     with pytest.raises(
-        SettingsError, match=r"stall_timeout_s=15.0 must be at least twice session_timeout_s=10.0"
+        SettingsError,
+        match=r"PENSTOCK_STALL_TIMEOUT_S=13\.0 must be at least twice PENSTOCK_SESSION_TIMEOUT_S=7\.0",
     ):
-        TaskSyncSettings.load({}, stall_timeout_s=15.0)
+        TaskSyncSettings.load({}, stall_timeout_s=13.0)

@@ -141,6 +141,42 @@ async def test_a_large_context_is_checked_in(settings, pool):
     assert record["context_ref"]["size"] == 5002
 
 
+async def test_an_outage_of_the_object_store_holds_only_partitions_with_large_contexts(
+    settings, pool, tmp_path
+):
+    """S11: task-sync goes on while the object store is away. A record with a large context, and those
+    behind it in its partition, become tasks when the store is back; each once."""
+
+    def record(**fields):
+        return {"type": "t", **fields}
+
+    topic, large = f"{settings.prefix}submitted", {"n": "x" * 9_000}
+    folder = tmp_path / "objects"
+    async with running_service(create_app(settings)):
+        await write(settings.kafka, topic, record(idempotency_key="first", context=large), partition=0)
+        await wait_until(lambda: count(pool, "idempotency_key = 'first'"))
+        folder.rename(tmp_path / "away")
+        await write(
+            settings.kafka,
+            topic,
+            record(idempotency_key="before"),
+            record(idempotency_key="large", context=large),
+            record(idempotency_key="behind"),
+            partition=0,
+        )
+        await write(
+            settings.kafka, topic, *(record(idempotency_key=f"other-{n}") for n in range(20)), partition=1
+        )
+        await wait_until(
+            lambda: pool.fetchval("SELECT count(*) = 20 FROM task WHERE idempotency_key LIKE 'other%'")
+        )
+        await wait_until(lambda: count(pool, "idempotency_key = 'before'"))
+        assert not await count(pool, "idempotency_key IN ('large', 'behind')")
+        (tmp_path / "away").rename(folder)
+        await wait_until(lambda: count(pool, "idempotency_key = 'behind'"))
+    assert await count(pool) == 24
+
+
 async def test_release_goes_by_priority_then_id(settings, pool):
     """S3: tasks are released by priority, then by id."""
     order = [Priority.LOWEST, Priority.MEDIUM, Priority.HIGHEST, Priority.MEDIUM, Priority.HIGH, Priority.LOW]

@@ -158,7 +158,7 @@ ONE_TASK = ["submit", "callback", *["release", "attempt", "complete"] * 2, "user
 async def test_one_trace_contains_submission_and_callback(
     collector: Collector, deployment: Deployment
 ) -> None:
-    """Issue 7: the sender's trace contains the gateway, task-sync, both attempts, their commits and
+    """O4: the sender's trace contains the gateway, task-sync, both attempts, their commits and
     the callback. The handler's spans are below their attempts, and the target receives the span of
     its call. A trace that is not sampled has no spans."""
     gateway = deployment.gateway
@@ -193,7 +193,7 @@ async def test_one_trace_contains_submission_and_callback(
 
 
 async def test_a_submitted_record_continues_its_trace(collector: Collector, deployment: Deployment) -> None:
-    """Issue 7: a header of the record has the trace context. An unreadable context begins a new
+    """O4: a header of the record has the trace context. An unreadable context begins a new
     trace."""
     trace_id = "7" * 32
     records = [f"00-{trace_id}-{'1' * 16}-01".encode(), b"\xff not a context"]
@@ -231,7 +231,7 @@ def run_python(code: str, **environment: str) -> str:
 
 
 async def test_the_sampler_of_the_environment_is_used() -> None:
-    """Issue 7: tracing obeys OTEL_TRACES_SAMPLER. A quarter of 400 submissions is traced, and the
+    """O4: tracing obeys OTEL_TRACES_SAMPLER. A quarter of 400 submissions is traced, and the
     others have no spans."""
     received = Collector()
     try:
@@ -263,7 +263,7 @@ async def test_the_sampler_of_the_environment_is_used() -> None:
     "environment", [{}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}]
 )
 def test_opentelemetry_is_imported_only_for_an_endpoint(environment: dict[str, str]) -> None:
-    """Issue 7: without an endpoint the process does not import OpenTelemetry, and tracing functions
+    """O4: without an endpoint the process does not import OpenTelemetry, and tracing functions
     return None."""
     run_python(
         "import sys\n"
@@ -294,7 +294,7 @@ def test_a_service_starts_without_opentelemetry() -> None:
 
 
 def test_log_entries_have_their_trace_id() -> None:
-    """Issue 7: a JSON log entry inside a span has the trace id of the span."""
+    """O4: a JSON log entry inside a span has the trace id of the span."""
     output = run_python(
         "import logging\n"
         "from penstock import logs, tracing\n"

@@ -245,5 +245,5 @@ async def test_the_worker_repeats_throttled_requests(gateway, kafka_servers, pre
 
 def test_an_invalid_gateway_address_is_refused():
     """The error for an invalid address names the setting."""
-    with pytest.raises(SettingsError, match="worker_gateway='nowhere'"):
+    with pytest.raises(SettingsError, match="PENSTOCK_WORKER_GATEWAY='nowhere'"):
         WorkerSettings.load({}, objects="memory:///", worker_gateway="nowhere")

@@ -1,4 +1,4 @@
-"""Issue 5, numbers 6 and 10: endless bodies, and answers with instructions."""
+"""Endless bodies, and answers with instructions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 async def test_a_call_with_an_endless_body_frees_its_slot(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 6: calls whose answers send a byte a second, or a gigabyte, end by their deadline.
+    """C7a: calls whose answers send a byte a second, or a gigabyte, end by their deadline.
     Memory grows by at most 64 MB."""
     calls, timeout_s = (200, 10.0) if LONG else (40, 2.0)
     await targets.behave(drip={"kind": "drip"}, huge={"kind": "huge"})
@@ -73,7 +73,7 @@ async def _ended(targets: Targets, group: str) -> list[str]:
 async def test_retry_after_and_gone_are_honoured(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 10: after Retry-After of two minutes the callback is due in two minutes. After 410
+    """C6: after Retry-After of two minutes the callback is due in two minutes. After 410
     the target gets no further call."""
     await targets.behave(later={"status": 503, "headers": ["Retry-After: 120"]}, gone={"status": 410})
     (later,), (gone,) = targets.urls("later", 1), targets.urls("gone", 1)

@@ -1,4 +1,4 @@
-"""Issue 5, numbers 1 and 2: hanging targets do not slow down other targets, from the first
+"""Hanging targets do not slow down other targets, from the first
 second on."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SETTINGS = {"callback_schedule_s": "600"}
 async def test_hanging_targets_do_not_slow_down_healthy_ones(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 1: hanging targets do not raise the p99 of healthy targets. Hanging targets are
+    """C5: hanging targets do not raise the p99 of healthy targets. Hanging targets are
     diverted within ten seconds of their tenth slow call."""
     healthy = targets.urls("healthy", HEALTHY)
     async with platform.process(tmp_path, **SETTINGS):
@@ -47,7 +47,7 @@ async def test_hanging_targets_do_not_slow_down_healthy_ones(
 async def test_hanging_targets_do_not_slow_down_their_partition(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 2: the same holds with all targets in one partition, and the group does not
+    """C5: the same holds with all targets in one partition, and the group does not
     rebalance."""
 
     def in_one(group: str, count: int) -> list[str]:

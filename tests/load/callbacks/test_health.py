@@ -1,4 +1,4 @@
-"""Issue 5, numbers 3 and 4: targets that are sometimes slow, and targets that alternate."""
+"""Targets that are sometimes slow, and targets that alternate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS, CALLS = (60, 500) if LONG else (12, 80)
 async def test_a_busy_target_with_few_slow_calls_is_not_diverted(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 3: a busy target with few slow calls is not diverted; with one slow call in sixteen
+    """C4a: a busy target with few slow calls is not diverted; with one slow call in sixteen
     it is."""
     # One slow call in 1,000 in the full form. The short form has fewer calls, so one in 50 is slow.
     slow_every = 1000 if LONG else 50
@@ -62,7 +62,7 @@ async def _abnormal(platform: Bench, url: str) -> bool:
 async def test_a_target_that_alternates_does_not_flap(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 4: a target that is slow and fast for half of the calm time each is diverted once
+    """C4: a target that is slow and fast for half of the calm time each is diverted once
     and stays diverted."""
     calm_s, slow_s = (60.0, 3.0) if LONG else (6.0, 0.5)
     await targets.behave(turns={"after_s": 0.005, "slow_s": slow_s * 1.5, "turns_s": calm_s / 2})

@@ -1,4 +1,4 @@
-"""Issue 5, number 7: a kill with calls in flight, and eight replicas that count slow calls
+"""A kill with calls in flight, and eight replicas that count slow calls
 together."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 async def test_a_kill_with_calls_in_flight_loses_no_callback(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 7: a kill -9 loses no callback. Only callbacks in flight arrive twice, with the
+    """C1: a kill -9 loses no callback. Only callbacks in flight arrive twice, with the
     same id."""
     flight, timeout_s = (1000, 10) if LONG else (100, 5)
     await targets.behave(far={"kind": "hang"})
@@ -69,7 +69,7 @@ async def test_a_kill_with_calls_in_flight_loses_no_callback(
 
 
 async def test_eight_replicas_count_to_ten(platform: Bench, targets: Targets, load: Load) -> None:
-    """Number 7: the tenth slow call makes a target abnormal, on any replica; nine slow calls do
+    """C7b: the tenth slow call makes a target abnormal, on any replica; nine slow calls do
     not."""
     await targets.behave(far={"kind": "hang"})
     (url,) = targets.urls("far", 1)

@@ -1,4 +1,4 @@
-"""Issue 5, numbers 5 and 8: targets that recover with a backlog, and an egress failure that
+"""Targets that recover with a backlog, and an egress failure that
 ends."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SECONDS = 10 if LONG else 5
 async def test_a_backlog_drains_at_the_rate_limit(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 5: the drain keeps to the rate of each target and to the order, does not slow down
+    """C10: the drain keeps to the rate of each target and to the order, does not slow down
     other targets, and loses no callback."""
     await targets.behave(healthy={"after_s": 0.02}, back={"kind": "hang"})
     healthy = Stream(targets.urls("healthy", 40), CALLS / 40)
@@ -119,7 +119,7 @@ def _peak_calls_per_second(calls: list[tuple[float, str]]) -> int:
 async def test_an_egress_failure_diverts_no_target(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """Number 8: when all targets hang at once, no target stays diverted. The service reaches its
+    """C4a: when all targets hang at once, no target stays diverted. The service reaches its
     full rate soon after they recover."""
     outage_s, slow_s, count = (60, 3.0, 100) if LONG else (10, 1.0, 100)
     await targets.behave(far={"after_s": 0.02})

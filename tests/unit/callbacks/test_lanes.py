@@ -372,7 +372,7 @@ def test_a_rate_is_kept(passing, rate):
     st.integers(1, 3),
 )
 def test_a_rate_is_kept_over_both_paths_together(arriving, rate, slots):
-    """Issue 5: calls to one target over both paths are never closer than 1 / rate, and each path
+    """C10: calls to one target over both paths are never closer than 1 / rate, and each path
     completes."""
     pacer = CallPacer(lambda _target: rate)
     paths = [lanes_of(slots, pacer=pacer) for _ in range(2)]
@@ -398,7 +398,7 @@ def test_a_rate_is_kept_over_both_paths_together(arriving, rate, slots):
 
 
 def test_paths_alternate_at_a_target_with_a_rate():
-    """Issue 5: neither path starves the other, however late the timer is."""
+    """C10: neither path starves the other, however late the timer is."""
     pacer = CallPacer(lambda _target: 10.0)
     paths = {name: lanes_of(5, pacer=pacer) for name in ("normal", "diverted")}
     for number in range(20):
@@ -415,7 +415,7 @@ def test_paths_alternate_at_a_target_with_a_rate():
 
 
 def test_a_path_without_a_slot_does_not_starve_the_other():
-    """Issue 5: the diverted path waits for a slot of the pacer, but its only connection slot is
+    """C10: the diverted path waits for a slot of the pacer, but its only connection slot is
     used by a call that hangs.
 
     The normal path yields one slot and then goes on.
@@ -445,7 +445,7 @@ def test_a_path_without_a_slot_does_not_starve_the_other():
     st.sampled_from([None, 4.0, 30.0]),
 )
 def test_the_rate_of_a_path_does_not_limit_the_other_path(asks, rate):
-    """Issue 5, number 5: the calls of a path with ten per second are a tenth of a second apart.
+    """C10: the calls of a path with ten per second are a tenth of a second apart.
 
     The other path has the target's own rate, and both together keep to that.
     """
@@ -506,7 +506,7 @@ def test_an_unused_slot_goes_to_the_next_lane():
 
 
 def test_lanes_keep_the_rate_of_their_path():
-    """Issue 5, number 5: a path with two calls per second calls twice a second, then freely."""
+    """C10: a path with two calls per second calls twice a second, then freely."""
     most = 2.0
     lanes = lanes_of(10, 5, max_rate=lambda _target: most, longest_wait_s=1)
     for number in range(10):
@@ -542,7 +542,7 @@ def test_a_new_rate_counts_at_once(before, after, passed_s):
 
 
 def test_schedules_of_the_pacer_expire():
-    """Issue 5: a schedule is kept while it can delay a call or order the paths."""
+    """C10: a schedule is kept while it can delay a call or order the paths."""
     pacer = CallPacer(lambda _target: 10.0)
     for number in range(1000):
         assert pacer.acquire(f"http://t{number}/", "path", 0.0) is None

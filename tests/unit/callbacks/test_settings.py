@@ -29,7 +29,7 @@ def test_unsigned_callbacks_are_not_sent():
 )
 def test_a_bad_secret_is_refused_and_not_shown(secret):
     """C7: the message names the number of the secret and the reason, but not the secret."""
-    with pytest.raises(SettingsError, match="number 2") as refused:
+    with pytest.raises(SettingsError, match="PENSTOCK_CALLBACK_SECRETS: number 2") as refused:
         CallbacksSettings.load({"PENSTOCK_CALLBACK_SECRETS": f"{SECRET},{secret}"})
     assert "hunter2" not in str(refused.value)
     assert base64.b64encode(b"hunter2").decode() not in str(refused.value)
@@ -62,7 +62,7 @@ def test_settings_that_contradict_each_other_are_named(given_settings, named):
     with pytest.raises(SettingsError) as refused:
         CallbacksSettings.load({}, callback_secrets=(SECRET,), **given_settings)
     for name in named:
-        assert f"{name}=" in str(refused.value)
+        assert f"PENSTOCK_{name.upper()}=" in str(refused.value)
 
 
 def test_a_sound_secret_has_no_problem():

@@ -307,7 +307,7 @@ async def test_one_hanging_url_in_many_namespaces_begins_no_self_check(rows: Row
 
 
 async def test_many_targets_are_saved_in_batches(rows: Rows) -> None:
-    """Issue 5, number 1: saving a thousand targets blocks no call for the time of all of them."""
+    """C5: saving a thousand targets blocks no call for the time of all of them."""
     targets = Targets()
     target_ids = [at(f"http://t{number}/") for number in range(1001)]
     await targets.load(*target_ids)

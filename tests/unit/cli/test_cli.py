@@ -61,6 +61,18 @@ def test_every_verb_has_a_help_text() -> None:
             assert "--json" in outcome.output, names
 
 
+def test_lists_of_verbs_cut_no_summary() -> None:
+    """O8: on a terminal of 80 columns each verb has a summary that ends where its sentence ends."""
+    groups: list[tuple[list[str], click.Group]] = [([], cli)]
+    while groups:
+        names, group = groups.pop()
+        listed = CliRunner().invoke(cli, [*names, "--help"], terminal_width=80).output
+        assert "..." not in listed.partition("Commands:")[2], listed
+        groups += [
+            ([*names, name], verb) for name, verb in group.commands.items() if isinstance(verb, click.Group)
+        ]
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -153,6 +165,15 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
+    [(["watch"], "give the ids of the tasks, or a filter"), (["watch", "1", "--type", "media"], "not both")],
+)
+def test_watch_says_whether_it_got_too_little_or_too_much(arguments: list[str], words: str) -> None:
+    """O8: without ids and filters, and with both, the message says what to leave out or to add."""
+    assert words in CliRunner().invoke(cli, arguments).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
     [
         (["submit", "media", "--context", "{oops"], "not JSON"),
         (["submit", "media", "--context", "@/nowhere"], "cannot read /nowhere"),
@@ -184,7 +205,7 @@ def test_an_unreadable_input_ends_with_3(arguments: list[str], words: str) -> No
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], missing: str, command: str
 ) -> None:
-    """Issue 1: an installation of the SDK has every verb; a verb names the package that it
+    """O8: an installation of the SDK has every verb; a verb names the package that it
     lacks."""
     real = builtins.__import__
 

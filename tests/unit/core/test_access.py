@@ -115,17 +115,17 @@ def test_beyond_loopback_it_starts_only_with_authentication(host):
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"gateway_auth": "none"}, "gateway_auth"),
-        ({"gateway_auth": "off,keys"}, "gateway_auth"),
+        ({"gateway_auth": "none"}, "PENSTOCK_GATEWAY_AUTH"),
+        ({"gateway_auth": "off,keys"}, "PENSTOCK_GATEWAY_AUTH"),
         ({"gateway_auth": "oidc"}, "PENSTOCK_OIDC_ISSUER"),
         ({"gateway_auth": "oidc", "oidc_issuer": "http://idp.example", "oidc_audience": "a"}, "https"),
-        ({"oidc_roles": ("ops=boss",)}, "oidc_roles"),
-        ({"gateway_key_rate": -1.0}, "gateway_key_rate"),
-        ({"gateway_audit_days": 0}, "gateway_audit_days"),
+        ({"oidc_roles": ("ops=boss",)}, "PENSTOCK_OIDC_ROLES"),
+        ({"gateway_key_rate": -1.0}, "PENSTOCK_GATEWAY_KEY_RATE"),
+        ({"gateway_audit_days": 0}, "PENSTOCK_GATEWAY_AUDIT_DAYS"),
     ],
 )
 def test_invalid_settings_of_authentication_are_refused(given, named):
-    """Habit 7, O5: at start-up, with the name of the setting."""
+    """O5: at start-up, with the name of the setting."""
     with pytest.raises(SettingsError, match=named):
         GatewaySettings.load({}, **given)
 

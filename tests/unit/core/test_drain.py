@@ -16,7 +16,7 @@ from penstock.core.drain import TRANSIT_S, Drain, DrainPolicy
 @example(passing=[1.0, 1.0, 1.0], rate=1.75)
 @given(st.lists(st.floats(0.001, 3), min_size=1, max_size=200), st.floats(0.1, 100))
 def test_a_drain_keeps_its_rate(passing, rate):
-    """Issue 5: at most one second's callbacks at once, and the full rate over time."""
+    """C10: at most one second's callbacks at once, and the full rate over time."""
     drain = Drain(DrainPolicy(rate=rate))
     drained = drain.allow(0.0, hanging=False)
     now_s = 0.0
@@ -64,7 +64,7 @@ def test_an_answer_resets_the_probes():
     st.lists(st.floats(0, TRANSIT_S), min_size=1, max_size=20),
 )
 def test_calls_keep_the_rate_of_the_drain(rate, held, tick_s, transits_s):
-    """Issue 5, number 5: drained callbacks are called at the drain's rate."""
+    """C10: drained callbacks are called at the drain's rate."""
     drain, now_s, arrivals, waiting, called_s = Drain(DrainPolicy(rate=rate)), 0.0, [], 0, []
     pacer, transits = CallPacer(), itertools.cycle(transits_s)
     count = held
@@ -90,7 +90,7 @@ def test_calls_keep_the_rate_of_the_drain(rate, held, tick_s, transits_s):
 
 
 def test_a_drain_fills_its_path_for_one_second():
-    """Issue 5, number 5: callbacks that wait on the path count against one second's callbacks."""
+    """C10: callbacks that wait on the path count against one second's callbacks."""
     drain = Drain(DrainPolicy(rate=20))
     assert drain.allow(0.0, hanging=False, waiting=15) == 5
     assert drain.allow(1.0, hanging=False, waiting=20) == 0

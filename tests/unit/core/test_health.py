@@ -151,7 +151,7 @@ def test_a_busy_and_mostly_quick_target_stays_normal(share: float, seconds: int)
 
 @pytest.mark.parametrize("share", [0.055, 0.08, 0.5, 1.0])
 def test_a_busy_target_that_becomes_slow_is_diverted_within_half_a_minute(share: float):
-    """C4a, issue 5: after a good minute, more than 5 % slow calls divert within 30 s."""
+    """C4a: after a good minute, more than 5 % slow calls divert within 30 s."""
     window = HealthWindow(HealthPolicy())
     for number in range(500 * 60):
         window.record(slow=number % 1000 == 0, now_s=number / 500)

@@ -6,7 +6,9 @@ from itertools import cycle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.memory import growth_bytes
 
+from penstock.core import heartbeat_queue
 from penstock.core.heartbeat_queue import Answer, HeartbeatPolicy, HeartbeatQueue
 
 POLICY = HeartbeatPolicy(timeout_s=50, cycle_s=20, step_s=1, rate_per_s=1, limit_per_s=5)
@@ -232,3 +234,55 @@ def test_late_answers_count_only_for_their_own_beats(count, outcomes):
         assert len(queue) == len(last_contact)
         for age in {now - at for at in last_contact.values()}:
             assert set(queue.silent(now, age)) == {key for key, at in last_contact.items() if now - at >= age}
+
+
+def test_memory_goes_with_the_attempts_in_flight():
+    """H11: short attempts of a type with a lease of a day leave nothing behind."""
+    queue = HeartbeatQueue(HeartbeatPolicy.within(86_400), 0)
+    queue.add("a long attempt", 0)
+
+    def work(number):
+        queue.add(number, number / 1000)
+        queue.discard([number - 10])
+        if number % 1000 == 0:
+            beat(queue, number / 1000)
+
+    assert growth_bytes(work) < 50_000
+    assert len(queue) == 1 + 10
+
+
+KEYS = st.integers(0, 5)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("add"), KEYS),
+    st.tuples(st.just("discard"), st.lists(KEYS, max_size=4)),
+    st.tuples(st.just("step"), st.lists(st.sampled_from([*Answer, None]), max_size=6)),
+    st.tuples(st.just("pass"), st.integers(1, 15)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(OPERATIONS, max_size=60))
+def test_compaction_changes_no_heartbeat(operations):
+    """H1, H3: compared with a queue that keeps its stale entries, for any order of events."""
+
+    def sent(few_entries):
+        queue, now, steps = HeartbeatQueue(POLICY, 0), 0, []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heartbeat_queue, "FEW_ENTRIES", few_entries)
+            for name, given_ in operations:
+                if name == "add" and given_ not in queue:
+                    queue.add(given_, now)
+                elif name == "discard":
+                    queue.discard(given_)
+                elif name == "pass":
+                    now += given_
+                elif name == "step":
+                    now += 1
+                    due = queue.step(now)
+                    steps.append(due)
+                    for key, answer in zip(due, given_, strict=False):
+                        if answer is not None:
+                            queue.answer(key, answer, now)
+        return steps
+
+    assert sent(0) == sent(10**9)

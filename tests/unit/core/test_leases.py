@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.memory import growth_bytes
 
 from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease, LeaseWheel
@@ -133,3 +134,17 @@ def test_the_watermark_is_the_last_mark_that_was_passed(steps):
         for partition, until in watermark.until_s.items():
             assert partition in expected
             assert (until, partition) in marks
+
+
+def test_memory_goes_with_the_live_leases():
+    """H11: short attempts of a type with a lease of a day leave nothing behind."""
+    wheel = LeaseWheel(1.0)
+
+    def work(number):
+        wheel.grant(Lease(AttemptId(number, 0, 0), "w", 86_400.0, number / 1000, 0))
+        wheel.end(AttemptId(number - 10, 0, 0), "w")
+        wheel.grant(Lease(AttemptId(number, 0, 0), "v", 86_400.0, number / 1000, 0))
+        wheel.end(AttemptId(number - 10, 0, 0), "v")
+
+    assert growth_bytes(work) < 50_000
+    assert len(wheel) == 10

@@ -92,6 +92,12 @@ def test_a_delayed_task_has_its_due_time_and_retry():
     assert why(later).figures["due_in_s"] == 12.5
     retry = why(dataclasses.replace(later, attempt=2, type_paused=True, owner=None))
     assert (retry.reason, retry.sentence) == (Reason.NOT_DUE, "it is tried again (attempt 2) in 12.5 s")
+    unhandled = why(dataclasses.replace(later, attempt=2, unhandled="it has: start"))
+    assert unhandled.reason is Reason.NO_HANDLER
+    assert unhandled.sentence == (
+        "the last worker that took it had no handler for its stage (it has: start); "
+        "it is tried again (attempt 2) in 12.5 s"
+    )
     overdue = dataclasses.replace(later, due_at=SINCE)
     assert why(overdue).reason is Reason.NEXT
     assert why(dataclasses.replace(overdue, owner=None)).reason is Reason.NO_OWNER

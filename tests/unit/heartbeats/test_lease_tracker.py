@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import logging
+from contextlib import asynccontextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -92,9 +93,24 @@ class Database:
         self.rows = []
         self.ended_s = {}
 
+    @asynccontextmanager
+    async def acquire(self):
+        yield self
+
+    def transaction(self, **_options):
+        return nullcontext()
+
+    async def cursor(self, statement, *_arguments):
+        assert statement == query("leases.held")
+        rows = list(self.rows)
+
+        async def fetch(count):
+            taken, rows[:] = rows[:count], rows[count:]
+            return taken
+
+        return SimpleNamespace(fetch=fetch)
+
     async def fetch(self, statement, *arguments):
-        if statement == query("leases.held"):
-            return self.rows
         assert statement == query("advance.retry_states")
         self.ended_s |= dict.fromkeys(arguments[0], self._time.now_s)
         return []

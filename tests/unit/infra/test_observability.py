@@ -85,7 +85,7 @@ def problems(expression: str) -> list[str]:
 
 @pytest.mark.parametrize(("where", "expression"), EXPRESSIONS, ids=[where for where, _ in EXPRESSIONS])
 def test_every_metric_and_label_that_is_named_exists(where: str, expression: str) -> None:
-    """Issue 7: a dashboard or alert on an unknown metric would stay empty and silent."""
+    """O4: a dashboard or alert on an unknown metric would stay empty and silent."""
     assert _SELECTOR.search(expression) or "up{" in expression, f"{where} asks for nothing"
     assert problems(expression) == []
 
@@ -128,7 +128,7 @@ def test_the_dashboard_can_be_laid_out() -> None:
 
 @pytest.mark.parametrize("rule", alerts(), ids=[rule["alert"] for rule in alerts()])
 def test_every_alert_has_an_entry_in_the_runbook(rule: dict[str, Any]) -> None:
-    """Issue 7: each alert links an entry with its meaning, where to look and what to do."""
+    """O4: each alert links an entry with its meaning, where to look and what to do."""
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     assert ROOT / page == RUNBOOK
     entries = dict(
@@ -187,13 +187,13 @@ def promtool(*arguments: str, folder: Path = FOLDER) -> str:
 
 
 def test_prometheus_accepts_the_configuration() -> None:
-    """Issue 7: promtool accepts the scrape configuration and the rules."""
+    """O4: promtool accepts the scrape configuration and the rules."""
     promtool("check", "config", "prometheus.yml")
     assert f"{len(alerts())} rules found" in promtool("check", "rules", "alerts.yml")
 
 
 def test_every_alert_fires_on_its_condition() -> None:
-    """Issue 7: on its test series each alert fires with its labels and summary, and not before."""
+    """O4: on its test series each alert fires with its labels and summary, and not before."""
     promtool("test", "rules", "alerts.test.yml")
 
 

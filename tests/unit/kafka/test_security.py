@@ -28,44 +28,59 @@ NOTHING = "/there/is/no/such/file"
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"kafka_protocol": "TLS"}, "kafka_protocol='TLS' must be one of PLAINTEXT, SSL"),
-        ({"kafka_protocol": "SASL_SSL"}, "kafka_protocol=SASL_SSL needs kafka_mechanism, one of PLAIN"),
+        ({"kafka_protocol": "TLS"}, "PENSTOCK_KAFKA_PROTOCOL='TLS' must be one of PLAINTEXT, SSL"),
+        (
+            {"kafka_protocol": "SASL_SSL"},
+            "PENSTOCK_KAFKA_PROTOCOL=SASL_SSL needs PENSTOCK_KAFKA_MECHANISM, one of PLAIN",
+        ),
         ({"kafka_protocol": "SASL_SSL", "kafka_mechanism": "GSSAPI"}, "not 'GSSAPI'"),
-        (SCRAM, "kafka_mechanism=SCRAM-SHA-512 needs either kafka_password_file or kafka_password"),
+        (
+            SCRAM,
+            "PENSTOCK_KAFKA_MECHANISM=SCRAM-SHA-512 needs either PENSTOCK_KAFKA_PASSWORD_FILE or PENSTOCK_KAFKA_PASSWORD",
+        ),
         ({**SCRAM, "kafka_password": "p", "kafka_password_file": __file__}, "needs either"),
         (
             {**SCRAM, "kafka_password": "p", "kafka_user": None},
-            "kafka_mechanism=SCRAM-SHA-512 needs kafka_user",
+            "PENSTOCK_KAFKA_MECHANISM=SCRAM-SHA-512 needs PENSTOCK_KAFKA_USER",
         ),
         (
             {**SCRAM, "kafka_password": "p", "kafka_client_id": "c"},
-            "kafka_client_id is set, but kafka_mechanism",
+            "PENSTOCK_KAFKA_CLIENT_ID is set, but PENSTOCK_KAFKA_MECHANISM",
         ),
         (
             {**SCRAM, "kafka_password_file": NOTHING},
-            f"kafka_password_file={NOTHING}: this file does not exist",
+            f"PENSTOCK_KAFKA_PASSWORD_FILE={NOTHING}: this file does not exist",
         ),
-        ({"kafka_user": "u"}, "kafka_user is set, but kafka_protocol=PLAINTEXT never uses it"),
-        ({"kafka_ca_file": __file__}, "kafka_ca_file is set, but kafka_protocol=PLAINTEXT never uses it"),
+        (
+            {"kafka_user": "u"},
+            "PENSTOCK_KAFKA_USER is set, but PENSTOCK_KAFKA_PROTOCOL=PLAINTEXT never uses it",
+        ),
+        (
+            {"kafka_ca_file": __file__},
+            "PENSTOCK_KAFKA_CA_FILE is set, but PENSTOCK_KAFKA_PROTOCOL=PLAINTEXT never uses it",
+        ),
         (
             {"kafka_protocol": "SSL", "kafka_ca_file": NOTHING},
-            f"kafka_ca_file={NOTHING}: this file does not exist",
+            f"PENSTOCK_KAFKA_CA_FILE={NOTHING}: this file does not exist",
         ),
         (
             {"kafka_protocol": "SSL", "kafka_cert_file": __file__},
-            "kafka_cert_file and kafka_key_file must be set",
+            "PENSTOCK_KAFKA_CERT_FILE and PENSTOCK_KAFKA_KEY_FILE must be set",
         ),
         (
             {"kafka_protocol": "SSL", "kafka_mechanism": "PLAIN"},
-            "kafka_mechanism is set, but kafka_protocol=SSL",
+            "PENSTOCK_KAFKA_MECHANISM is set, but PENSTOCK_KAFKA_PROTOCOL=SSL",
         ),
         ({**TOKENS, "kafka_token_url": "http://issuer.example/token"}, "must begin with https://"),
-        ({**TOKENS, "kafka_client_secret_file": None}, "OAUTHBEARER needs kafka_client_secret_file"),
-        ({**TOKENS, "kafka_user": "u"}, "kafka_user is set, but kafka_mechanism=OAUTHBEARER never uses it"),
+        ({**TOKENS, "kafka_client_secret_file": None}, "OAUTHBEARER needs PENSTOCK_KAFKA_CLIENT_SECRET_FILE"),
+        (
+            {**TOKENS, "kafka_user": "u"},
+            "PENSTOCK_KAFKA_USER is set, but PENSTOCK_KAFKA_MECHANISM=OAUTHBEARER never uses it",
+        ),
     ],
 )
 def test_contradicting_settings_are_refused_by_name(given: dict[str, Any], expected: str) -> None:
-    """D5: each contradiction is refused at the start; the error names the settings, and no
+    """O5: each contradiction is refused at the start; the error names the settings, and no
     secret."""
     with pytest.raises(SettingsError) as refused:
         Kafka.load({}, **given)
@@ -74,21 +89,21 @@ def test_contradicting_settings_are_refused_by_name(given: dict[str, Any], expec
 
 @pytest.mark.parametrize("given", [{}, {"kafka_protocol": "SSL"}, {**SCRAM, "kafka_password": "p"}, TOKENS])
 def test_valid_settings_are_accepted(given: dict[str, str]) -> None:
-    """D5: without a CA file the system's authorities count; a token URL on localhost may be
+    """O5: without a CA file the system's authorities count; a token URL on localhost may be
     HTTP."""
     Kafka.load({}, **given)
     Kafka.load({}, **{**TOKENS, "kafka_token_url": "http://127.0.0.1:1/token"})
 
 
 def test_a_password_is_in_no_repr() -> None:
-    """D5: settings may be logged."""
+    """O5: settings may be logged."""
     settings = Kafka.load({"PENSTOCK_KAFKA_PASSWORD": "hush-hush"}, **SCRAM)
     assert settings.kafka_password == "hush-hush"
     assert "hush-hush" not in repr(settings)
 
 
 def test_a_local_deployment_is_reached_without_the_credentials_of_another_cluster() -> None:
-    """D5: credentials of another cluster in the environment do not reach the embedded broker."""
+    """O5: credentials of another cluster in the environment do not reach the embedded broker."""
     local = Addresses(
         pid=1,
         gateway="http://127.0.0.1:1",
@@ -138,7 +153,7 @@ def credentials(issuer: dict[str, Any], tmp_path: Path) -> tuple[ClientCredentia
 async def test_a_token_is_cached_for_most_of_its_life(
     issuer: dict[str, Any], credentials: tuple[ClientCredentials, list[float]]
 ) -> None:
-    """D5: connections share a token; the next one is fetched before the old one expires."""
+    """O5: connections share a token; the next one is fetched before the old one expires."""
     provider, clock = credentials
     assert await provider.token() == "t1"
     clock[0] = 100 * tokens.RENEW_AT - 1
@@ -166,7 +181,7 @@ async def test_a_failing_issuer_is_reported_and_called_rarely(
     body: Any,
     kind: type[Exception],
 ) -> None:
-    """D5: the error has the reason and no secret; failed connections ask at most once a second."""
+    """O5: the error has the reason and no secret; failed connections ask at most once a second."""
     provider, clock = credentials
     issuer.update(status=status, body=body)
     for _ in range(3):

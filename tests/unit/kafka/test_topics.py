@@ -31,7 +31,7 @@ def declaring(tmp_path):
 
 
 def test_every_topic_is_declared():
-    """D5: the packaged file has partitions, cleanup and retention of each topic, and of ready
+    """O5: the packaged file has partitions, cleanup and retention of each topic, and of ready
     topics."""
     for topic in (*PLATFORM, ready("t", 3)):
         found = config_of(Kafka(), topic)
@@ -43,7 +43,7 @@ def test_every_topic_is_declared():
 
 
 def test_a_file_states_only_what_differs(declaring):
-    """D5: it overrides defaults and single values; the rest is as packaged."""
+    """O5: it overrides defaults and single values; the rest is as packaged."""
     settings = declaring(
         "[defaults]\nreplication = 3\nmin_insync_replicas = 2\n"
         "[topics.events]\npartitions = 24\nretention_days = 0.5\nconfig = {'segment.bytes' = 1048576}\n"
@@ -83,7 +83,7 @@ def test_a_file_states_only_what_differs(declaring):
     ],
 )
 def test_an_invalid_file_is_refused_as_a_whole(declaring, text, expected):
-    """D5: at the start; the error names the table and the key."""
+    """O5: at the start; the error names the table and the key."""
     with pytest.raises(SettingsError) as refused:
         config_of(declaring(text), EVENTS)
     assert expected in str(refused.value)
@@ -94,7 +94,7 @@ RIGHT = ActualTopic(8, 1, {"retention.ms": "5", "min.insync.replicas": "2", "seg
 
 
 def test_a_topic_as_declared_has_no_difference():
-    """D5: values that are not declared (default copies, other configs) are not compared."""
+    """O5: values that are not declared (default copies, other configs) are not compared."""
     assert differences("p.events", EVENTS, WANTED, RIGHT) == []
 
 
@@ -121,7 +121,7 @@ def test_a_topic_as_declared_has_no_difference():
     ],
 )
 def test_each_difference_is_named_and_unsafe_ones_are_refused(topic, found, what, refused):
-    """D5: partitions are added only where no order and no owner depends on them; else the reason is
+    """O5: partitions are added only where no order and no owner depends on them; else the reason is
     reported."""
     [one] = differences("p.t", topic, WANTED, found)
     assert one.what == what
@@ -129,14 +129,14 @@ def test_each_difference_is_named_and_unsafe_ones_are_refused(topic, found, what
 
 
 def test_copies_are_reported_and_not_changed():
-    """D5: the cluster's own tools move copies between brokers."""
+    """O5: the cluster's own tools move copies between brokers."""
     [one] = differences("p.events", EVENTS, dataclasses.replace(WANTED, replication=3), RIGHT)
     assert (one.what, one.now, one.declared) == ("replication", "1", "3")
     assert "kafka-reassign-partitions" in one.refused
 
 
 def test_access_lists_are_printed_as_commands_and_as_manifests():
-    """D5: as kafka-acls commands and as a KafkaUser of Strimzi; a worker may be limited to its
+    """O5: as kafka-acls commands and as a KafkaUser of Strimzi; a worker may be limited to its
     types."""
     done = CliRunner().invoke(cli, ["topics", "acls", "worker", "--prefix", "p.", "--type", "order"])
     lines = [shlex.split(line) for line in done.stdout.splitlines()]

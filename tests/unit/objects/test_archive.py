@@ -22,7 +22,7 @@ async def pages(*found):
 
 
 async def test_what_is_written_is_what_is_read_back(tmp_path):
-    """Scale: lines and bytes are equal, also for gzip(1) and for an empty archive."""
+    """O6: lines and bytes are equal, also for gzip(1) and for an empty archive."""
     store = ObjectStore(f"file://{tmp_path}")
     lines = [f'{{"id":{n}}}\n'.encode() for n in range(10_000)]
     for found in ([], [lines[:1]], [lines[:3000], [], lines[3000:]]):
@@ -36,7 +36,7 @@ async def test_what_is_written_is_what_is_read_back(tmp_path):
 
 
 async def test_a_damaged_object_is_detected(tmp_path):
-    """Scale: a truncated, altered, replaced or missing object does not pass for an archive."""
+    """O6: a truncated, altered, replaced or missing object does not pass for an archive."""
     store = ObjectStore(f"file://{tmp_path}")
     written = await archive.write(store, KEY, pages([b'{"id":%d}\n' % n for n in range(5000)]))
     file = tmp_path / KEY
@@ -54,7 +54,7 @@ async def test_a_damaged_object_is_detected(tmp_path):
 
 
 async def test_an_aborted_write_leaves_the_object_unchanged(tmp_path):
-    """Scale: writes are atomic, when the pages fail and when the writer is cancelled."""
+    """O6: writes are atomic, when the pages fail and when the writer is cancelled."""
     store = ObjectStore(f"file://{tmp_path}")
     reached = asyncio.Event()
 
@@ -81,7 +81,7 @@ async def test_an_aborted_write_leaves_the_object_unchanged(tmp_path):
 
 
 async def test_memory_is_bounded_for_large_days(tmp_path):
-    """Scale: 60 MB of incompressible lines are written and verified in a fraction of that
+    """O6: 60 MB of incompressible lines are written and verified in a fraction of that
     memory."""
     store = ObjectStore(f"file://{tmp_path}")
 
@@ -108,8 +108,8 @@ async def test_a_context_submitted_again_is_as_young_as_its_last_submission(tmp_
     """T4: docs/how-to/large-contexts.md tells to delete contexts by age, which is right only if
     storing one again makes it young."""
     store = ObjectStore(f"file://{tmp_path}")
-    kept = await store.check_in(Context.encode("x" * 10_000))
+    kept = await store.check_in(Context.encode("x" * 10_000), "default")
     file = tmp_path / kept.ref.key
     before = file.stat().st_ino, file.stat().st_mtime_ns
-    assert await store.check_in(Context.encode("x" * 10_000)) == kept
+    assert await store.check_in(Context.encode("x" * 10_000), "default") == kept
     assert (file.stat().st_ino, file.stat().st_mtime_ns) != before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.contracts.context import ContentType, Context, ObjectRef
-from penstock.errors import CorruptObject, SettingsError, TooLarge
+from penstock.errors import CorruptObject, ObjectsUnavailable, SettingsError, TooLarge
 from penstock.objects import ObjectStore
 from penstock.settings import Kafka
 
@@ -56,10 +56,10 @@ async def test_a_value_far_above_the_limit_of_submissions_is_kept(tmp_path: Path
     docs/how-to/large-contexts.md promises that."""
     store = ObjectStore(f"file://{tmp_path}")
     value = "x" * 2_000_000
-    kept = await store.check_in(Context.encode(value))
+    kept = await store.check_in(Context.encode(value), "default")
     assert kept.ref is not None
     assert len(str(kept.to_wire())) < 300
-    assert (await store.check_out(kept)).decode() == value
+    assert (await store.check_out(kept, "default")).decode() == value
 
 
 def reference(data: bytes, **changed: Any) -> Context:
@@ -78,6 +78,10 @@ def put(folder: Path, key: str, data: bytes) -> None:
     [
         "history/2026-01-01/part-0",
         "contexts/00/other",
+        "contexts/acme/00/other",
+        "contexts/default/" + "00/" + "0" * 64,
+        "contexts/a/b/00/" + "0" * 64,
+        "contexts/../00/" + "0" * 64,
         "a//b",
         "../x",
         "a\0b",
@@ -95,9 +99,23 @@ async def test_no_other_object_than_the_digests_is_read(key: str, tmp_path: Path
     put(tmp_path, "history/2026-01-01/part-0", secret)
     digest = hashlib.sha256(secret).hexdigest()
     with pytest.raises(CorruptObject, match="not the key of a context") as refused:
-        await store.check_out(reference(b"{}", key=key, sha256=digest, size=len(secret)))
+        await store.check_out(reference(b"{}", key=key, sha256=digest, size=len(secret)), "default")
     assert "12,345" not in str(refused.value).replace(",", ",")
     assert await store.answers()
+
+
+async def test_an_object_belongs_to_a_namespace(tmp_path: Path) -> None:
+    """T4, O5: the same content of two namespaces is two objects, and none is read for the other one.
+    An object that an earlier release stored is read for any namespace."""
+    store = ObjectStore(f"file://{tmp_path}")
+    large = Context(ContentType.TEXT, b"x" * 5_000)
+    acme, beta, earlier = [await store.check_in(large, name) for name in ("acme", "beta", "default")]
+    assert len({context.ref for context in (acme, beta, earlier)}) == 3
+    assert await store.check_out(acme, "acme") == large
+    assert await store.check_out(earlier, "acme") == large
+    for namespace in ("beta", "default"):
+        with pytest.raises(CorruptObject, match="another namespace"):
+            await store.check_out(acme, namespace)
 
 
 async def test_an_object_is_not_read_beyond_the_size_of_its_reference(tmp_path: Path) -> None:
@@ -108,7 +126,7 @@ async def test_an_object_is_not_read_beyond_the_size_of_its_reference(tmp_path: 
     put(tmp_path, small.ref.key, b"")
     os.truncate(tmp_path / small.ref.key, 2**40)
     with pytest.raises(CorruptObject, match="does not have the 5,000 bytes of its reference") as refused:
-        await store.check_out(small)
+        await store.check_out(small, "default")
     assert str(2**40) not in str(refused.value).replace(",", "")
 
 
@@ -117,14 +135,14 @@ async def test_a_size_that_is_no_size_is_refused(size: Any, tmp_path: Path) -> N
     """T4: the row of an earlier version may have any JSON value there."""
     store = ObjectStore(f"file://{tmp_path}")
     with pytest.raises(CorruptObject, match="not a size"):
-        await store.check_out(reference(b"x" * 5_000, size=size))
+        await store.check_out(reference(b"x" * 5_000, size=size), "default")
 
 
 async def test_a_process_may_limit_what_it_holds_in_memory(tmp_path: Path) -> None:
     """T4: a gateway refuses a large object by its reference, and reads nothing."""
     store = ObjectStore(f"file://{tmp_path}")
     with pytest.raises(TooLarge, match="5,000 bytes; 4,999 is the limit"):
-        await store.check_out(reference(b"x" * 5_000), limit_bytes=4_999)
+        await store.check_out(reference(b"x" * 5_000), "default", limit_bytes=4_999)
 
 
 @pytest.mark.parametrize(
@@ -145,4 +163,39 @@ async def test_an_object_is_what_its_content_type_says(
     ref = ObjectRef.of(data)
     put(tmp_path, ref.key, data)
     with pytest.raises(CorruptObject):
-        await store.check_out(Context(content_type, ref=ref))
+        await store.check_out(Context(content_type, ref=ref), "default")
+
+
+@pytest.mark.parametrize("fault", ["removed", "a file", "empty"])
+async def test_a_folder_that_is_away_is_an_outage(tmp_path: Path, fault: str) -> None:
+    """T4, S11: a local store whose folder is not mounted, or was replaced, is away; its objects are
+    not called missing, and no folder is created in its place. The error names the store."""
+    folder = tmp_path / "objects"
+    store = ObjectStore(f"file://{folder}")
+    kept = await store.check_in(Context.encode("x" * 5000), "default")
+    folder.rename(tmp_path / "away")
+    if fault == "a file":
+        folder.touch()
+    if fault == "empty":
+        folder.mkdir()
+    with pytest.raises(ObjectsUnavailable, match=r"^the object store [^\n]*$"):
+        await store.check_out(kept, "default")
+    if fault != "empty":  # which may be a new store
+        with pytest.raises(ObjectsUnavailable, match="the object store is away"):
+            await store.check_in(Context.encode("y" * 5000), "default")
+        with pytest.raises(ObjectsUnavailable):
+            await store.probe()
+    if folder.is_dir():
+        folder.rmdir()
+    folder.unlink(missing_ok=True)
+    (tmp_path / "away").rename(folder)
+    assert (await store.check_out(kept, "default")).decode() == "x" * 5000
+    await store.probe()
+
+
+async def test_an_object_that_is_missing_is_corrupt(tmp_path: Path) -> None:
+    """T4: a store that is there and lacks an object will lack it at the next attempt, too."""
+    store = ObjectStore(f"file://{tmp_path}")
+    await store.check_in(Context.encode("x" * 5000), "default")
+    with pytest.raises(CorruptObject, match="is not in the store"):
+        await store.check_out(Context(ContentType.JSON, ref=ObjectRef.of(b"y" * 5000)), "default")

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.contracts.result import StageResult, encode_results
-from penstock.core.completion import Fence, Outcome
+from penstock.core.completion import Fence, Outcome, conclude
 from penstock.errors import Fatal
+from penstock.postgres.advance import Ending
 from penstock.stages.handlers import Committer
+from penstock.stages.metrics import Metrics
 from penstock.stages.settings import StagesSettings
 
 
@@ -37,3 +39,26 @@ async def test_a_record_after_a_failed_commit_is_refused_at_once(monkeypatch: py
     with pytest.raises(Fatal, match="wrong"):
         await committer.take(delivery(2))
     assert settled == []
+
+
+def test_the_names_of_stages_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O4: workers name the stages, so the number of histograms is bounded; the rest share one."""
+    monkeypatch.setattr("penstock.stages.metrics.MOST_STAGES", 2)
+    counted = Metrics()
+    for name in ("a", "b", "c", "d", "a"):
+        fence = Fence(1, 0, name, 0)
+        conclusion = conclude(fence, Outcome.DONE)
+        ending = Ending(
+            fence=fence,
+            outcome=Outcome.DONE,
+            conclusion=conclusion,
+            worker="w",
+            started_ms=1,
+            finished_ms=2,
+        )
+        counted.applied([ending], [fence])
+    assert {stage: sum(histogram.counts) for stage, histogram in counted.attempts.items()} == {
+        "a": 2,
+        "b": 1,
+        "other": 2,
+    }

@@ -65,6 +65,14 @@ def test_a_replaced_topic_ends_the_proof():
     assert proof.shrunk(seen((5, 0, 30)))
 
 
+def test_a_topic_with_another_id_ends_the_proof():
+    """The replacement has grown to the same ends."""
+    proof = Proof({0: Offsets(5, 0, 30, "one")})
+    assert not proof.shrunk({0: Offsets(5, 0, 30, "one")})
+    assert not proof.shrunk({0: Offsets(5, 0, 30, None)}), "an older broker tells no id"
+    assert proof.shrunk({0: Offsets(5, 0, 30, "two")})
+
+
 def test_every_partition_of_a_replacement_is_read():
     """Records of the predecessor may be in flight, so an empty partition also needs a marker."""
     proof = Proof(seen((-1, 0, 0)), replaced=True)

@@ -49,9 +49,8 @@ async def test_a_rate_caps_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LagPoller, "poll", nothing)
     monkeypatch.setattr(release, "in_flight", nothing)
     poller = LagPoller(cast(Any, None), cast(Any, None), cast(Any, None))
-    topic = ReadyTopic(
-        TaskType(name="t", starts_per_s=19.5), "ready.t", Window(WindowPolicy(100, 1_000)), written=1
-    )
+    topic = ReadyTopic(TaskType(name="t", starts_per_s=19.5), "ready.t", Window(WindowPolicy(100, 1_000)))
+    topic.partitions.add(0, 1, 0.0)
 
     def samples() -> tuple[float, str]:
         found = release_samples(cast(Any, SimpleNamespace(ready_topics=lambda: [topic])))
@@ -70,13 +69,13 @@ def test_a_full_window_is_refilled_when_half_empty(takes: list[int], size: int) 
     """S2, S6: the window never exceeds its size. A full window is refilled in one batch once at most half of
     it is left, so that batches are large also if workers take few records at a time."""
     topic = ReadyTopic(TaskType(name="t"), "ready.t", Window(WindowPolicy(size, size)))
-    topic.written += topic.room()
+    topic.partitions.add(0, topic.room(), 0.0)
     assert (topic.lag, topic.room()) == (size, 0)
     for take in takes:
-        topic.taken += min(take, topic.lag)
+        topic.partitions.take({0: topic.partitions.taken + min(take, topic.lag)}, 0.0)
         room = topic.room()
         assert room == (size - topic.lag if topic.lag * 2 <= size else 0)
-        topic.written += room
+        topic.partitions.add(0, room, 0.0)
         assert not room or topic.room() == 0
 
 
@@ -85,11 +84,11 @@ def test_a_window_with_room_takes_single_tasks() -> None:
     topic = ReadyTopic(TaskType(name="t"), "ready.t", Window(WindowPolicy(10, 10)))
     for waiting in range(10):
         assert topic.room() == 10 - waiting
-        topic.written += 1
+        topic.partitions.add(0, 1, 0.0)
     assert topic.room() == 0
-    topic.taken += 4
+    topic.partitions.take({0: 4}, 0.0)
     assert topic.room() == 0
-    topic.taken += 1
+    topic.partitions.take({0: 5}, 0.0)
     assert topic.room() == 5
 
 
@@ -125,7 +124,7 @@ async def test_the_coordinator_is_looked_up_again_after_it_moved() -> None:
     async def taken() -> int:
         topic = ReadyTopic(TaskType(name="t"), "ready.t", Window(WindowPolicy(100, 1_000)))
         await poller.poll(topic)
-        return topic.taken
+        return topic.partitions.taken
 
     assert [await taken(), await taken(), groups.searches] == [7, 7, 1]
     groups.coordinator = 2

@@ -18,8 +18,9 @@ from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.heartbeat_sender import HeartbeatSender
 from penstock.worker.in_flight import InFlight
-from penstock.worker.pull import KafkaPuller
+from penstock.worker.pull import Member
 from penstock.worker.result_sender import ResultSender
+from penstock.worker.unclaimed import UnclaimedAttempts
 
 READY = ReadyTask(Fence(7, 2, "s", 1), "t", Context.encode({"a": 1}), lease_ms=60_000, tries=1)
 
@@ -251,19 +252,30 @@ async def test_a_hanging_thread_is_abandoned_and_its_permit_freed():
     release.set()
 
 
-async def test_a_stage_without_handler_fails_with_the_known_stages():
-    """An unknown stage fails the attempt, and the error lists the stages of the worker."""
-    unknown = ReadyTask(Fence(1, 0, "other", 0), "t", Context.encode(None), 1000)
-    found = await run(lambda _task: Done(), ready=unknown)
-    assert (found.error.kind, found.permanent) == ("NoHandler", False)
-    assert "'other' of t; it has: s" in found.error.message
+async def test_a_stage_without_handler_is_handed_back(caplog):
+    """O6: an unknown stage is retried without a failure, after a delay that grows and is bounded. The error
+    lists the stages of the worker, and the log has each stage once."""
+    runs = Execution({("t", "s"): Stage(print, 5, None)}, None, 1)
+
+    async def delay_s(attempt, tries=0):
+        unknown = ReadyTask(Fence(1, 0, "other", attempt), "t", Context.encode(None), 1000, tries)
+        found = await runs.run(unknown, nobody_is_abandoned)
+        assert (found.outcome, found.error.kind) == (Outcome.RETRY, "NoHandler")
+        assert "'other' of t; it has: s" in found.error.message
+        return found.delay_ms / 1000
+
+    for attempt in range(20):
+        longest_s = min(60, 0.5 * 1.5**attempt)
+        assert longest_s / 2 <= await delay_s(attempt) + 0.001 <= longest_s + 0.002
+    assert await delay_s(5, tries=5) <= 0.5
+    assert [record.event for record in caplog.records] == ["handler_missing"]
 
 
 async def test_a_large_context_is_transparent_to_the_handler():
     """T4: contexts above 4,096 bytes are stored as objects without a difference for the handler."""
     objects = ObjectStore("memory:///")
     value = {"text": "ü" * INLINE_LIMIT_BYTES}
-    ready = ReadyTask(READY.fence, "t", await objects.check_in(Context.encode(value)), 1000)
+    ready = ReadyTask(READY.fence, "t", await objects.check_in(Context.encode(value), "default"), 1000)
     assert ready.context.ref is not None
 
     async def handler(task):
@@ -271,28 +283,28 @@ async def test_a_large_context_is_transparent_to_the_handler():
 
     found = await run(handler, ready=ready, objects=objects)
     assert found.context.ref == ready.context.ref
-    assert (await objects.check_out(found.context)).decode() == value
+    assert (await objects.check_out(found.context, "default")).decode() == value
 
 
 async def test_changed_objects_are_refused(tmp_path):
     """T4: the digest of an object is verified, and the error distinguishes missing from changed objects."""
     objects = ObjectStore(f"file://{tmp_path}/objects")
-    checked = await objects.check_in(Context.encode("x" * 5000))
+    checked = await objects.check_in(Context.encode("x" * 5000), "default")
     stored = tmp_path / "objects" / checked.ref.key
     stored.write_bytes(b"y" * checked.ref.size)
     with pytest.raises(CorruptObject, match="differs from its reference"):
-        await objects.check_out(checked)
+        await objects.check_out(checked, "default")
     stored.unlink()
     with pytest.raises(CorruptObject, match="is not in the store"):
-        await objects.check_out(checked)
+        await objects.check_out(checked, "default")
 
 
 async def test_small_contexts_stay_inline():
     """T4: contexts of up to 4,096 bytes stay in the record."""
     objects = ObjectStore("memory:///")
     small, large = Context(ContentType.BYTES, b"x" * 4096), Context(ContentType.BYTES, b"x" * 4097)
-    assert await objects.check_in(small) is small
-    assert (await objects.check_in(large)).ref.size == 4097
+    assert await objects.check_in(small, "default") is small
+    assert (await objects.check_in(large, "default")).ref.size == 4097
 
 
 @pytest.mark.parametrize("url", ["nowhere", "gopher://x/y"])
@@ -321,29 +333,34 @@ async def test_a_worker_without_stages_is_refused():
         await Worker(WorkerSettings(objects="memory:///")).serve(asyncio.Event())
 
 
-async def test_tasks_claimed_during_a_stop_reach_the_pool():
+async def fetched(_consumer, _timeout_s):
+    """Replaces `wait_fetched` for consumers of a test."""
+    return True
+
+
+async def test_tasks_claimed_during_a_stop_reach_the_pool(monkeypatch):
     """W1: after a stop between claim and commit the pool returns the tasks, which would otherwise wait for
     the expiry of their leases."""
     committing = asyncio.Event()
 
     class Consumer:
         async def getmany(self, **_limits):
-            return {"partition": [SimpleNamespace(value=READY.encode())]}
+            return {"partition": [SimpleNamespace(value=READY.encode(), offset=0, timestamp=0)]}
 
-        async def commit(self):
+        async def commit(self, _offsets):
             committing.set()
             await asyncio.Event().wait()
 
     class FakeTransport:
-        async def send_heartbeat(self, _heartbeat):
+        async def try_heartbeat(self, _heartbeat):
             pass
 
+    monkeypatch.setattr("penstock.worker.pull.wait_fetched", fetched)
     started = []
-    in_flight, transport = InFlight(1), FakeTransport()
-    heartbeats = HeartbeatSender(transport, "w", asyncio.get_running_loop().time, lambda _keys: None)
-    settings = WorkerSettings(objects="memory:///")
-    puller = KafkaPuller(settings, "t", transport, in_flight, heartbeats, "w", started.extend, {})
-    pulling = asyncio.ensure_future(puller._pull(Consumer()))
+    clock, transport = asyncio.get_running_loop().time, FakeTransport()
+    heartbeats = HeartbeatSender(transport, "w", clock, lambda _keys: None)
+    unclaimed = UnclaimedAttempts(transport, heartbeats, "w", {"t": {}}, clock)
+    pulling = asyncio.ensure_future(Member(Consumer(), "t", InFlight(1), unclaimed, started.extend)._pull())
     await committing.wait()
     pulling.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -372,7 +389,7 @@ async def test_a_result_that_cannot_be_written_fails_alone():
         async def send_heartbeat(self, _heartbeat):
             pass
 
-    reports = ResultSender(FakeTransport(), "w", lambda _keys: None, lambda keys: keys)
+    reports = ResultSender(FakeTransport(), "w", lambda _results: [], lambda keys: keys)
     sending = asyncio.ensure_future(reports.run())
     for number, context in enumerate([Context.encode(1), *broken, Context.encode(2)], 1):
         reports.add(StageResult(fence=Fence(number, 0, "s", 0), outcome=Outcome.DONE, context=context))
@@ -403,7 +420,12 @@ async def test_a_result_of_a_lost_attempt_is_not_sent():
             released.extend(heartbeat.tasks)
 
     settled = []
-    reports = ResultSender(FakeTransport(), "w", settled.extend, lambda _keys: held)
+
+    def on_sent(results):
+        settled.extend(attempt_ids := [result.fence.attempt_id for result in results])
+        return attempt_ids
+
+    reports = ResultSender(FakeTransport(), "w", on_sent, lambda _keys: held)
     sending = asyncio.ensure_future(reports.run())
     for batch in ([1, 2], [1], [3]):
         for number in batch:

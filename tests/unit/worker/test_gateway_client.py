@@ -1,6 +1,7 @@
 """The connections of a worker to its gateway: opened anew after consecutive failures."""
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import pytest
@@ -50,3 +51,15 @@ async def test_consecutive_failures_open_new_connections_and_a_success_clears_th
     assert sessions[0].closed
     events = [vars(record).get("event") for record in caplog.records]
     assert events.count("gateway_reconnected") == 1
+
+
+async def test_a_gateway_that_does_not_answer_is_named_with_its_variable_and_a_short_reason():
+    """O8: the message has the address, the variable and the reason, and no connection key."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        async with GatewayClient(url) as gateway:
+            with pytest.raises(GatewayUnavailable) as refused:
+                await gateway.post("/hold_task", {"type": "t"})
+    assert str(refused.value).startswith(f"no gateway answers at {url} (PENSTOCK_WORKER_GATEWAY): ")
+    assert "ConnectionKey" not in str(refused.value)

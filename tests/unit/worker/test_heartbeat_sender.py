@@ -10,11 +10,11 @@ from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.core.heartbeat_queue import Answer
 from penstock.errors import KafkaUnavailable, Throttled
-from penstock.worker import WorkerSettings
 from penstock.worker.heartbeat_sender import CUT_OFF, HeartbeatSender
 from penstock.worker.http_transport import HttpPuller
 from penstock.worker.in_flight import InFlight
-from penstock.worker.pull import KafkaPuller
+from penstock.worker.pull import Member
+from penstock.worker.unclaimed import UnclaimedAttempts
 
 
 class FakeTransport:
@@ -133,6 +133,11 @@ async def test_removed_attempts_are_not_beaten(rig):
     assert {key[0] for _lease_ms, keys in rig.transport.sent for key in keys} == {2}
 
 
+async def fetched(_consumer, _timeout_s):
+    """Replaces `wait_fetched` for consumers of a test."""
+    return True
+
+
 class TaskSource:
     """A source without tasks, for Kafka and the gateway, which records the requested numbers."""
 
@@ -150,22 +155,22 @@ class TaskSource:
 
 @pytest.mark.parametrize("over_http", [False, True])
 @pytest.mark.parametrize("freed_by", ["reported", "cut off", "gone"])
-async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, freed_by):
+async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, freed_by, monkeypatch):
     """H2: a puller waits until the sender and the attempts in flight have room, and pulls no more than that."""
     lease_ms = 1
     rig.add([task(0, lease_ms)], 0)
     full = 1 + rig.sender.room
     rig.add([task(number, lease_ms) for number in range(1, full)], 0)
     assert rig.sender.room == 0
-    source, in_flight = TaskSource(), InFlight(10_000)
-    settings = WorkerSettings(objects="memory:///")
+    source, in_flight = TaskSource(), InFlight(10_000, lambda: rig.sender.room)
+    monkeypatch.setattr("penstock.worker.pull.wait_fetched", fetched)
     if over_http:
         pulling = asyncio.ensure_future(
             HttpPuller(source, "t", in_flight, rig.sender, "w", print, {})._pull()
         )
     else:
-        puller = KafkaPuller(settings, "t", rig.transport, in_flight, rig.sender, "w", print, {})
-        pulling = asyncio.ensure_future(puller._pull(source))
+        unclaimed = UnclaimedAttempts(rig.transport, rig.sender, "w", {}, lambda: rig.now_s)
+        pulling = asyncio.ensure_future(Member(source, "t", in_flight, unclaimed, print)._pull())
     for _ in range(10):
         await asyncio.sleep(0)
     assert source.requests == []
@@ -178,6 +183,8 @@ async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, f
     else:
         rig.transport.answers = dict.fromkeys(keys, Answer.GONE)
         await rig.advance(lease_ms / 1000, step_s=lease_ms / 1000 / 30)
+    # The platform client removes them here after the sender has.
+    in_flight.remove(keys[:3])
     await asyncio.wait_for(pulling, 5)
     [pulled] = source.requests
     assert 0 < pulled <= rig.sender.room

@@ -96,6 +96,9 @@ RETURNED = {
     "unhashable content type": lambda: Done(Context([], b"1")),
     "data that is a number": lambda: Done(Context(ContentType.BYTES, 5)),
     "foreign reference": lambda: Done(Context(ContentType.JSON, ref=ObjectRef("history/x", "0" * 64, 1))),
+    "reference of another namespace": lambda: Done(
+        Context(ContentType.JSON, ref=ObjectRef.of(b"x" * 5_000, "acme"))
+    ),
     "no reference": lambda: Done(Context(ContentType.JSON, ref="contexts/x")),
     "size that is text": lambda: Done(
         Context(ContentType.JSON, ref=ObjectRef("contexts/00/" + "0" * 64, "0" * 64, "1"))
@@ -164,7 +167,7 @@ async def send(*results):
         async def send_heartbeat(self, _heartbeat):
             pass
 
-    sender = ResultSender(Transport(), "w", lambda _ids: None, lambda ids: ids)
+    sender = ResultSender(Transport(), "w", lambda _results: [], lambda ids: ids)
     sending = asyncio.ensure_future(sender.run())
     for result in results:
         sender.add(result)
@@ -248,6 +251,24 @@ async def test_a_handler_that_cancels_its_own_task_settles_its_attempt():
     await ended.wait()
     [result] = reported
     assert (result.fence, result.outcome, result.error.kind) == (READY.fence, Outcome.FAIL, "CancelledError")
+    await pool.drain(0.0)
+
+
+async def test_a_failed_attempt_is_logged(caplog):
+    """O8: the log of a worker has the task, the stage and the error of each failed attempt."""
+    caplog.set_level("INFO", "penstock.worker")
+    ended = asyncio.Event()
+
+    async def handler(_task):
+        raise KeyError("text")
+
+    execution = Execution({("t", "s"): Stage(handler, 30.0, None)}, ObjectStore("memory:///"), 4)
+    pool = HandlerPool(execution, lambda _result: ended.set(), 2, None, None)
+    pool.start_all([READY])
+    await ended.wait()
+    [entry] = [vars(record) for record in caplog.records if vars(record).get("event") == "attempt_failed"]
+    assert READY.fence.ids().items() <= entry.items()
+    assert (entry["levelname"], entry["task_type"], entry["error"]) == ("INFO", "t", "KeyError: 'text'")
     await pool.drain(0.0)
 
 

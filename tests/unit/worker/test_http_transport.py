@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import asynccontextmanager
 
 import orjson
 import pytest
@@ -21,7 +22,6 @@ from penstock.worker import Done, Worker, WorkerSettings
 from penstock.worker.gateway_client import WAIT_S, Refusals
 from penstock.worker.gateway_client import GatewayClient as RealGateway
 from penstock.worker.heartbeat_sender import HeartbeatSender as RealHeartbeatSender
-from penstock.worker.heartbeat_sender import wait_room
 from penstock.worker.http_transport import HttpPuller, HttpTransport
 from penstock.worker.in_flight import InFlight
 
@@ -196,7 +196,9 @@ async def test_a_url_without_a_gateway_is_a_wrong_setting(impostor, status):
     _, url = await impostor((status, {"type": "about:blank", "title": "Not Found", "status": status}))
     worker = Worker(WorkerSettings(worker_gateway=f"{url}/elsewhere"))
     worker.stage("t.s")(lambda _task: Done())
-    with pytest.raises(SettingsError, match=r"^worker_gateway='.*/elsewhere': no gateway answers") as caught:
+    with pytest.raises(
+        SettingsError, match=r"^PENSTOCK_WORKER_GATEWAY='.*/elsewhere': no gateway answers"
+    ) as caught:
         await worker.serve(asyncio.Event())
     assert process.exit_status(caught.value) == 6
 
@@ -253,10 +255,10 @@ async def test_a_refused_worker_reads_the_next_key_from_its_file(impostor, ready
     assert f"put a key with the role worker that is valid for its types into {file}" in logged()
     # A file written in place is empty for a moment, which the worker tolerates.
     file.write_text("")
-    empty = rf"refuses this worker \(no; api_key_file='{file}' is empty\): put"
+    empty = rf"refuses this worker \(no; PENSTOCK_API_KEY_FILE='{file}' is empty\): put"
     await wait_until(lambda: re.search(empty, logged()))
     file.unlink()
-    await wait_until(lambda: f"(no; api_key_file='{file}' cannot be read: " in logged())
+    await wait_until(lambda: f"(no; PENSTOCK_API_KEY_FILE='{file}' cannot be read: " in logged())
     file.write_text("pk_new")
     await wait_until(ready_file.exists)
     stopping.set()
@@ -355,18 +357,21 @@ async def test_a_full_worker_does_not_start_a_long_poll(impostor, monkeypatch):
         heartbeats = RealHeartbeatSender(HttpTransport(gateway, "w"), "w", lambda: 0.0, lambda _keys: None)
         puller = HttpPuller(gateway, "t", in_flight, heartbeats, "w", lambda _claimed: None, {})
         monkeypatch.setattr("penstock.worker.http_transport.WAIT_S", 0.01)
-        waits = []
+        sizes = []
+        reserve = in_flight.reserve
 
-        async def no_room(*arguments):
-            waits.append(await wait_room(*arguments))
-            return waits[-1]
+        @asynccontextmanager
+        async def reserve_and_note(*arguments):
+            async with reserve(*arguments) as reservation:
+                sizes.append(reservation.size)
+                yield reservation
 
-        monkeypatch.setattr("penstock.worker.http_transport.wait_room", no_room)
+        monkeypatch.setattr(in_flight, "reserve", reserve_and_note)
         pulling = asyncio.create_task(puller.run())
         await wait_until(lambda: found.refused)
         in_flight.add([READY])
         found.keys = None
-        await wait_until(lambda: waits[-2:] == [False, False])
+        await wait_until(lambda: sizes[-2:] == [0, 0])
         assert found.asked == []
         in_flight.remove([READY.fence.attempt_id])
         await wait_until(lambda: len(found.asked) > 1)
@@ -415,7 +420,9 @@ def test_an_invalid_key_file_is_refused(tmp_path):
     ):
         if content is not None:
             file.write_text(content)
-        with pytest.raises(SettingsError, match=rf"api_key_file='{file}' {readiness_changes}") as caught:
+        with pytest.raises(
+            SettingsError, match=rf"PENSTOCK_API_KEY_FILE='{file}' {readiness_changes}"
+        ) as caught:
             Credentials(file=str(file))
         assert "sec ret" not in str(caught.value)
     with pytest.raises(SettingsError, match="both set"):

@@ -28,4 +28,4 @@ def test_a_wrong_setting_ends_the_worker_with_one_line(url):
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 6
     [line] = ended.stderr.splitlines()
-    assert f"worker_gateway={url!r} is not an http:// or https:// URL" in line
+    assert f"PENSTOCK_WORKER_GATEWAY={url!r} is not an http:// or https:// URL" in line

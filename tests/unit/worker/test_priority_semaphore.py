@@ -124,3 +124,17 @@ def test_no_permit_is_lost_or_granted_twice(waiters, count):
             await asyncio.wait_for(permits.permit(Priority.LOWEST).__aenter__(), 1)
 
     asyncio.run(scenario())
+
+
+async def test_cancelled_waiters_leave_nothing_behind():
+    """H11: revoked attempts that waited for a thread do not stay until the handlers before them end."""
+    permits = PrioritySemaphore(1)
+    async with permits.permit(Priority.MEDIUM):
+        waiting = asyncio.create_task(permits.permit(Priority.LOW).__aenter__())
+        for _ in range(1_000):
+            cancelled = asyncio.create_task(permits.permit(Priority.HIGH).__aenter__())
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await asyncio.wait({cancelled})
+        assert len(permits._waiters) <= 2
+    await asyncio.wait_for(waiting, 1)

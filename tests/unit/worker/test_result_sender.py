@@ -58,7 +58,11 @@ class Blocked:
 
 
 def _sender(transport: Transport, sent: list[AttemptId]) -> ResultSender:
-    return ResultSender(transport, "w", sent.extend, lambda attempt_ids: attempt_ids)
+    def on_sent(results: Sequence[StageResult]) -> list[AttemptId]:
+        sent.extend(attempt_ids := [result.fence.attempt_id for result in results])
+        return attempt_ids
+
+    return ResultSender(transport, "w", on_sent, lambda attempt_ids: attempt_ids)
 
 
 @pytest.mark.parametrize("broken", ["results", "heartbeats"])

@@ -1,0 +1,143 @@
+"""The cost of a task at part load: CPU by process, and latency, at a steady rate of single requests.
+
+    python -m benchmarks.part_load [--rate 80] [--seconds 20] [--rounds 2] [--before PATH]
+
+Tasks of three no-op stages are submitted one by one over HTTP. There are two worker processes and
+one of each service. The bare loop of the same run is the baseline: its rows are inserted directly.
+With `--before`, workers of another source tree run on the same deployment in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from statistics import median
+
+import asyncpg
+
+from benchmarks.loops import bare, everything, servers_only
+from benchmarks.measurements import CpuMeter, percentile, report
+from penstock.client import Client
+from penstock.local.deployment import Deployment
+
+WORKERS = 2
+# Longer than workers claim every record first after their partitions were assigned.
+WARM_UP_S = 15.0
+TYPE = "noop"
+LATENCIES = (
+    "SELECT extract(epoch FROM finished_at)::float8"
+    " - (convert_from(result, 'UTF8')::jsonb ->> 'at')::float8 FROM penstock.task"
+    " WHERE id > $1 AND state = 'succeeded'"
+)
+
+Figures = dict[str, float]
+
+
+async def at_rate(rate: float, seconds: float, submit: Callable[[], Awaitable[object]]) -> int:
+    """Calls `submit` at a steady rate; returns how often."""
+    count, begin = int(rate * seconds), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+            group.create_task(_call(submit))
+    return count
+
+
+async def _call(submit: Callable[[], Awaitable[object]]) -> None:
+    await submit()
+
+
+async def measure(
+    pids: Mapping[str, list[int]], rate: float, seconds: float, submit: Callable[[], Awaitable[object]]
+) -> Figures:
+    """CPU milliseconds a task, by process and in all."""
+    meters = {name: CpuMeter(of_name) for name, of_name in pids.items()}
+    count = await at_rate(rate, seconds, submit)
+    used = {name: meter.seconds() * 1000 / count for name, meter in meters.items()}
+    return {**used, "all": sum(used.values())}
+
+
+async def measure_bare(rate: float, seconds: float) -> Figures:
+    """The bare loop, all processes together."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        async with Deployment(servers_only(Path(folder))) as deployment, bare(deployment) as loop:
+            lock = asyncio.Lock()
+
+            async def submit() -> None:
+                async with lock:  # one connection
+                    await loop.submit([{"at": time.time(), "pad": "x" * 160}])
+
+            await at_rate(rate, WARM_UP_S, submit)
+            return await measure({"all": list(loop.pids)}, rate, seconds, submit)
+
+
+async def measure_workers(deployment: Deployment, tree: Path, rate: float, seconds: float) -> Figures:
+    """Penstock with the workers of a source tree."""
+    environment = {**os.environ, **deployment.environment, "PYTHONPATH": f"{tree / 'services'}:{tree}"}
+    command = [sys.executable, "-m", "benchmarks.noop_worker", TYPE]
+    workers = [subprocess.Popen(command, env=environment, cwd=tree) for _ in range(WORKERS)]
+    connection = await asyncpg.connect(deployment.postgres)
+    try:
+        async with Client(deployment.gateway_url) as client:
+
+            async def submit() -> None:
+                await client.submit(TYPE, {"at": time.time(), "pad": "x" * 160})
+
+            # The warm-up begins once the workers have joined.
+            first = await client.submit(TYPE, {"at": time.time()})
+            await client.wait([first.id])
+            await at_rate(rate, WARM_UP_S, submit)
+            last = await connection.fetchval("SELECT max(id) FROM penstock.task")
+            pids = {name: [pid] for name, pid in deployment.processes.items()}
+            figures = await measure(
+                {**pids, "workers": [worker.pid for worker in workers]}, rate, seconds, submit
+            )
+            while await connection.fetchval("SELECT count(*) FROM penstock.task WHERE state <> 'succeeded'"):
+                await asyncio.sleep(0.1)
+            whole = [row[0] * 1000 for row in await connection.fetch(LATENCIES, last)]
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait()
+        await connection.close()
+    return {**figures, "p50 (ms)": percentile(whole, 0.5), "p99 (ms)": percentile(whole, 0.99)}
+
+
+async def run(rate: float, seconds: float, rounds: int, before: Path | None) -> int:
+    """Measures in turn and reports the median of each figure."""
+    here = Path(__file__).parent.parent
+    trees = {"before": before, "Penstock": here} if before else {"Penstock": here}
+    baseline = await measure_bare(rate, seconds)
+    found: dict[str, list[Figures]] = {name: [] for name in trees}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        async with Deployment(everything(Path(folder))) as deployment:
+            async with Client(deployment.gateway_url) as client:
+                await client.register_type(TYPE, first_stage="one")
+            for _ in range(rounds):
+                for name, tree in trees.items():
+                    found[name].append(await measure_workers(deployment, tree, rate, seconds))
+    rows = {
+        name: {key: round(median(one[key] for one in each), 2) for key in each[0]}
+        for name, each in found.items()
+    }
+    for row in rows.values():
+        row["all, ratio to the bare loop"] = round(row["all"] / baseline["all"], 1)
+    return report("part_load", {"bare loop": {"all": round(baseline["all"], 2)}, **rows}, {})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, default=80)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--before", type=Path, help="root of a source tree whose workers are compared")
+    arguments = parser.parse_args()
+    sys.exit(asyncio.run(run(arguments.rate, arguments.seconds, arguments.rounds, arguments.before)))

@@ -1,0 +1,40 @@
+"""Methods of `Client` about task types and their owners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from penstock.client.transport import Transport
+
+
+class TypeMethods:
+    """The methods of `Client` about task types."""
+
+    async def types(self: Transport) -> Sequence[Mapping[str, Any]]:
+        """All task types, as documents of `task-type.schema.json`."""
+        types: Sequence[Mapping[str, Any]] = (await self._request("GET", "/types"))["types"]
+        return types
+
+    async def owners(self: Transport) -> Mapping[str, str | None]:
+        """The process of task-sync that releases the tasks of each type, as host and process id.
+
+        The value is None for a type that no process releases now.
+        """
+        owners: Sequence[Mapping[str, Any]] = (await self._request("GET", "/owners"))["owners"]
+        return {owner["type"]: owner["process"] for owner in owners}
+
+    async def register_type(self: Transport, /, name: str, **settings: Any) -> Mapping[str, Any]:
+        """Registers a task type or replaces its settings, and returns the type as it is now.
+
+        Args:
+            name: letters, digits, `_` and `-`.
+            settings: fields of `task-type.schema.json`; every other field gets its default.
+
+        Raises:
+            Invalid: a setting is refused; `pointer` is the field at fault.
+            Conflict: the type exists with another number of partitions, which cannot be changed.
+        """
+        return await self._request("POST", "/types", orjson.dumps({"name": name, **settings}))

@@ -1,0 +1,159 @@
+"""One partition of a ready topic, and one reader: a worker with all partitions that it reads.
+
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+# Takes of records from which the pace of a reader is known.
+MOVES = 4
+# Seconds for which a reader that took a mark is known to have room.
+PROVEN_S = 1.0
+# Seconds over which the rate of a partition is averaged, and for which it is kept.
+RATE_S = 1.0
+KEEP_RATE_S = 10.0
+
+
+@dataclass(slots=True)
+class Partition:
+    """One partition. Offsets are those of Kafka; moments are seconds on any clock that does not step.
+
+    Attributes:
+        end: offset behind its newest record.
+        taken: offset up to which the workers need no record.
+        unread: (offset behind them, when they were written) of records, the oldest first.
+        moves: when records were found taken, the oldest first.
+        mark: offset behind the mark that no reader has taken yet.
+        mark_s: when it was written.
+        withdrawn: the records before the mark were withdrawn.
+        proven_s: when a mark was found taken.
+        rate: records a second that its reader takes; None while it takes all there are.
+        least: records a second that it took when it took all.
+        rate_s: when `rate` or `least` was last measured.
+    """
+
+    end: int = 0
+    taken: int = 0
+    unread: deque[tuple[int, float]] = field(default_factory=deque)
+    moves: deque[float] = field(default_factory=lambda: deque(maxlen=MOVES))
+    mark: int | None = None
+    mark_s: float = -inf
+    withdrawn: bool = False
+    proven_s: float = -inf
+    rate: float | None = None
+    least: float = 0.0
+    rate_s: float = -inf
+
+    @property
+    def lag(self) -> int:
+        """Records that no worker has taken."""
+        return max(0, self.end - self.taken)
+
+    @property
+    def tasks(self) -> int:
+        """Records of tasks that no worker has taken."""
+        return self.lag - (self.mark is not None)
+
+    def add(self, records: int, now_s: float) -> None:
+        """Records were written."""
+        self.end = max(self.end, self.taken) + records
+        self.unread.append((self.end, now_s))
+
+    def take(self, taken: int, now_s: float, passed_s: float) -> bool:
+        """Up to here workers need no record; returns whether that has changed.
+
+        Args:
+            taken: the offset. A smaller one than before is that of another group or topic.
+            now_s: now.
+            passed_s: seconds since the last call.
+        """
+        count = taken - self.taken
+        if count > 0:
+            self.moves.append(now_s)
+        self.taken = taken
+        while self.unread and self.unread[0][0] <= taken:
+            self.unread.popleft()
+        if self.lag and not self.unread:
+            self.unread.append((self.end, now_s))
+        if self.mark is not None and taken >= self.mark:
+            self.mark, self.withdrawn, self.proven_s = None, False, now_s
+        if passed_s > 0:
+            self._measure(max(count, 0) / passed_s, now_s, passed_s)
+        return count != 0
+
+    def _measure(self, rate: float, now_s: float, passed_s: float) -> None:
+        if self.lag:
+            new = min(1.0, passed_s / RATE_S)
+            self.rate = rate if self.rate is None else self.rate * (1 - new) + rate * new
+            self.rate_s = now_s
+        elif rate:
+            self.least = max(rate, self.least)
+            if self.rate is not None and rate > self.rate:
+                self.rate = None
+            self.rate_s = now_s
+        elif now_s - self.rate_s > KEEP_RATE_S:
+            self.rate, self.least = None, 0.0
+
+
+class Reader:
+    """A worker with the partitions that it reads.
+
+    Args:
+        partitions: its partitions, by number.
+
+    Attributes:
+        partitions: its partitions, by number.
+        lag: records that it has not taken.
+        tasks: the same without marks.
+        marked: a mark waits for it.
+        withdrawn: records were withdrawn from it, and a mark waits since.
+        marked_s: when its last mark was written.
+        proven_s: when it was last found to have taken a mark.
+        moves: when it was last found to have taken records, the oldest first.
+        oldest_s: when the oldest of its records was written; infinity without records.
+    """
+
+    def __init__(self, partitions: Mapping[int, Partition]) -> None:
+        self.partitions = partitions
+        self.lag = sum(each.lag for each in partitions.values())
+        self.tasks = sum(each.tasks for each in partitions.values())
+        self.marked = any(each.mark is not None for each in partitions.values())
+        self.withdrawn = any(each.withdrawn for each in partitions.values())
+        self.marked_s = max((each.mark_s for each in partitions.values()), default=-inf)
+        self.proven_s = max((each.proven_s for each in partitions.values()), default=-inf)
+        self.moves = sorted(at_s for each in partitions.values() for at_s in each.moves)[-MOVES:]
+        self.oldest_s = min((each.unread[0][1] for each in partitions.values() if each.unread), default=inf)
+
+    def frozen_s(self, now_s: float) -> float:
+        """Seconds in which it had tasks and took nothing."""
+        if self.tasks <= 0:
+            return 0.0
+        return now_s - max(self.oldest_s, self.moves[-1] if self.moves else -inf)
+
+    def pace_s(self, now_s: float) -> float:
+        """The longest time between its last takes."""
+        if len(self.moves) < MOVES:
+            return inf
+        moments = [*self.moves, now_s]
+        return max(after - before for before, after in itertools.pairwise(moments))
+
+    def proven(self, now_s: float) -> bool:
+        """Whether it had room a moment ago, and no records since."""
+        return not self.lag and now_s - self.proven_s < PROVEN_S
+
+    @property
+    def rate(self) -> float | None:
+        """Records a second that it takes; None while it takes all there are."""
+        rates = [each.rate for each in self.partitions.values() if each.rate is not None]
+        return sum(rates) if rates else None
+
+    @property
+    def least(self) -> float:
+        """Records a second that it took when it took all."""
+        return sum(each.least for each in self.partitions.values())

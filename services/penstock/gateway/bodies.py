@@ -1,0 +1,81 @@
+"""Reads the bodies of requests; the entries of a body are read alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from penstock.contracts.parsing import Unreadable, parse, parse_batch
+from penstock.errors import InvalidRecord, Malformed
+from penstock.gateway.openapi import conform, find_faults
+from penstock.http.server import read_body
+
+
+async def read_json(request: web.Request, limit_bytes: int) -> Any:
+    """The JSON value of a request's body.
+
+    Raises:
+        Malformed: the body is not JSON in UTF-8.
+        TooLarge: the body is longer than the limit.
+    """
+    data = await read_body(request, limit_bytes)
+    try:
+        return parse(data, exact=True)
+    except InvalidRecord as error:
+        raise Malformed(error.reason) from error
+
+
+async def read_entries(request: web.Request, limit_bytes: int, member: str) -> Any:
+    """As `read_json`, for a body with entries: one that cannot be read alone is `Unreadable`.
+
+    Args:
+        request: has the body.
+        limit_bytes: of the body.
+        member: name of the array in the body's object; "" when the body is the array.
+
+    Raises:
+        Malformed: the body as a whole is not JSON in UTF-8.
+        TooLarge: the body is longer than the limit, or has too many entries.
+    """
+    data = await read_body(request, limit_bytes)
+    try:
+        return parse_batch(data, member, exact=True)
+    except InvalidRecord as error:
+        raise Malformed(error.reason) from error
+
+
+async def read_ids(request: web.Request, limit_bytes: int) -> tuple[list[int], dict[str, Any]]:
+    """The ids of a body, and the field `rejected` of its answer if an entry is no id.
+
+    Raises:
+        InvalidRecord, Faults: no entry is an id, or the body has another fault.
+    """
+    raw = await read_entries(request, limit_bytes, "ids")
+    rejected: list[dict[str, Any]] = []
+    if find_faults(_shown(raw), "Ids"):
+        entries = raw.get("ids") if isinstance(raw, dict) else None
+        found = {
+            index: InvalidRecord(entry.fault.reason)
+            if isinstance(entry, Unreadable)
+            else next(iter(find_faults({"ids": [entry]}, "Ids")), None)
+            for index, entry in enumerate(entries if isinstance(entries, list) else [])
+        }
+        faulty = {index: fault for index, fault in found.items() if fault is not None}
+        kept = [entry for index, entry in enumerate(entries or []) if index not in faulty]
+        # Without a good entry the answer is a problem with all faults.
+        conform({**raw, "ids": kept} if kept else _shown(raw), "Ids")
+        rejected = [
+            {"index": index, "errors": [{"pointer": f"/ids/{index}", "detail": fault.reason}]}
+            for index, fault in faulty.items()
+        ]
+        raw["ids"] = kept
+    # To JSON Schema 81.0 is an integer.
+    return [int(task_id) for task_id in raw["ids"]], {"rejected": rejected} if rejected else {}
+
+
+def _shown(raw: Any) -> Any:
+    """A body of ids, with null in place of each that cannot be read."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("ids"), list):
+        return raw
+    return {**raw, "ids": [None if isinstance(entry, Unreadable) else entry for entry in raw["ids"]]}

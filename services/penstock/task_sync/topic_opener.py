@@ -1,0 +1,144 @@
+"""Creates and reads the ready topics of newly owned types, beside the release loop.
+
+A broker takes about a tenth of a second for each topic that it creates. The types that are owned
+already are released meanwhile, and a type of one namespace does not wait for all topics of another:
+topics are created a few at a time. A topic that Kafka does not create is tried again and delays only
+its own type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+
+from penstock.concurrency.retry import retry_until_available
+from penstock.errors import KafkaUnavailable
+from penstock.kafka.connection import create_topics, translated
+from penstock.kafka.topics import Topic, ready
+from penstock.postgres.types import TaskType
+from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
+from penstock.task_sync.settings import TaskSyncSettings
+
+# Topics that one request creates, and requests at a time.
+TOPICS_PER_REQUEST = 4
+REQUESTS = 2
+
+
+class TopicOpener:
+    """The ready topics of types that this process has acquired and does not release yet.
+
+    Args:
+        settings: of the service.
+        admin: lists the topics.
+        lag_poller: reads the topics.
+        end_offsets: reads the topics' end offsets.
+        wake: called when topics are open, and when one failed.
+
+    Attributes:
+        attempts: requests that create topics.
+    """
+
+    def __init__(
+        self,
+        settings: TaskSyncSettings,
+        admin: AIOKafkaAdminClient,
+        lag_poller: LagPoller,
+        end_offsets: AIOKafkaConsumer,
+        wake: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._lag_poller = lag_poller
+        self._end_offsets = end_offsets
+        self._wake = wake
+        self._requests = asyncio.Semaphore(REQUESTS)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._opened: list[ReadyTopic] = []
+        self._failure: BaseException | None = None
+        self.attempts = 0
+
+    @property
+    def step(self) -> str:
+        """The work in progress, for the stall detector; empty at rest."""
+        return "creating ready topics" if self._opening else ""
+
+    def open(self, task_types: Sequence[TaskType]) -> None:
+        """Begins to open the topics of types whose locks this process has."""
+        if task_types:
+            self._start(self._open_all(task_types))
+
+    def take_opened(self) -> list[ReadyTopic]:
+        """The topics that were opened since the last call.
+
+        Raises:
+            KafkaUnavailable, KafkaRefused, SettingsError: a topic could not be opened.
+        """
+        if self._failure is not None:
+            raise self._failure
+        opened, self._opened = self._opened, []
+        return opened
+
+    async def stop(self) -> None:
+        """Cancels the work in progress and waits for its end."""
+        opening = tuple(self._opening)
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+
+    async def _open_all(self, task_types: Sequence[TaskType]) -> None:
+        with translated():
+            existing = set(await self._admin.list_topics())
+        found = [each for each in task_types if self._settings.prefix + _topic(each).name in existing]
+        missing = [each for each in task_types if each not in found]
+        for first in range(0, len(missing), TOPICS_PER_REQUEST):
+            self._start(self._create(missing[first : first + TOPICS_PER_REQUEST]))
+        # Together: a lost replica may leave hundreds.
+        await self._read(found)
+
+    async def _create(self, task_types: Sequence[TaskType]) -> None:
+        if len(task_types) > 1:
+            try:
+                await self._request(task_types)
+            except KafkaUnavailable:
+                # Kafka may refuse one of them, which must not hold the others.
+                for each in task_types:
+                    self._start(self._create([each]))
+                return
+        else:
+            await retry_until_available(
+                lambda: self._request(task_types),
+                waiting_for=f"the ready topic of {task_types[0].name}",
+                retry_on=(KafkaUnavailable,),
+            )
+        await self._read(task_types)
+
+    async def _request(self, task_types: Sequence[TaskType]) -> None:
+        async with self._requests:
+            self.attempts += 1
+            await create_topics(self._settings, [_topic(each) for each in task_types])
+
+    async def _read(self, task_types: Sequence[TaskType]) -> None:
+        if task_types:
+            opened = await self._lag_poller.open(task_types, self._end_offsets)
+            # After the wait: the loop may have taken the list meanwhile.
+            self._opened += opened
+            self._wake()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._run(work))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _run(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 (`take_opened` raises it in the release loop)
+            self._failure = error
+            self._wake()
+
+
+def _topic(task_type: TaskType) -> Topic:
+    return ready(task_type.name, task_type.partitions)

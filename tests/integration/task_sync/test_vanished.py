@@ -1,0 +1,128 @@
+"""A replica of task-sync whose host vanishes, or whose process freezes: another one takes over.
+
+No packet tells of either: there is no FIN and no RST. The replica runs in a network namespace behind a
+link that drops its packets, or is stopped by SIGSTOP.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.chaos.link import link, missing
+from tests.support.postgres_servers import PostgresServer
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.postgres import migrations, tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
+
+TYPES = [f"t{number}" for number in range(4)]
+OWNED = "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
+# Statuses of a process that lost its session: it noticed by itself, or by a statement.
+ENDED = (1, 5)
+TAKEOVER_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _patient_sessions():
+    """Sessions end as soon as in production."""
+
+
+@pytest.fixture
+async def server(tmp_path):
+    server = PostgresServer(tmp_path / "postgres")
+    try:
+        server.make()
+        with (server.data / "pg_hba.conf").open("a") as file:
+            file.write("host all all 10.251.0.0/16 scram-sha-256\n")  # behind the link
+        await server.start()
+        await migrations.migrate(server.url())
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix, server):
+    await make_topics(kafka_servers, prefix)
+    return TaskSyncSettings(
+        kafka=kafka_servers, prefix=prefix, postgres=server.url(), objects="memory:///", recheck_s=3600
+    )
+
+
+@asynccontextmanager
+async def replica(settings, *command):
+    fields = ("kafka", "prefix", "postgres", "objects")
+    environment = {f"PENSTOCK_{name.upper()}": str(getattr(settings, name)) for name in fields}
+    process = await asyncio.create_subprocess_exec(
+        *command, sys.executable, "-m", "penstock", "run", "task-sync", env={**os.environ, **environment}
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def submit_everywhere(pool):
+    await tasks.submit(pool, [Submission(type=name, context=Context.encode(None)) for name in TYPES])
+
+
+async def takeover_s(settings, process, vanish):
+    """Seconds from the fault until another replica has released a task of each type."""
+    async with open_pool(settings.postgres, "test") as pool:
+        for name in TYPES:
+            await types.register(pool, types.TaskType(name=name, partitions=1))
+        await wait_until(
+            lambda: pool.fetchval(OWNED), timeout=60, what=f"the first replica ({process.pid}) owns types"
+        )
+        async with running_service(create_app(settings)):
+            await wait_until(
+                lambda: pool.fetchval(f"SELECT ({OWNED}) = 2"), timeout=60, what="both replicas own types"
+            )
+            vanish()
+            began_s = time.monotonic()
+            await submit_everywhere(pool)
+            await wait_until(
+                lambda: pool.fetchval("SELECT NOT EXISTS (SELECT FROM task WHERE state = 'ready')"),
+                timeout=120,
+                what="all types are released",
+            )
+            return time.monotonic() - began_s
+
+
+@pytest.mark.alone
+async def test_a_frozen_replica_loses_its_types(settings):
+    """S7: a replica that is stopped (SIGSTOP) gives up its types within ten seconds. When it
+    continues, it ends, because its session is lost."""
+    async with replica(settings) as process:
+        took_s = await takeover_s(settings, process, lambda: process.send_signal(signal.SIGSTOP))
+        process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(60):
+            assert await process.wait() in ENDED
+    sys.stderr.write(f"\nreleases of all types {took_s:.2f} s after the stop\n")
+    assert took_s < TAKEOVER_S
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+async def test_a_vanished_replica_loses_its_types(settings):
+    """S7: a replica whose host sends and receives no packet any more gives up its types within ten
+    seconds. It ends by itself, because its session does not answer."""
+    with link(random.Random(0)) as cable:
+        async with replica(settings, *cable.prefix) as process:
+            took_s = await takeover_s(settings, process, lambda: cable.drop(out=1.0, back=1.0))
+            async with asyncio.timeout(60):
+                assert await process.wait() in ENDED
+    sys.stderr.write(f"\nreleases of all types {took_s:.2f} s after the last packet\n")
+    assert took_s < TAKEOVER_S

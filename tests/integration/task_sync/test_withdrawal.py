@@ -1,0 +1,276 @@
+"""Tasks that wait behind a busy worker go to one that has room, on the real Kafka and PostgreSQL."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import pytest
+from tests.support.gateways import running_gateway
+from tests.support.pipeline import System
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.core.attempt import AttemptId
+from penstock.postgres import release, tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
+from penstock.worker import Done, Worker, WorkerSettings
+
+# Seconds that a quick task may wait while a slot is free, and as many for a machine that is busy.
+WAIT_S = 2.0 + 2.0
+
+
+class Slots(System):
+    """A deployment with workers of a few slots each. The context of a task says what it does."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.task_sync = AsyncExitStack()
+        self.end_long = asyncio.Event()
+        self.runs = Counter()
+        self.runs_of = defaultdict(Counter)
+        self.attempts = {}
+        self.began_s = {}
+        self.ended_s = {}
+
+    async def start_task_sync(self):
+        self.task_sync = AsyncExitStack()
+        own, self.stack = self.stack, self.task_sync
+        await self.start("task-sync")
+        self.stack = own
+        self.stack.push_async_callback(self.task_sync.aclose)
+
+    async def worker(self, name, slots=1):
+        """Starts a worker; returns its stack, by which it is stopped before the others."""
+        worker = Worker(
+            WorkerSettings(**self.where, objects="memory:///", pool=slots, backlog=0, drain_timeout_s=0)
+        )
+
+        @worker.stage("t.start")
+        async def start(task):
+            self.runs[task.id] += 1
+            self.runs_of[name][task.id] += 1
+            self.attempts[task.id] = task.attempt
+            self.began_s.setdefault(task.id, time.monotonic())
+            if task.context == "long":
+                await self.end_long.wait()
+            else:
+                await asyncio.sleep(task.context)
+            self.ended_s[task.id] = time.monotonic()
+            return Done()
+
+        stack = AsyncExitStack()
+        await stack.enter_async_context(running_service(worker.serve))
+        self.stack.push_async_callback(stack.aclose)
+        return stack
+
+    async def add(self, count, context=0):
+        """Submits tasks; returns their ids."""
+        submission = Submission(type="t", context=Context.encode(context))
+        return [found.id for found in await tasks.submit(self.pool, [submission] * count)]
+
+    async def done(self, ids):
+        await wait_until(lambda: self.ended_s.keys() >= set(ids), timeout=240, what="the tasks have run")
+
+    async def warm(self, workers):
+        """Waits until each worker reads its partitions."""
+        while len(self.runs_of) < workers:
+            await self.done(await self.add(8, 0.05))
+        await self.become_over()
+
+    async def become_over(self):
+        async def over():
+            return await self.pool.fetchval(
+                "SELECT count(*) = 0 FROM task WHERE state NOT IN ('succeeded', 'running')"
+            )
+
+        await wait_until(over, what="no task waits")
+
+    def waits_s(self, ids, submitted_s):
+        return sorted(self.began_s[id_] - submitted_s for id_ in ids)
+
+
+@pytest.fixture
+async def resting(kafka_servers, prefix, database):
+    """The deployment without services."""
+    await make_topics(kafka_servers, prefix)
+    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
+        await types.register(pool, types.TaskType(name="t", partitions=4, lease_ms=30_000))
+        yield Slots(kafka_servers, prefix, database, stack, pool)
+
+
+@pytest.fixture
+async def system(resting):
+    await resting.start("heartbeats", "stages")
+    await resting.start_task_sync()
+    yield resting
+    resting.end_long.set()
+
+
+async def test_only_queued_tasks_of_the_attempt_are_withdrawn(resting):
+    """S13: a task that is running, over, in another attempt, or locked by another transaction stays as it
+    is; the locked one is named, so that its record stays, too. No failure or loss is counted."""
+    ids = await resting.add(5)
+    for id_, state, attempt in zip(
+        ids, ["queued"] * 3 + ["running", "cancelled"], [0, 1, 0, 0, 0], strict=True
+    ):
+        await resting.pool.execute(
+            "UPDATE task SET state = $2, attempt = $3 WHERE id = $1", id_, state, attempt
+        )
+    before = dict(await resting.pool.fetch("SELECT id, attempt FROM task"))
+    async with open_session(resting.database, "test") as session, resting.pool.acquire() as other:
+        async with other.transaction():
+            await other.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", ids[2])
+            withdrawn, locked = await release.withdraw(session, [AttemptId(id_, 0, 0) for id_ in ids])
+        assert withdrawn == {AttemptId(ids[0], 0, 0)}
+        assert locked == {AttemptId(ids[2], 0, 0)}
+    rows = await resting.pool.fetch("SELECT id, state, attempt, failures, losses FROM task ORDER BY id")
+    assert [row["state"] for row in rows] == ["ready", "queued", "queued", "running", "cancelled"]
+    assert [row["attempt"] - before[row["id"]] for row in rows] == [1, 0, 0, 0, 0]
+    assert {(row["failures"], row["losses"]) for row in rows} == {(0, 0)}
+
+
+async def test_quick_tasks_do_not_wait_behind_a_long_one(system, caplog):
+    """S13: two workers with one slot each, one of them in a long task: 300 quick tasks run on the other
+    meanwhile, and each waits at most about two seconds for its turn. No task runs twice, also not
+    after the long one has ended."""
+    caplog.set_level(logging.INFO, logger="penstock.task_sync")
+    await system.worker("a")
+    await system.worker("b")
+    await system.warm(2)
+    [long] = await system.add(1, "long")
+    await wait_until(lambda: long in system.began_s)
+    busy = next(name for name, runs in system.runs_of.items() if long in runs)
+    submitted_s = time.monotonic()
+    quick = await system.add(300)
+    await system.done(quick)
+    assert long not in system.ended_s
+    # How quick one worker is with all of them is another matter: it must never be without work.
+    began_s = sorted(system.began_s[id_] for id_ in quick)
+    idle_s = max(after - before for before, after in pairwise([submitted_s, *began_s]))
+    print(f"\n300 quick tasks in {began_s[-1] - submitted_s:.2f} s, at most {idle_s:.2f} s without work")
+    assert idle_s < WAIT_S
+    assert not system.runs_of[busy].keys() & set(quick)
+    before = system.runs_of[busy].copy()
+    system.end_long.set()
+    await system.become(succeeded=len(system.runs))
+    # Both take part again, and nothing that was withdrawn runs now.
+    while system.runs_of[busy] == before:
+        await system.done(await system.add(8, 0.05))
+    assert set(system.runs.values()) == {1}
+
+
+async def test_nothing_moves_while_all_workers_are_busy(system):
+    """S13: while no worker has a free slot, tasks stay where they are: no attempt changes."""
+    await system.worker("a")
+    await system.worker("b")
+    await system.warm(2)
+    longs = await system.add(8, "long")
+    await wait_until(lambda: sum(id_ in system.began_s for id_ in longs) == 2)
+    waiting = await system.add(5)
+
+    async def queued():
+        return await system.pool.fetchval(
+            "SELECT count(*) = 11 FROM task WHERE state = 'queued' AND now() - updated_at > interval '4 s'"
+        )
+
+    await wait_until(queued)
+    system.end_long.set()
+    await system.done([*longs, *waiting])
+    await system.become(succeeded=len(system.runs))
+    assert {system.attempts[id_] for id_ in (*longs, *waiting)} == {0}
+    assert set(system.runs.values()) == {1}
+
+
+async def test_slow_tasks_run_side_by_side(system):
+    """S13: 16 tasks of one second on four workers with one slot each take about four seconds."""
+    for name in "abcd":
+        await system.worker(name)
+    await system.warm(4)
+    # Short tasks go to one partition together, a few at a time: also the next, which are not short.
+    await system.done(await system.add(100))
+    submitted_s = time.monotonic()
+    slow = await system.add(16, 1)
+    await system.done(slow)
+    took_s = time.monotonic() - submitted_s
+    print(f"\n16 tasks of 1 s on 4 slots: {took_s:.2f} s")
+    # One after the other they would take 16.
+    assert took_s < 10
+    # A withdrawal may meet a task that was just taken. It runs twice, and has one result.
+    assert sum(system.runs[task] for task in slow) <= len(slow) + 4
+
+
+async def test_tasks_of_a_second_beside_long_tasks(system):
+    """S13: tasks of one second beside long ones, on four workers with two slots each of which five are
+    busy for long: while a slot is free, at most one task in a hundred waits longer than two seconds."""
+    for name in "abcd":
+        await system.worker(name, slots=2)
+    await system.warm(4)
+    longs = []
+    waits_s = []
+    for turn in range(25):
+        if turn % 5 == 0:
+            longs += await system.add(1, "long")
+        submitted_s = time.monotonic()
+        ids = await system.add(1, 1)
+        await wait_until(lambda ids=ids: ids[0] in system.began_s, timeout=60)
+        waits_s.append(system.began_s[ids[0]] - submitted_s)
+    waits_s.sort()
+    print(f"\nwaits beside long tasks: p50 {waits_s[12]:.2f}, max {waits_s[-1]:.2f} s")
+    assert len([wait_s for wait_s in waits_s if wait_s > WAIT_S]) == 0
+    assert not system.ended_s.keys() & set(longs)
+
+
+async def test_a_new_replica_withdraws_what_another_has_released(system):
+    """S7, S13: a replica of task-sync that takes over finds the records behind a busy worker."""
+    await system.worker("a")
+    await system.warm(1)
+    [long] = await system.add(1, "long")
+    await wait_until(lambda: long in system.began_s)
+    quick = await system.add(20)
+
+    async def queued():
+        return await system.pool.fetchval("SELECT count(*) = 20 FROM task WHERE state = 'queued'")
+
+    await wait_until(queued)
+    await system.task_sync.aclose()
+    await system.start_task_sync()
+    await system.worker("b")
+    await system.done(quick)
+    assert long not in system.ended_s
+    assert {system.runs[id_] for id_ in quick} == {1}
+
+
+async def test_records_of_a_gateway_without_a_worker_go_to_a_worker(system):
+    """S13: an HTTP worker went away, and its gateway keeps its partitions. Their tasks run on a Kafka
+    worker. The gateway offers none of them when the HTTP worker comes back."""
+    gateway = await system.stack.enter_async_context(
+        running_gateway(
+            **system.where,
+            postgres=system.database,
+            objects="memory:///",
+            gateway_linger_s=600.0,
+            gateway_give_back_s=600.0,
+        )
+    )
+    await wait_until(gateway.is_ready)
+    await system.worker("a")
+    request = {"worker": "w", "type": "t", "wait_s": 1, "max": 1}
+
+    async def held():
+        await system.add(2)
+        return (await gateway.post("/hold_task", request)).body["tasks"]
+
+    [first] = await wait_until(held, timeout=60, what="the gateway has partitions")
+    result = {name: first[name] for name in ("id", "step", "stage", "attempt")}
+    await gateway.post("/set_task", {"worker": "w", "results": [{**result, "outcome": "done"}]})
+    await system.become_over()
+    tasks_ = await system.add(40)
+    await system.done(tasks_)
+    assert (await gateway.post("/hold_task", request)).body["tasks"] == []
+    assert {system.runs[id_] for id_ in tasks_} == {1}

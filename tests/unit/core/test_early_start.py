@@ -1,0 +1,52 @@
+"""The choice of polls that are claimed first, and the number of attempts that a worker holds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.early_start import (
+    AFTER_ASSIGNMENT_S,
+    HORIZON_S,
+    MANY_RECORDS,
+    OLD_S,
+    BacklogLimit,
+    claims_first,
+)
+
+SETTLED_S = AFTER_ASSIGNMENT_S + 1
+
+
+def test_a_few_new_records_run_first():
+    """W3: only a few new records without a suspect, on a worker whose partitions have not moved
+    lately, run before they are claimed."""
+    assert not claims_first(records=MANY_RECORDS - 1, oldest_s=0.0, assigned_s=SETTLED_S, suspects=False)
+    assert claims_first(records=MANY_RECORDS, oldest_s=0.0, assigned_s=SETTLED_S, suspects=False)
+    assert claims_first(records=1, oldest_s=OLD_S, assigned_s=SETTLED_S, suspects=False)
+    assert claims_first(records=1, oldest_s=0.0, assigned_s=AFTER_ASSIGNMENT_S - 0.1, suspects=False)
+    assert claims_first(records=1, oldest_s=0.0, assigned_s=SETTLED_S, suspects=True)
+
+
+ENDS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 500)), max_size=30)
+
+
+@given(st.integers(0, 1_000), ENDS)
+def test_the_backlog_is_what_ended_lately(most, ends):
+    """W2: a worker holds as many attempts beyond its slots as ended within the last quarter of a
+    second, and at most its backlog."""
+    limit, now_s = BacklogLimit(most), 0.0
+    ended = []
+    for pause_s, count in ends:
+        now_s += pause_s
+        limit.add_ended(count, now_s)
+        ended.append((now_s, count))
+        lately = sum(count for at_s, count in ended if at_s + HORIZON_S > now_s)
+        assert limit.at(now_s) == min(most, lately)
+
+
+@given(st.integers(0, 1_000), ENDS)
+def test_a_worker_whose_handlers_last_holds_only_what_runs(most, ends):
+    """W2: a worker in which no handler ended for a quarter of a second holds no attempt that waits."""
+    limit, now_s = BacklogLimit(most), 0.0
+    for pause_s, count in ends:
+        now_s += pause_s
+        limit.add_ended(count, now_s)
+    assert limit.at(now_s + HORIZON_S) == 0

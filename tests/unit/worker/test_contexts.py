@@ -1,0 +1,75 @@
+"""Attempts while the object store is away: none is charged, and no handler runs twice for it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.support.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.ready import ReadyTask
+from penstock.core.completion import Fence, Outcome
+from penstock.objects import ObjectStore
+from penstock.worker.execution import Execution, Stage
+from penstock.worker.outcomes import Done
+
+FENCE = Fence(1, 0, "s", 0)
+LARGE = "x" * 6_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "objects"
+
+
+@pytest.fixture
+def store(folder: Path) -> ObjectStore:
+    return ObjectStore(f"file://{folder}")
+
+
+def execution(store: ObjectStore, handler) -> Execution:
+    return Execution({("t", "s"): Stage(handler, 5.0, None)}, store, 4)
+
+
+async def test_an_attempt_that_cannot_read_its_context_is_handed_back(store, folder):
+    """T4, S11: the attempt is tried again later without counting as a failure, and its handler does not
+    run. A pool of waiting attempts would hold up all others."""
+    ready = ReadyTask(FENCE, "t", await store.check_in(Context.encode(LARGE), "default"), 1000)
+    ran = []
+
+    async def handler(task):
+        ran.append(task.context)
+        return Done()
+
+    folder.rename(folder.with_name("away"))
+    found = await execution(store, handler).run(ready, lambda _result: None)
+    assert found.handed_back
+    assert "the object store is away" in found.error.message
+    assert found.delay_ms > 0
+    assert not ran
+    folder.with_name("away").rename(folder)
+    found = await execution(store, handler).run(ready, lambda _result: None)
+    assert (found.outcome, ran) == (Outcome.DONE, [LARGE])
+
+
+async def test_an_outcome_waits_until_its_context_is_stored(store, folder, caplog):
+    """T4, S11: a handler that has ended keeps its outcome while the store is away, and does not run
+    again."""
+    ran = 0
+
+    async def handler(_task):
+        nonlocal ran
+        ran += 1
+        folder.rename(folder.with_name("away"))
+        return Done(LARGE)
+
+    ready = ReadyTask(FENCE, "t", Context.encode(None), 1000)
+    running = asyncio.create_task(execution(store, handler).run(ready, lambda _result: None))
+    await wait_until(
+        lambda: any(getattr(record, "event", "") == "retry_scheduled" for record in caplog.records)
+    )
+    assert not running.done()
+    folder.with_name("away").rename(folder)
+    found = await running
+    assert (found.outcome, ran) == (Outcome.DONE, 1)
+    assert (await store.check_out(found.context, "default")).decode() == LARGE

@@ -130,8 +130,10 @@ WITH durable AS MATERIALIZED (
       ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
     WHERE t.id = ANY ($1::bigint[]) AND t.state || '' = 'queued'
 ), free AS MATERIALIZED (
-    SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state || '' = 'queued'
-    ORDER BY id FOR UPDATE SKIP LOCKED
+    -- The newest version of a row decides: the task may be queued in its next stage by now.
+    SELECT t.id FROM task t JOIN found f ON f.id = t.id AND f.step = t.step AND f.attempt = t.attempt
+    WHERE t.id = ANY (ARRAY(SELECT id FROM found)) AND t.state || '' = 'queued'
+    ORDER BY t.id FOR UPDATE OF t SKIP LOCKED
 ), moved AS (
     UPDATE task SET state = 'ready', attempt = attempt + 1, updated_at = now()
     WHERE id = ANY (ARRAY(SELECT id FROM free))

@@ -2,7 +2,7 @@
 
 A process runs several workers:
 
-    python -m benchmarks.claimers METHOD --type NAME --workers N --ready FILE --begin FILE --out FILE
+    python -m benchmarks.claimers METHOD --type NAME --workers N --ready F --begin F --out F
 
 It creates the file `ready` once its workers can claim, and waits for the file `begin`. It then
 claims for the given seconds and writes a JSON list of [start, seconds, ids] to `out`. A worker

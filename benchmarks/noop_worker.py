@@ -12,7 +12,8 @@ from penstock.worker import Done, Next, Task, Worker
 def make_worker(log: str | None, types: Sequence[str]) -> Worker:
     """Creates the worker.
 
-    With `log` it writes a line per task there: the seconds from the context's `at` to the first stage.
+    With `log` it writes a line per task there: the seconds from the context's `at` to the first
+    stage.
     """
     worker = Worker()
     starts = open(log, "a", buffering=1) if log else None  # noqa: SIM115 (open as long as the process)

@@ -1,4 +1,4 @@
-"""The cost of a task at part load: CPU by process, and latency, at a steady rate of single requests.
+"""The cost of a task at part load: CPU by process, and latency, at a steady rate.
 
     python -m benchmarks.part_load [--rate 80] [--seconds 20] [--rounds 2] [--before PATH]
 

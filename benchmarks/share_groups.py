@@ -229,7 +229,7 @@ async def cost(
 
 
 async def behind(way: str, servers: str, producer: AIOKafkaProducer, records: int) -> int:
-    """Sends records while one of two members is busy; returns how many the idle one did not take."""
+    """Sends records while one member is busy; returns how many the idle one did not take."""
     topic = topic_of(way, "behind")
     members = Members(way, servers, topic)
     await members.start()

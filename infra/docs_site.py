@@ -1,8 +1,9 @@
 """Hook of MkDocs: pages may link to files of the repository that stand outside docs/.
 
-A page links to `../schemas/topics.toml` as it does on a code-hosting site. The hook copies each file that a page links
-to into `repository/` of the site and points the link there. A Markdown file becomes a page, and its own links are
-followed. A link to a path that does not exist is left as it is, so that MkDocs reports it.
+A page links to `../schemas/topics.toml` as it does on a code-hosting site. The hook copies each
+file that a page links to into `repository/` of the site and points the link there. A Markdown file
+becomes a page, and its own links are followed. A link to a path that does not exist is left as it
+is, so that MkDocs reports it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ def repository_path(src_uri: str) -> str:
 
 
 def site_path(path: str) -> str:
-    """Returns the path in the site of a file of the repository: the inverse of `repository_path`."""
+    """Returns the path in the site of a repository's file: the inverse of `repository_path`."""
     return path.removeprefix("docs/") if path.startswith("docs/") else FOLDER + path
 
 
 def outside_code(markdown: str) -> list[tuple[str, bool]]:
-    """Returns the lines of a page, each with whether it is prose: links in code blocks are no links."""
+    """Returns the lines of a page, each with whether it is prose; code blocks have no links."""
     lines: list[tuple[str, bool]] = []
     in_code = False
     for line in markdown.splitlines(keepends=True):
@@ -46,7 +47,7 @@ def outside_code(markdown: str) -> list[tuple[str, bool]]:
 
 
 def linked_file(link: str, path: str) -> str | None:
-    """Returns the path in the repository of the file that the page at `path` links to, if there is one."""
+    """Returns the repository's path of the file that the page at `path` links to, if any."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
     return target if (ROOT / target).is_file() else None
 

@@ -1,4 +1,4 @@
-"""Prints the lines of constraints.txt that pin one package, with its hashes: `python infra/pinned.py uv`."""
+"""Prints the lines of constraints.txt that pin one package: `python infra/pinned.py uv`."""
 
 import re
 import sys

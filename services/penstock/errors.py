@@ -42,7 +42,7 @@ def _shorten(text: str, most: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The short text of a failed connection: an HTTP client's own text has its whole connection key."""
+    """The short text of a failed connection: an HTTP client's own has its connection key."""
     error = getattr(error, "os_error", error)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 

@@ -1,10 +1,10 @@
 """Runs one service as one process.
 
 Guarantees: SIGTERM or SIGINT makes the service drain and stop. A second signal, at least a second
-later, or a drain that exceeds its grace period, ends the process at once (status 70). An exception that leaves the service
-ends the process with its message and the status of `exit_status`, so that a supervisor restarts it.
-Tasks and threads that outlive the service cannot keep the process. A process that cannot make
-progress ends instead of looking alive.
+later, or a drain that exceeds its grace period, ends the process at once (status 70). An exception
+that leaves the service ends the process with its message and the status of `exit_status`, so that a
+supervisor restarts it. Tasks and threads that outlive the service cannot keep the process. A
+process that cannot make progress ends instead of looking alive.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ async def run_with_background(main: Awaitable[None], *background: Awaitable[None
 def stop_signals(
     first: Callable[[], None], second: Callable[[], None], *numbers: signal.Signals
 ) -> Iterator[None]:
-    """Calls `first` on the first signal, and `second` on each that arrives `REPEAT_S` or more later."""
+    """Calls `first` on the first signal, and `second` on each at least `REPEAT_S` later."""
     loop = asyncio.get_running_loop()
     first_s: float | None = None
 

@@ -1,7 +1,7 @@
 """TCP options of connections to servers: an end that has vanished is noticed within seconds.
 
-By default, a connection to a host without power or network lasts for 15 minutes with data under way,
-and for two hours without.
+By default, a connection to a host without power or network lasts for 15 minutes with data under
+way, and for two hours without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names of the PENSTOCK_ variables: in errors about settings, and to find those that are misspelt.
+"""The names of the PENSTOCK_ variables: for errors about settings, and to find misspelt ones.
 
 A process reads only its own settings, but shares its environment with other processes. So each must
 know the names of all. Unknown names that resemble no known one are left alone: orchestrators and

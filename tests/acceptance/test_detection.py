@@ -85,8 +85,8 @@ async def expiries(deployment):
 @pytest.mark.alone
 @pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
 async def test_tasks_of_a_killed_worker_run_elsewhere_in_time(shared_options, tmp_path, timeout_s):
-    """H9, H10: tasks of a killed worker run elsewhere after at most the lease, a tick and three seconds,
-    at the 99th percentile."""
+    """H9, H10: tasks of a killed worker run elsewhere after at most the lease, a tick and three
+    seconds, at the 99th percentile."""
     ledger = tmp_path / "ledger"
     async with (
         deployed(shared_options, timeout_s) as (deployment, client),
@@ -177,7 +177,7 @@ async def test_only_leases_of_a_lost_worker_expire_while_the_processor_is_paused
         lost = sorted((task, 0) for task, pid in processes.items() if pid == victim.pid)
 
         def run_again():
-            # A record may be withdrawn from the lost worker's partitions: another attempt, uncounted.
+            # A record withdrawn from the lost worker's partitions gets another attempt.
             return {task for task, attempt in start_times(ledger) if attempt > 0}
 
         await wait_until(lambda: {task for task, _attempt in lost} <= run_again(), timeout=60)

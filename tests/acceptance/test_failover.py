@@ -105,10 +105,10 @@ async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix
 
 @pytest.mark.long
 async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_servers, prefix, pair, tmp_path):
-    """O10, S11: the standby has not received the last 150 tasks when the primary is killed and it is
-    promoted, without a step by an operator. Records of the lost tasks are on Kafka; each task of
-    the new primary succeeds with its own result, no id repeats, submissions by topic are read again,
-    and the check is clean and names lost tasks."""
+    """O10, S11: the standby has not received the last 150 tasks when the primary is killed and it
+    is promoted, without a step by an operator. Records of the lost tasks are on Kafka; each task of
+    the new primary succeeds with its own result, no id repeats, submissions by topic are read
+    again, and the check is clean and names lost tasks."""
     primary, standby = pair
     url = servers_url(standby, primary)
     options = Options(

@@ -24,16 +24,17 @@ MISSING = "no-such-stage"
 
 
 async def handed_back(client, task_id):
-    """W1: a task whose stage no worker has is not failed after twice its attempts, and `why` tells it."""
+    """W1: a task whose stage no worker has is not failed after twice its attempts, and `why` tells
+    it."""
     task = await client.get(task_id)
     why = await client.why(task_id)
     return len(task.attempts) >= 4 and why["reason"] == "no_handler" and "it has: exits, " in why["sentence"]
 
 
 async def test_misbehaving_handlers_fail_only_their_own_tasks(shared_options):
-    """W1: each misbehaving handler that raises or hangs is tried as often as the type allows. Its task then fails, with
-    kind, message and traceback in the API. A handler that recovers continues with its next stage
-    and a large context."""
+    """W1: each misbehaving handler that raises or hangs is tried as often as the type allows. Its
+    task then fails, with kind, message and traceback in the API. A handler that recovers continues
+    with its next stage and a large context."""
     async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
         await client.register_type("bad", max_attempts=2, retry_base_ms=50)
         worker = await asyncio.create_subprocess_exec(

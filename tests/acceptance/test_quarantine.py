@@ -17,7 +17,8 @@ from tests.support.waiting import wait_until
 
 @asynccontextmanager
 async def supervised_worker(environment):
-    """A worker process that is started again whenever it dies; yields how often each status came."""
+    """A worker process that is started again whenever it dies; yields how often each status
+    came."""
     deaths = Counter()
 
     async def supervise():

@@ -303,9 +303,9 @@ def _runs(process: psutil.Process) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["Größe 日本", "a,b 'c' \"d\" #%20 $HOME \\ " + "long " * 20])
 async def test_a_deployment_starts_twice_in_any_directory(data_dir, name, monkeypatch):
-    """O1: the directory's name has letters beyond ASCII, commas, quotes and more bytes than a socket's path
-    may have. What the first run stored is there in the second, and nothing is written beside the
-    directory."""
+    """O1: the directory's name has letters beyond ASCII, commas, quotes and more bytes than a
+    socket's path may have. What the first run stored is there in the second, and nothing is written
+    beside the directory."""
     monkeypatch.setenv("LC_ALL", "C")
     place = data_dir.parent / name
     place.mkdir()

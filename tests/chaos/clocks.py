@@ -1,8 +1,8 @@
 """Steps the wall clocks of single processes while they run.
 
 `unshare --time` moves only monotonic clocks, and tests must not set the clock of the machine. So
-`clock.c` is compiled with the machine's C compiler and preloaded. Python, Java and PostgreSQL then see
-the machine's time of day plus an offset from a file.
+`clock.c` is compiled with the machine's C compiler and preloaded. Python, Java and PostgreSQL then
+see the machine's time of day plus an offset from a file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ def compiler() -> str | None:
 class Clocks:
     """The clocks of one scenario.
 
-    Args:
-        folder: folder of the clocks, which is created.
-        names: names of the clocks; a program such as `postgres` or `java` uses the clock with its name.
+    Args: folder: folder of the clocks, which is created. names: names of the clocks; a program such
+        as `postgres` or `java` uses the clock with its name.
     """
 
     def __init__(self, folder: Path, names: list[str]) -> None:

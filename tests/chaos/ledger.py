@@ -1,7 +1,7 @@
 """The ledger: every execution as its handler recorded it, compared with the effects in PostgreSQL.
 
-The handlers append to a file, which faults do not affect. At the end the file is loaded into a table
-(`ledger.execution`) of the deployment's database, so that a query can compare both.
+The handlers append to a file, which faults do not affect. At the end the file is loaded into a
+table (`ledger.execution`) of the deployment's database, so that a query can compare both.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Execution:
 
 @dataclass(frozen=True)
 class WaveCounts:
-    """The counts of one wave: `again` is the number of executions beyond those that the stages need."""
+    """The counts of one wave: `again` is the number of executions beyond those that the stages
+    need."""
 
     executions: int
     again: int

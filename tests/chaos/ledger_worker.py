@@ -2,8 +2,9 @@
 
 python -m tests.chaos.ledger_worker LEDGER
 
-Each execution has a unique name. It writes the name to the ledger at its start and its end, and adds it
-to the task's context. The result of a task names the executions that took effect; the ledger names all.
+Each execution has a unique name. It writes the name to the ledger at its start and its end, and
+adds it to the task's context. The result of a task names the executions that took effect; the
+ledger names all.
 """
 
 import asyncio

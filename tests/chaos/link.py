@@ -1,9 +1,10 @@
 """A worker's link to the broker, which drops a configured share of packets.
 
-The worker runs in a network namespace that has only one end of a point-to-point link (a TUN device, no
-loopback). This process has both ends and forwards the packets. The scenario's seed determines the loss,
-separately for each direction. Neither `tc netem` nor a packet filter is needed, which many kernels lack.
-The broker advertises 127.0.0.1, so both ends route that address over the link (`route_localnet`).
+The worker runs in a network namespace that has only one end of a point-to-point link (a TUN device,
+no loopback). This process has both ends and forwards the packets. The scenario's seed determines
+the loss, separately for each direction. Neither `tc netem` nor a packet filter is needed, which
+many kernels lack. The broker advertises 127.0.0.1, so both ends route that address over the link
+(`route_localnet`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""The scenario of a fault test: a deployment, workers, and waves of tasks during which faults are injected.
+"""The scenario of a fault test: a deployment, workers, and waves of tasks during which faults are
+injected.
 
     async with run_scenario(tmp_path, "kill") as scenario:
         await scenario.wave("kill -9 stages", lambda: scenario.kill("stages"))
 
-Half of a wave is submitted before its fault and half during it, alternately over the gateway and the
-topic. A wave ends before the next one starts, so that repeated executions are counted by fault. At the
-end of the block the ledger is compared with PostgreSQL: no task may be lost, doubled or stale.
+Half of a wave is submitted before its fault and half during it, alternately over the gateway and
+the topic. A wave ends before the next one starts, so that repeated executions are counted by fault.
+At the end of the block the ledger is compared with PostgreSQL: no task may be lost, doubled or
+stale.
 
-PENSTOCK_CHAOS_SEED determines the tasks that fail, the victims of a fault and its moment. It does not
-determine races between processes.
+PENSTOCK_CHAOS_SEED determines the tasks that fail, the victims of a fault and its moment. It does
+not determine races between processes.
 """
 
 from __future__ import annotations
@@ -96,8 +98,8 @@ class Scenario:
             fault: name of the fault in the table.
             inject: injects the fault and returns when it is over.
             tasks: number of tasks.
-            when_working: processes of workers that must execute a task of the wave before the fault; more
-                tasks are submitted until they do.
+            when_working: processes of workers that must execute a task of the wave before the
+                fault; more tasks are submitted until they do.
         """
         wave = len(self._waves)
         exits = self.exits()
@@ -141,13 +143,15 @@ class Scenario:
         self.deployment.kill(name, number)
 
     async def restart(self, name: str, number: int) -> None:
-        """Signals a service or server, which its supervisor restarts, and waits until it has ended."""
+        """Signals a service or server, which its supervisor restarts, and waits until it has
+        ended."""
         exits = self.deployment.exits(name)
         self.deployment.kill(name, number)
         await self.wait_until_true(lambda: self.deployment.exits(name) > exits, f"{name} has ended")
 
     def groups(self, victims: Iterable[str], *, at_once: int = 2) -> list[list[str]]:
-        """The victims in random order: one by one in the full form, in groups of `at_once` in the short one."""
+        """The victims in random order: one by one in the full form, in groups of `at_once` in the
+        short one."""
         order = list(victims)
         self.rng.shuffle(order)
         size = 1 if LONG else at_once
@@ -191,7 +195,8 @@ class Scenario:
         return (await wait_until(answer, timeout=TIMEOUT_S, every=0.1, what=statement))[0]
 
     async def wait_until_true(self, condition: Callable[[], Any], what: str) -> None:
-        """Waits for a condition, and adds the state of the deployment to the error after a timeout."""
+        """Waits for a condition, and adds the state of the deployment to the error after a
+        timeout."""
         try:
             await wait_until(condition, timeout=TIMEOUT_S, every=0.05, what=f"seed {SEED}: {what}")
         except TimeoutError as timeout:
@@ -218,7 +223,8 @@ class Scenario:
         return draft
 
     async def _submit(self, wave: int, count: int) -> None:
-        """Returns when every task is acknowledged; retries the others with their idempotency keys."""
+        """Returns when every task is acknowledged; retries the others with their idempotency
+        keys."""
         drafts = [self._draft(wave) for _ in range(count)]
         async with Client(self.deployment.gateway_url, patience_s=TIMEOUT_S) as client:
             await asyncio.gather(client.submit_many(drafts[::2]), self._produce(drafts[1::2]))
@@ -247,7 +253,8 @@ class Scenario:
         await wait_until(sent, timeout=TIMEOUT_S, every=0.2, what="Kafka acknowledges every submission")
 
     async def verify(self) -> None:
-        """Counts effects, executions and events independently, and adds the counts to the report."""
+        """Counts effects, executions and events independently, and adds the counts to the
+        report."""
         connection = await asyncpg.connect(self.deployment.postgres)
         try:
             await ledger.load(connection, self._file, self._acknowledged)

@@ -1,4 +1,5 @@
-"""A primary and its synchronous standby, which is promoted when it lags; then they change places."""
+"""A primary and its synchronous standby, which is promoted when it lags; then they change
+places."""
 
 from __future__ import annotations
 

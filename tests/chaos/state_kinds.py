@@ -1,4 +1,5 @@
-"""The state faults of the chaos scenario, by kind. Each knows what it removes and what must be told."""
+"""The state faults of the chaos scenario, by kind. Each knows what it removes and what must be
+told."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class StateFaults:
             await scenario.send(scenario.wave_number, drafts, over_http=False)
 
     async def _recreate(self) -> None:
-        """`submitted` under a running or a stopped task-sync, and one topic of the others under its readers."""
+        """`submitted` under a running or a stopped task-sync, and one topic of the others under its
+        readers."""
         scenario = self._scenario
         await recreate_topic(scenario.settings, self._rng.choice(DERIVED))
         async with scenario.lock:
@@ -95,7 +97,8 @@ class StateFaults:
         return stored
 
     async def _cut(self) -> None:
-        """Every log of a stopped broker, `submitted` included: at random places, some unread records with it."""
+        """Every log of a stopped broker, `submitted` included: at random places, some unread
+        records with it."""
         scenario = self._scenario
         kafka = scenario.deployment.embedded_kafka
         assert kafka is not None
@@ -173,7 +176,8 @@ class StateFaults:
         await pair.follow()
 
     async def _foreign(self) -> None:
-        """Records of another deployment, and records that break their contracts, at every topic of ours."""
+        """Records of another deployment, and records that break their contracts, at every topic of
+        ours."""
         scenario = self._scenario
         ids = await scenario.fetch_value(
             "SELECT array_agg(id) FROM (SELECT id FROM penstock.task WHERE finished_at IS NOT NULL LIMIT 50) AS t"
@@ -220,8 +224,8 @@ class StateFaults:
         scenario.ends |= dict.fromkeys(keys, "quarantined")
 
     async def _clocks(self) -> None:
-        """The clock of PostgreSQL, two hours ahead while back-offs begin: check finds what is due too late. And
-        the clock of one other process, ahead or behind."""
+        """The clock of PostgreSQL, two hours ahead while back-offs begin: check finds what is due
+        too late. And the clock of one other process, ahead or behind."""
         scenario, clock = self._scenario, self._clock
         assert clock is not None
         other = self._rng.choice([*self._stepped, "java"])

@@ -1,8 +1,9 @@
 """The ledger under state faults: what may be lost is known by name, and nothing else is.
 
-A submission is known by the key in its context, because some have no idempotency key. `ends` says what
-must become of it: `succeeded`, `quarantined` (it kills its worker), `lost` (a fault removed it after it
-was acknowledged: no task may exist), or `uncertain` (it was never acknowledged: a task may exist).
+A submission is known by the key in its context, because some have no idempotency key. `ends` says
+what must become of it: `succeeded`, `quarantined` (it kills its worker), `lost` (a fault removed it
+after it was acknowledged: no task may exist), or `uncertain` (it was never acknowledged: a task may
+exist).
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ async def violations(connection: asyncpg.Connection, gone_back: Collection[int])
 
     Args:
         connection: of the deployment's database.
-        gone_back: waves in which the database went back. A task of them may be at an earlier attempt
-            again, which a record of its own former life may end. Its stages still take effect once.
+        gone_back: waves in which the database went back. A task of them may be at an earlier
+            attempt again, which a record of its own former life may end. Its stages still take
+            effect once.
     """
     found = {
         name: [dict(row) for row in await connection.fetch(statement)]

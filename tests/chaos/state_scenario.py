@@ -1,8 +1,8 @@
 """A scenario whose faults change the state of Kafka and PostgreSQL while tasks and callbacks flow.
 
-Each batch of submissions has a lock. A fault holds it at the moment that decides what may be lost, so
-that the loss is known by name: submissions that ingest has not read when their log is changed, and
-submissions that only the old primary has. Everything else must succeed.
+Each batch of submissions has a lock. A fault holds it at the moment that decides what may be lost,
+so that the loss is known by name: submissions that ingest has not read when their log is changed,
+and submissions that only the old primary has. Everything else must succeed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Move = tuple[int, str, int, int, int]
 
 
 class StateScenario(Scenario):
-    """A scenario with state faults; its `pair` and `callback_targets` must be set before the first wave.
+    """A scenario with state faults; its `pair` and `callback_targets` must be set before the first
+    wave.
 
     Attributes:
         pair: the servers of the database.
@@ -238,8 +239,8 @@ class StateScenario(Scenario):
         return {tp.partition: end for tp, (_, end) in (await self.bounds(SUBMITTED)).items()}
 
     async def lose_log(self, begins: dict[int, int], ends: dict[int, int]) -> None:
-        """Notes that the records of `submitted` before `begins` and from `ends` on are gone while task-sync
-        is stopped: a submission that ingest has not read is lost."""
+        """Notes that the records of `submitted` before `begins` and from `ends` on are gone while
+        task-sync is stopped: a submission that ingest has not read is lost."""
         ingested = await self.ingested()
         for (partition, offset), key in list(self._log.items()):
             if begins.get(partition, 0) <= offset < ends.get(partition, 0):
@@ -300,7 +301,8 @@ class StateScenario(Scenario):
     # Verification
 
     async def verify(self) -> None:
-        """Compares the ledger with PostgreSQL, the callbacks with their targets, and what was told with what was done."""
+        """Compares the ledger with PostgreSQL, the callbacks with their targets, and what was told
+        with what was done."""
         await self._verify_told()
         await self._verify_callbacks()
         connection = await asyncpg.connect(self.deployment.postgres)

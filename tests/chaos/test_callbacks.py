@@ -1,8 +1,10 @@
-"""Callbacks during faults: the callbacks service is killed, paused and restarted during calls, and so are its servers.
-The targets are a separate process without faults, which counts received callbacks.
+"""Callbacks during faults: the callbacks service is killed, paused and restarted during calls, and
+so are its servers. The targets are a separate process without faults, which counts received
+callbacks.
 
-A callback may arrive twice only if a fault occurred between its call and the commit of its outcome. The test reads these
-callbacks from PostgreSQL, from the fault until callbacks are settled again and whenever the service ends by itself.
+A callback may arrive twice only if a fault occurred between its call and the commit of its outcome.
+The test reads these callbacks from PostgreSQL, from the fault until callbacks are settled again and
+whenever the service ends by itself.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class InFlight:
         return self._targets.in_flight.get("well", 0) >= PATHS // 4
 
     async def inject(self, fault: Callable[[], Any]) -> None:
-        """Injects a fault during calls; returns when callbacks are settled again, or none is left."""
+        """Injects a fault during calls; returns when callbacks are settled again, or none is
+        left."""
         await self._scenario.wait_until_true(self.calls_in_flight, "calls are in flight")
         self._injecting = True
         self._in_flight.append(set())
@@ -96,7 +99,8 @@ class InFlight:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Reads the callbacks in flight whenever the service ends; its restart takes longer than that."""
+        """Reads the callbacks in flight whenever the service ends; its restart takes longer than
+        that."""
         watching = asyncio.create_task(self._watch())
         try:
             yield
@@ -144,8 +148,8 @@ def faults(scenario: Scenario) -> list[tuple[str, Callable[[], Any]]]:
 
 @pytest.mark.long
 async def test_every_callback_is_received(tmp_path):
-    """C1, C2, O2b, design's guarantee 5: each callback is received at least once, and more often only if a
-    fault interrupted its call. The check is clean."""
+    """C1, C2, O2b, design's guarantee 5: each callback is received at least once, and more often
+    only if a fault interrupted its call. The check is clean."""
     async with (
         targets_process(tmp_path) as targets,
         run_scenario(tmp_path, "callbacks", environment=SETTINGS) as scenario,

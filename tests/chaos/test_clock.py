@@ -1,4 +1,5 @@
-"""Wall clocks of single processes that jump by two hours, forwards and backwards, and that drift."""
+"""Wall clocks of single processes that jump by two hours, forwards and backwards, and that
+drift."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ Inject = Callable[[], Awaitable[None]]
 @pytest.mark.long
 @pytest.mark.skipif(clocks.missing() is not None, reason=str(clocks.missing()))
 async def test_clocks_that_step_by_two_hours_or_drift(tmp_path, monkeypatch):
-    """W4, design's guarantees 2, 3 and 6: a clock that jumps by two hours, or drifts, loses and doubles no
-    task and delays no retry by hours. It ends no live attempt; the clock of a process of ours ends no process."""
+    """W4, design's guarantees 2, 3 and 6: a clock that jumps by two hours, or drifts, loses and
+    doubles no task and delays no retry by hours. It ends no live attempt; the clock of a process of
+    ours ends no process."""
     clock = clocks.Clocks(tmp_path / "clocks", EACH)
     # The servers inherit this environment; services get their clocks by a prefix of their commands.
     for name, value in clock.environment.items():
@@ -67,7 +69,8 @@ async def step(clock: clocks.Clocks, names: tuple[str, ...], seconds: int) -> No
 
 
 async def step_back(clock: clocks.Clocks, names: tuple[str, ...], seconds: int) -> None:
-    """Sets clocks back, and corrects them before the end of the wave: tasks with a delay are due only then."""
+    """Sets clocks back, and corrects them before the end of the wave: tasks with a delay are due
+    only then."""
     await step(clock, names, -seconds)
     await asyncio.sleep(WRONG_S)
     await step(clock, names, 0)

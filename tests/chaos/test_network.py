@@ -21,8 +21,8 @@ FAULTS = {
 @pytest.mark.long
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 async def test_a_worker_with_a_failing_link_loses_no_task(tmp_path):
-    """W4, design's guarantees 2, 3 and 6: tasks of a worker whose link fails run on other workers. Its
-    late reports change nothing."""
+    """W4, design's guarantees 2, 3 and 6: tasks of a worker whose link fails run on other workers.
+    Its late reports change nothing."""
     with link(random.Random(f"{SEED}/link")) as worker_link:
         async with run_scenario(tmp_path, "link", workers=1) as scenario:
             linked_worker = scenario.workers.start(prefix=worker_link.prefix)

@@ -12,7 +12,8 @@ CLEAN_STOP = {"kafka": signal.SIGTERM, "postgres": signal.SIGINT}
 
 @pytest.mark.long
 async def test_a_restarted_broker_loses_no_task(tmp_path):
-    """O1, design's guarantees 2, 3 and 6: after a restart of the broker, acknowledged tasks are done once."""
+    """O1, design's guarantees 2, 3 and 6: after a restart of the broker, acknowledged tasks are
+    done once."""
     async with run_scenario(tmp_path, "broker") as scenario:
         await restart_each_way(scenario, "kafka")
 

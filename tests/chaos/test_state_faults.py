@@ -1,5 +1,5 @@
-"""State faults in random sequences: topics recreated, tails cut, offsets expired, records deleted, foreign records, a
-lagging standby promoted, clocks that jump, and tasks that kill their worker."""
+"""State faults in random sequences: topics recreated, tails cut, offsets expired, records deleted,
+foreign records, a lagging standby promoted, clocks that jump, and tasks that kill their worker."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ STATUSES = {1, 5, -9}
 
 @pytest.mark.long
 async def test_state_faults_in_random_order_lose_double_and_forge_nothing(tmp_path, monkeypatch):
-    """O1, O2b, O10, S11, W4, W8, C1: over random sequences of state faults each acknowledged task succeeds, takes
-    effect once and with its own result. What a fault removed before the platform could know is exactly what the
-    ledger names: submissions that Kafka acknowledged and ingest had not read, and those that only the lost primary
-    had. The check names moved positions and deleted records; after `penstock check --repair` the check is clean."""
+    """O1, O2b, O10, S11, W4, W8, C1: over random sequences of state faults each acknowledged task
+    succeeds, takes effect once and with its own result. What a fault removed before the platform
+    could know is exactly what the ledger names: submissions that Kafka acknowledged and ingest had
+    not read, and those that only the lost primary had. The check names moved positions and deleted
+    records; after `penstock check --repair` the check is clean."""
     clock, services = None, SERVICES
     stepped = [*SERVICES, "worker"]
     if clocks.missing() is None:

@@ -33,7 +33,8 @@ class Workers:
     def start(
         self, *, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Starts a worker; `prefix` is a command that replaces itself by it (`env`, `ip netns exec`)."""
+        """Starts a worker; `prefix` is a command that replaces itself by it (`env`, `ip netns
+        exec`)."""
         started = subprocess.Popen(
             [*prefix, *self._command],
             env={**self._environment, **(environment or {})},
@@ -50,7 +51,8 @@ class Workers:
         victim.wait()
 
     def leave(self, leaver: subprocess.Popen[bytes]) -> None:
-        """Stops a worker without waiting for its end; kills one that does not handle SIGTERM yet."""
+        """Stops a worker without waiting for its end; kills one that does not handle SIGTERM
+        yet."""
         if not _handles_sigterm(leaver):
             self.kill(leaver)
             return

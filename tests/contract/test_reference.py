@@ -93,7 +93,9 @@ def deprecated_table() -> str:
 
 
 def status_table() -> str:
-    rows = re.findall(r"^    (\d+) +(.+)$", penstock.cli.__doc__ or "", flags=re.MULTILINE)
+    # The text of a status may go on in lines that are indented further.
+    found = re.findall(r"^    (\d+) +(.+(?:\n {9}.+)*)$", penstock.cli.__doc__ or "", flags=re.MULTILINE)
+    rows = [(status, " ".join(text.split())) for status, text in found]
     return "\n".join(f"| {status} | {text} |" for status, text in rows)
 
 

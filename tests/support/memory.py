@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 
 def growth_bytes(work: Callable[[int], object], *, times: int = 20_000) -> int:
-    """Calls `work` with 0, 1, 2 and so on; returns the bytes that the last nine tenths left behind."""
+    """Calls `work` with 0, 1, 2 and so on; returns the bytes that the last nine tenths left
+    behind."""
     tracemalloc.start()
     try:
         for number in range(times // 10):

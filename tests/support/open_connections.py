@@ -1,6 +1,7 @@
 """Fails the test that leaves a connection open.
 
-Without this plugin the interpreter reports the connection when it collects it: in a later test, and without its origin.
+Without this plugin the interpreter reports the connection when it collects it: in a later test, and
+without its origin.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class OpenConnections:
         config.add_cleanup(lambda: setattr(loops, "close", close))
 
     def pytest_collection_finish(self) -> None:
-        """Excludes what the tests import from each later collection: a collection then takes milliseconds."""
+        """Excludes what the tests import from each later collection: a collection then takes
+        milliseconds."""
         gc.collect()
         gc.freeze()
 
@@ -73,7 +75,8 @@ class OpenConnections:
         return result
 
     def take_leaked(self) -> list[str]:
-        """The origins of connections that their owner left open, of loops that are closed; each once."""
+        """The origins of connections that their owner left open, of loops that are closed; each
+        once."""
         self._close_connections()
         leaked, self._leaked = self._leaked, []
         return leaked
@@ -94,8 +97,8 @@ class OpenConnections:
 def _awaits_peer(transport: Any) -> bool:
     """Whether its owner has closed a TLS connection whose peer has not confirmed that yet.
 
-    asyncio keeps the socket open for that, up to 30 s, and `asyncio.run` does not wait for it. aiokafka does not wait
-    either for connections that it needs only once.
+    asyncio keeps the socket open for that, up to 30 s, and `asyncio.run` does not wait for it.
+    aiokafka does not wait either for connections that it needs only once.
     """
     protocol = transport._protocol
     return isinstance(protocol, sslproto.SSLProtocol) and (

@@ -136,7 +136,7 @@ def of_package(name: str) -> set[str]:
     return reached(*sorted((ROOT / name).glob("*.py")))
 
 
-# Tries each right on each table of a statement, and keeps those without which PostgreSQL refuses it.
+# Tries each right on each table of a statement; keeps those without which PostgreSQL refuses it.
 PROBE = """
 CREATE FUNCTION pg_temp.needs(statement text, things text[]) RETURNS TABLE (thing text, privilege text) LANGUAGE plpgsql AS $$
 DECLARE

@@ -50,8 +50,8 @@ async def delete_records(settings: Kafka, topic: str, before: Mapping[int, int])
 async def commit_offsets(
     settings: Kafka, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> None:
-    """Commits offsets for a group without members: Kafka keeps those of a topic that was deleted for a
-    while, and members commit them after that, too."""
+    """Commits offsets for a group without members: Kafka keeps those of a topic that was deleted
+    for a while, and members commit them after that, too."""
     consumer = make_consumer(settings, group)
     consumer.assign(list(offsets))
     async with running(consumer):
@@ -72,7 +72,8 @@ async def expire_group_offsets(settings: Kafka, group: str) -> None:
 
 
 def cut_tail(data: Path, partition: TopicPartition, end: int) -> int:
-    """Cuts the log of a partition of a stopped broker at an offset; returns how many batches it cut.
+    """Cuts the log of a partition of a stopped broker at an offset; returns how many batches it
+    cut.
 
     Args:
         data: the folder of the broker's logs.

@@ -1,6 +1,8 @@
-"""Shows where a test is stuck, and then ends its process: xdist fails that test and goes on in another one.
+"""Shows where a test is stuck, and then ends its process: xdist fails that test and goes on in
+another one.
 
-Conditions have deadlines (`wait_until`); a service that does not stop has none, and its run would hang without a word.
+Conditions have deadlines (`wait_until`); a service that does not stop has none, and its run would
+hang without a word.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def test_without_a_deployment_the_defaults_apply() -> None:
 
 
 def test_a_stopped_deployment_is_an_error(unused_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """O1: another deployment may listen at the default addresses. Worker, client and every verb refuse
-    and name the directory. They accept given servers or a given gateway."""
+    """O1: another deployment may listen at the default addresses. Worker, client and every verb
+    refuse and name the directory. They accept given servers or a given gateway."""
     deployed(Path(".penstock"), unused_address).close()
     stopped = rf"the deployment in {Path('.penstock').absolute()} is stopped: start it with `penstock up`"
     with pytest.raises(SettingsError, match=stopped):
@@ -203,7 +203,8 @@ def test_the_gateway_of_a_data_directory_is_asked(
 
 
 def test_a_directory_with_other_files_is_no_data_directory(tmp_path: Path) -> None:
-    """O8: `up --data-dir` refuses a folder of other files and leaves it as it is; --fresh would delete in it."""
+    """O8: `up --data-dir` refuses a folder of other files and leaves it as it is; --fresh would
+    delete in it."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("mine")
     outcome = CliRunner().invoke(cli, ["up", "--fresh", "--yes", "--data-dir", str(tmp_path / "docs")])

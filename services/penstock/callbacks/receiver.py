@@ -1,8 +1,8 @@
 """Decodes records of callbacks, and keeps the callbacks whose target is not in memory yet.
 
 Guarantees: a callback that breaks its contract is rejected alone. A record is received only while
-this process owns its partition. A record may carry several callbacks; it is acknowledged when all of
-them are settled.
+this process owns its partition. A record may carry several callbacks; it is acknowledged when all
+of them are settled.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ the records of due callbacks: drained ones, retries, and those whose record was 
 Every replica runs a requeuer, and an advisory lock of its session makes one of them active. Every
 statement uses that session, so a replica that loses the lock fails. Publishing a record twice is
 harmless, because each attempt is claimed once; a missing record would lose a callback. When in
-doubt, the requeuer publishes. A callback whose record Kafka refuses is dead, because no attempt of it
-can follow; it can be replayed like any other.
+doubt, the requeuer publishes. A callback whose record Kafka refuses is dead, because no attempt of
+it can follow; it can be replayed like any other.
 
 It sleeps until the next callback is due, and a notification wakes it for an earlier one. The active
 requeuer also runs the `TargetCleaner`.

@@ -169,7 +169,7 @@ class TargetCache:
             del self._addresses[target_id.url]
 
     def drop_changed(self, target_id: TargetId) -> None:
-        """Removes a target that an operator or another process has changed; `put` keeps its attempts."""
+        """Removes a target that another process has changed; `put` keeps its attempts."""
         if (target := self._targets.get(target_id)) is not None:
             self._changed[target_id] = target
             self.drop(target_id)

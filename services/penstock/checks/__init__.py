@@ -2,8 +2,8 @@
 
 Every unfinished task must have one of these: a lease over a partition that a heartbeat processor
 reads, a record on a ready topic, an unread claim or result, a timer, or something it waits for.
-Every event must be published, or be due to be published. Every callback must be scheduled, published, held, delivered or
-dead.
+Every event must be published, or be due to be published. Every callback must be scheduled,
+published, held, delivered or dead.
 
 The check cannot see leases: they are in the memory of the heartbeat processors. A running attempt
 without a lease gets one from the heartbeat processor's own search (PENSTOCK_RECOUNT_S).

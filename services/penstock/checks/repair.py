@@ -2,16 +2,16 @@
 
 | offender | repair |
 | --- | --- |
-| overdue, recordless | ready again if it is still in the same attempt; the type's owner is notified and releases it |
+| overdue, recordless | ready again if still in the same attempt; its type's owner releases it |
 | unreleased | the type's owner is notified once more |
-| unwatched | its lease expires: by the same decision and the same fenced statement, with the same events |
+| unwatched | its lease expires: the same decision, fenced statement and events |
 | unsent | under its type's lock the release is deleted, and its tasks are ready again |
 | unpublished | published, as the sweeper does; the events' ids make a repetition harmless |
 | refused | published once more; what Kafka refuses again stays |
 | undelivered | its record is published again, as the requeuer does |
 | held | due again |
 | ahead | delays start anew, by the clock of now; a `run_at` stays |
-| misplaced | the position is moved to where its reader would start, if the reader's group has no members |
+| misplaced | the position moves to where its reader would start, if the group has no members |
 | lost | noted: the records are gone, and later checks do not report them |
 | miscounted | counted anew, without a pause of the platform |
 | unstamped | the broker stamps the topic's records from now on, as `penstock topics` sets it |

@@ -1,7 +1,7 @@
 """Finds topics whose records their writers stamp, as in older releases.
 
-Kafka refuses a record that a writer stamps more than an hour ahead, and deletes by stamps: the clock
-of one process decides about acceptance and retention.
+Kafka refuses a record that a writer stamps more than an hour ahead, and deletes by stamps: the
+clock of one process decides about acceptance and retention.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Unstamped:
         return [Found(first, len(self._found))] if self._found else []
 
     async def stamp(self) -> int:
-        """Lets the broker stamp the records of the topics that the last search found; returns how many.
+        """Lets the broker stamp the records of the topics last found; returns how many.
 
         Raises:
             KafkaUnavailable: some may not be changed.

@@ -6,11 +6,11 @@ errors go to standard error. The exit statuses are:
     0    done
     1    done, with a bad outcome: a watched task did not succeed, or a service failed
     2    the command line is wrong
-    3    refused: the input is invalid, the state does not allow it, or the API key does not allow it
+    3    refused: the input is invalid, or the state or the API key does not allow it
     4    not found
     5    the gateway, Kafka or PostgreSQL cannot be reached
-    6    cannot start: a setting is wrong, Kafka refuses this user, a port or directory is in use, or
-         a package is missing
+    6    cannot start: a setting is wrong, Kafka refuses this user, a port or directory is in use,
+         or a package is missing
     7    a task or callback is in limbo: `penstock check` found it, or --repair could not repair it
     8    the topics differ from their declaration: `penstock topics plan` found it, or `apply` could
          not change them

@@ -151,7 +151,7 @@ topics.topics.add_command(rejected.replay_rejected)
 
 
 def _summarize(group: click.Group) -> None:
-    """Gives each verb a summary for lists: the beginning of its help text, up to a stop or semicolon.
+    """Gives each verb a summary: the beginning of its help text, up to a stop or semicolon.
 
     Click would cut the first sentence anywhere.
     """

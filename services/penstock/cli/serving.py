@@ -144,7 +144,7 @@ def run(ctx: click.Context, service: str) -> None:
 @json_option
 @click.pass_context
 def check(ctx: click.Context, /, *, repair: bool, show: int, json_: bool, **options: Any) -> None:
-    """Proves that no task or callback is in limbo; the status is 7 if one is in limbo at the end."""
+    """Proves that no task or callback is in limbo; the status is 7 if one stays in limbo."""
     with extra("services", "the check"):
         from penstock.checks.app import check as run_check  # noqa: PLC0415 (optional packages)
     with DeploymentSettings(Platform, options).explaining_errors("kafka", "postgres") as settings:

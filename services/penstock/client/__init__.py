@@ -13,8 +13,8 @@ Guarantees
 
 When the gateway is unavailable, the client repeats safe requests for `patience_s` seconds: reading,
 cancelling, registering, and submitting with an idempotency key. Other requests raise
-`GatewayUnavailable` at once. The client repeats every request that was answered with 429, after the delay that the gateway
-requests and within the same time.
+`GatewayUnavailable` at once. The client repeats every request that was answered with 429, after the
+delay that the gateway requests and within the same time.
 
 The client needs neither Kafka nor PostgreSQL, nor their packages.
 """

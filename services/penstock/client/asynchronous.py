@@ -65,8 +65,8 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
 
     Raises:
         SettingsError: the API key is empty, its file cannot be read, the address is no http:// or
-            https:// URL, no deployment runs in PENSTOCK_DATA_DIR, or the deployment in `.penstock` is
-            stopped.
+            https:// URL, no deployment runs in PENSTOCK_DATA_DIR, or the deployment in `.penstock`
+            is stopped.
 
     Every method can raise these errors:
         Unauthenticated: the API key is not valid.

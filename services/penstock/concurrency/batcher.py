@@ -13,8 +13,8 @@ T = TypeVar("T")
 class Batcher(Generic[T]):
     """Collects items and writes them in batches, in the order in which they were added.
 
-    `add` starts a writer, which ends when nothing is left. The batcher stops when `write` raises, when
-    `run` is cancelled, and by `stop`: then nothing more is written.
+    `add` starts a writer, which ends when nothing is left. The batcher stops when `write` raises,
+    when `run` is cancelled, and by `stop`: then nothing more is written.
 
     Args:
         write: writes a batch.
@@ -72,7 +72,7 @@ class Batcher(Generic[T]):
             self._writers.add(writer)
 
     async def run(self) -> None:
-        """Waits until cancelled, then stops. A batcher whose `write` raises nothing works without it.
+        """Waits until cancelled, then stops; not needed if `write` raises nothing.
 
         Raises:
             Exception: raised by `write`.

@@ -53,8 +53,8 @@ async def retry_until_available(
         backoff: how delays grow.
         retry_on: errors after which `work` is called again; any other leaves at once.
         within_s: seconds after which the error leaves; None is never.
-        restarts_after_s: seconds after which an attempt counts as a success that ended: delays start
-            anew. None for work that is short.
+        restarts_after_s: seconds after which an attempt counts as a success that ended: delays
+            start anew. None for work that is short.
         chance: random numbers from 0 to 1, for jitter.
 
     Raises:

@@ -41,7 +41,7 @@ class Binding:
 
 
 def bound_to(bindings: Iterable[Binding]) -> str | None:
-    """The database that a prefix belongs to: that of the first binding, or of the last that replaces.
+    """The database of a prefix: that of the first binding, or of the last that replaces.
 
     All readers agree, also when two deployments write at the same time.
     """

@@ -108,7 +108,7 @@ class Callback:
         return options
 
     def encode(self) -> bytes:
-        """An entry of a record, or the value of a record with one callback; the body becomes text."""
+        """An entry of a record, or a record with one callback; the body becomes text."""
         record: dict[str, Any] = {
             "id": self.id,
             "target": self.target.url,

@@ -41,7 +41,7 @@ Fault = tuple[Invalid, bytes]
 
 
 def decode_heartbeat(data: bytes) -> tuple[Heartbeat, list[Fault]]:
-    """Reads a record of the heartbeats topic: the heartbeat, and its malformed attempts with faults.
+    """Reads a record of the heartbeats topic: the heartbeat, and its malformed attempts.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read, or breaks `heartbeat.schema.json`.

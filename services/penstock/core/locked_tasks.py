@@ -25,7 +25,7 @@ class LockedTasks:
         self._retry_at_s = float("inf")
 
     def excluded(self, now_s: float) -> Collection[int]:
-        """The tasks to leave out of the next release; none when they are due for another attempt."""
+        """The tasks to leave out of the next release; none when another attempt is due."""
         if now_s >= self._retry_at_s:
             self._ids, self._retry_at_s = set(), float("inf")
         return self._ids

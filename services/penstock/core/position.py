@@ -86,8 +86,8 @@ class LogState:
         topic_id: of its topic.
         epoch_end: where the position's epoch ends here; None if this log never had that epoch.
             Without an epoch in the position it says nothing.
-        epoch_begin: where the position's epoch begins here, which is the end of the epoch before it;
-            or the newest one if this log never had it or the position has none.
+        epoch_begin: where the position's epoch begins here, which is the end of the epoch before
+            it; or the newest one if this log never had it or the position has none.
         same_record: whether the record before the position has its checksum; None if that was not
             compared.
     """

@@ -7,8 +7,8 @@ nothing, so records on its partitions wait, even while another worker is idle. S
 - A reader has taken nothing for `STUCK_S` while it had records, and another reader has none, or
   takes records at least `SLOWER` times as often: it is stuck. Where all are equally slow, no reader
   is stuck, and nothing is withdrawn.
-- A record is late on the partition of a reader that takes others: it goes to a reader that has room,
-  unless tasks wait for their release, which such a reader gets first.
+- A record is late on the partition of a reader that takes others: it goes to a reader that has
+  room, unless tasks wait for their release, which such a reader gets first.
 - A reader without records is full or idle; no offset tells which. A mark, a record without a task,
   tells: an idle worker takes it at once. A reader gets one mark, and no other until it takes that.
 - A reader whose records were withdrawn gets a mark, too. It gets no tasks until it takes the mark.
@@ -85,7 +85,7 @@ class ReadyPartitions:
 
     @property
     def lag(self) -> int:
-        """Records of tasks that no worker has taken. A mark waits for a worker and delays no task."""
+        """Records of tasks that no worker has taken; a mark delays no task and is left out."""
         return sum(max(0, each.tasks) for each in self._partitions.values())
 
     def __getitem__(self, number: int) -> Partition:
@@ -298,7 +298,7 @@ class ReadyPartitions:
 
 
 def _weights(readers: Sequence[Reader]) -> list[float]:
-    """How many records each reader takes beside the others, in steps of a factor: rates are noisy."""
+    """How many records each reader takes beside the others, in coarse steps: rates are noisy."""
     known = [reader.rate for reader in readers if reader.rate]
     if not known:
         return [1.0] * len(readers)

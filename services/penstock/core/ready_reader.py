@@ -22,7 +22,7 @@ KEEP_RATE_S = 10.0
 
 @dataclass(slots=True)
 class Partition:
-    """One partition. Offsets are those of Kafka; moments are seconds on any clock that does not step.
+    """One partition. Offsets are Kafka's; moments are seconds on a clock that does not step.
 
     Attributes:
         end: offset behind its newest record.

@@ -78,9 +78,9 @@ def charged(held: Collection[Held[K]], *, suspects_charged: bool = False) -> set
 class SuspectGate(Generic[K]):
     """Decides when suspects begin in one process, and when other attempts must wait.
 
-    One suspect has its turn at a time. Each suspect that outlives its turn lets one more have a turn
-    beside the next, so that their number doubles while all run for long. It is one again after a
-    suspect has ended within its turn.
+    One suspect has its turn at a time. Each suspect that outlives its turn lets one more have a
+    turn beside the next, so that their number doubles while all run for long. It is one again after
+    a suspect has ended within its turn.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
 """The states of a task and its transitions, in one table.
 
     scheduled ─due▶ ready ─released▶ queued ─claimed▶ running ─┬▶ ready        next stage, attempt 0
-                      ▲                                        ├▶ waiting      children, event, timer
-                      ├── attempt + 1, after back-off ◀────────┤  expired · failed with attempts left
+                      ▲                                        ├▶ waiting    children, event, timer
+                      ├── attempt + 1, after back-off ◀────────┤  expired · failed, attempts left
                       │                                        ├▶ succeeded
     paused · cancelled · quarantined                           └▶ failed ─recovered▶ ready
 
-    scheduled · ready · queued ─paused▶ paused ─resumed▶ ready · scheduled, by the delay that is left
+    scheduled · ready · queued ─paused▶ paused ─resumed▶ ready · scheduled, by the delay left
                        running ─paused▶ running, and paused at the end of its stage
 
 A result may find its task still `queued`, because a short claim is never written to PostgreSQL (see

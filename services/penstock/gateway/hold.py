@@ -61,7 +61,7 @@ DEFAULT_LEASE_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class BeatEntry:
-    """A heartbeat in a request: its index, its attempt, the terms of the claim, whether it has begun."""
+    """A heartbeat in a request: its index, attempt, terms of the claim, whether it has begun."""
 
     index: int
     attempt_id: AttemptId
@@ -340,7 +340,7 @@ async def _write_response(request: web.Request, response: web.Response) -> bool:
 def _parse_entries(
     entries: Sequence[Any],
 ) -> tuple[list[BeatEntry], dict[int, StageResult], list[dict[str, Any]]]:
-    """Heartbeats, results by their index, and the `rejected` of the response: the faults of invalid entries."""
+    """Heartbeats, results by their index, and the faults of invalid entries (`rejected`)."""
     beats: list[BeatEntry] = []
     results: dict[int, StageResult] = {}
     rejected: list[dict[str, Any]] = []

@@ -214,7 +214,8 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
     async def _fetch_again(self, consumer: AIOKafkaConsumer) -> None:
         """Drops records that were fetched and that no worker has received.
 
-        Task-sync may have withdrawn their tasks meanwhile, and the fence would refuse their results.
+        Task-sync may have withdrawn their tasks meanwhile, and the fence would refuse their
+        results.
         """
         async with self._round:
             starts: dict[TopicPartition, int] = {}

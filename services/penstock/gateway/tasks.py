@@ -228,7 +228,7 @@ class TaskRoutes:
         return respond({"tasks": [views.summary(dict(row)) for row in page], "next": next_cursor})
 
     async def states(self, request: web.Request) -> web.Response:
-        """POST /tasks/states: the number of tasks in each state, of the given ids; the unknown ids."""
+        """POST /tasks/states: how many of the given ids are in each state; the unknown ids."""
         ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
         visible = await visible_ids(request, self._pool, ids)
         states = await tasks.states_of(self._pool, visible)

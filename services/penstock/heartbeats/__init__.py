@@ -22,7 +22,8 @@ Guarantees
   the deadline. So no lag of that service ends an attempt that has finished.
 
 When in doubt, it waits. While the stage processor is away or lags, no lease expires, however long
-that takes: `penstock_lease_overdue_seconds` grows, and an alert fires. A restored lease starts its whole timeout anew. A stall of this process
-extends all leases. When many leases would expire at once, it first verifies that all heartbeats are
-read. A late expiry delays one task; a false one runs it twice.
+that takes: `penstock_lease_overdue_seconds` grows, and an alert fires. A restored lease starts its
+whole timeout anew. A stall of this process extends all leases. When many leases would expire at
+once, it first verifies that all heartbeats are read. A late expiry delays one task; a false one
+runs it twice.
 """

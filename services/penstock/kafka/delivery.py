@@ -91,7 +91,7 @@ class Delivery:
         return {"topic": self.topic, "partition": self.partition, "offset": self.offset}
 
     def settle(self) -> None:
-        """Acknowledges it once its effects are durable; records may be settled in any order, and twice."""
+        """Acknowledges it once its effects are durable; in any order of records, and also twice."""
         self._settle(self)
 
     async def reject_parts(self, faults: Sequence[tuple[Invalid, bytes]]) -> None:

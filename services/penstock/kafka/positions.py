@@ -182,7 +182,7 @@ async def _epoch_begins(
 async def _same_record(
     consumer: AIOKafkaConsumer, tp: TopicPartition, position: Position, state: LogState
 ) -> bool:
-    """Whether the record before the position is the one that was read; True if that is not known."""
+    """Whether the record before the position is the one that was read; True if unknown."""
     if position.checksum is None or not state.begin < position.offset <= state.end:
         return True
     consumer.assign([tp])

@@ -1,12 +1,12 @@
 """Lets an idempotent producer go on after a batch that failed.
 
 The broker expects the records of a producer's epoch in sequence, on each partition. aiokafka counts
-a batch before it sends it and never takes the count back. After a failed batch, every later batch of
-the partition would get OUT_OF_ORDER_SEQUENCE_NUMBER. The Java client begins a new epoch, in which
-sequences begin at 0 (KIP-360), and so does this module.
+a batch before it sends it and never takes the count back. After a failed batch, every later batch
+of the partition would get OUT_OF_ORDER_SEQUENCE_NUMBER. The Java client begins a new epoch, in
+which sequences begin at 0 (KIP-360), and so does this module.
 
-A batch that is sent again belongs to its old epoch. aiokafka has one batch of a partition in flight,
-so no batch of the new epoch overtakes it.
+A batch that is sent again belongs to its old epoch. aiokafka has one batch of a partition in
+flight, so no batch of the new epoch overtakes it.
 """
 
 from __future__ import annotations

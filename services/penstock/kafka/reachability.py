@@ -1,9 +1,9 @@
 """Reports that a process has lost Kafka, which its consumers hide.
 
 The client library retries a lost connection in silence, and `getmany` returns nothing meanwhile: an
-idle process would look healthy. Each consumer requests metadata every few seconds. When its requests
-have had no answer for `UNREACHABLE_S`, one warning is logged, and one entry when a broker answers
-again. All consumers of a process share both.
+idle process would look healthy. Each consumer requests metadata every few seconds. When its
+requests have had no answer for `UNREACHABLE_S`, one warning is logged, and one entry when a broker
+answers again. All consumers of a process share both.
 """
 
 from __future__ import annotations

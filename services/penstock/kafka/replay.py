@@ -22,7 +22,7 @@ from penstock.settings import Kafka
 
 
 async def rejected_of_types(settings: Kafka, types: Collection[str]) -> list[tuple[bytes | None, bytes]]:
-    """Submissions that were rejected because their type was unknown, as (key, value) to submit again.
+    """Submissions rejected because their type was unknown, as (key, value) to submit again.
 
     Args:
         settings: where, and the prefix.

@@ -106,7 +106,7 @@ async def _send_alone(
 
 
 async def refusals(sent: Sequence[SentBatch], *, retry_lost: bool = True) -> dict[int, str]:
-    """Waits until Kafka has the records; returns its reasons for those that it refuses, by position.
+    """Waits until Kafka has the records; returns its reasons for refusals, by position.
 
     Args:
         sent: by `send_in_batches`.

@@ -208,7 +208,7 @@ async def promote(pool: Pool, grace_s: float) -> int:
 
 
 async def mend_ahead(pool: Pool, grace_s: float) -> int:
-    """Mends times of a database clock that was ahead by more than `grace_s`; returns of how many rows.
+    """Mends times of a clock that was ahead by more than `grace_s`; returns how many rows.
 
     Raises:
         PostgresUnavailable: some rows may be mended, others not.

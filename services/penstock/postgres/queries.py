@@ -1,4 +1,4 @@
-"""Named queries: `schemas/postgres/queries/<file>.sql` has each query after a line `-- name: <name>`.
+"""Named queries: a file of `schemas/postgres/queries` has each after a line `-- name: <name>`.
 
 `{{history_columns}}` in a query stands for that list of `penstock.postgres.columns`, and
 `{{t.history_columns}}` for the same list with `t.` before each column.

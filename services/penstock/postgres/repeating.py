@@ -1,8 +1,8 @@
 """Statements and transactions that a deadlock or a serialization failure ended are repeated.
 
-All statements lock the rows of a table in the order of their keys, or skip locked rows, so a deadlock
-with another service should not occur. One with an operator's transaction still may. It had no
-effect, and must not end a service.
+All statements lock the rows of a table in the order of their keys, or skip locked rows, so a
+deadlock with another service should not occur. One with an operator's transaction still may. It had
+no effect, and must not end a service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 async def repeated(work: Callable[[], Awaitable[R]]) -> R:
-    """Calls `work`, one statement or transaction, again after a deadlock or a serialization failure.
+    """Calls `work`, a statement or transaction, again after a deadlock or serialization failure.
 
     Raises:
         asyncpg.TransactionRollbackError: all attempts failed.
@@ -48,7 +48,7 @@ async def repeated(work: Callable[[], Awaitable[R]]) -> R:
 
 
 class RepeatingConnection(asyncpg.Connection):
-    """A connection that repeats single statements; within a transaction the caller repeats it all."""
+    """A connection that repeats single statements; the caller repeats whole transactions."""
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 (the driver's signature)
         """As the driver's method."""

@@ -199,7 +199,8 @@ class Committer:
     ) -> list[Fence]:
         """Commits results and enqueues their events; returns the stale fences.
 
-        Results of tasks that another transaction locks are neither committed nor stale. A result with a value that PostgreSQL cannot store fails alone, permanently.
+        Results of tasks that another transaction locks are neither committed nor stale. A result
+        with a value that PostgreSQL cannot store fails alone, permanently.
         """
         if not results:
             return []

@@ -1,4 +1,4 @@
-"""Writes submissions that cannot become tasks to the topic `submitted.rejected`, with the reason."""
+"""Writes submissions that cannot become tasks to `submitted.rejected`, with the reason."""
 
 from __future__ import annotations
 

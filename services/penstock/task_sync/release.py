@@ -380,7 +380,7 @@ class ReleaseLoop:
         return poll_at_s
 
     async def _poll(self) -> float:
-        """Polls what is due, and withdraws what waits behind busy workers; returns when to poll again."""
+        """Polls what is due, and withdraws what waits behind busy workers; returns when next."""
         now_s = asyncio.get_running_loop().time()
         topics = self._topics.values()
         full = [topic for topic in topics if topic.needs_poll(now_s)]

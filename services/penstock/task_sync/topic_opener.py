@@ -2,8 +2,8 @@
 
 A broker takes about a tenth of a second for each topic that it creates. The types that are owned
 already are released meanwhile, and a type of one namespace does not wait for all topics of another:
-topics are created a few at a time. A topic that Kafka does not create is tried again and delays only
-its own type.
+topics are created a few at a time. A topic that Kafka does not create is tried again and delays
+only its own type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Contexts in the object store, as handlers receive and return them.
 
 An outage of the store is not a failure of an attempt. An attempt that cannot read its context is
-handed back before its handler runs, and its place is free for others. The outcome of a handler waits
-until its context is stored, because the handler would do its work again.
+handed back before its handler runs, and its place is free for others. The outcome of a handler
+waits until its context is stored, because the handler would do its work again.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class GatewayClient:
         return response.status, data, retry_after_s, arrived_s
 
     async def _on_failure(self, session: aiohttp.ClientSession) -> None:
-        """Counts a failure of a session, and replaces the session after `RECONNECT_AFTER` in a row."""
+        """Counts a failure of a session; replaces the session after `RECONNECT_AFTER` in a row."""
         if session is not self._session:
             return  # it is replaced already, which ended its requests
         self._failures += 1

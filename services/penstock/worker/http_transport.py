@@ -147,7 +147,7 @@ class HttpTransport:
             await self._report_failures([entry], str(rejection.get("errors")))
 
     async def _report_failures(self, entries: list[dict[str, Any]], reason: str) -> None:
-        """Ends attempts whose results the gateway has refused; a refused failure is left to its lease."""
+        """Ends attempts whose results the gateway refused; their leases end if it refuses again."""
         failures = [
             {
                 **{name: entry[name] for name in ("id", "step", "stage", "attempt")},

@@ -110,7 +110,7 @@ class UnclaimedAttempts:
         ]
 
     async def claim(self, attempt_ids: Collection[AttemptId]) -> None:
-        """Returns once these attempts are claimed or over; tries again while Kafka is unavailable."""
+        """Returns once these attempts are claimed or over; retries while Kafka is unavailable."""
         async with self._claiming:
             await retry_until_available(
                 lambda: self._try_claim(attempt_ids), waiting_for="claims", backoff=WORKER_BACKOFF

@@ -316,8 +316,8 @@ async def test_a_malformed_callback_is_rejected_and_its_record_is_delivered(
 
 
 async def test_hostile_callbacks_change_nothing(platform: Bench, target: Target) -> None:
-    """T5, C1: hostile entries beside callbacks in one record, and hostile records, end no service. Each
-    callback is delivered at its first attempt."""
+    """T5, C1: hostile entries beside callbacks in one record, and hostile records, end no service.
+    Each callback is delivered at its first attempt."""
     callbacks = [make_callback(f"{target.url}/hook", number) for number in range(1, 5)]
     good = [callback.encode() for callback in callbacks]
     entry = orjson.loads(good[0])

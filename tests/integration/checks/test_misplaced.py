@@ -70,7 +70,8 @@ async def test_offsets_of_a_group_beyond_the_end_are_found_and_moved(settings, p
 
 
 async def test_deleted_submissions_are_told_until_they_are_noted(settings, pool):
-    """Records that were deleted before they were read are an offender until the repair notes them."""
+    """Records that were deleted before they were read are an offender until the repair notes
+    them."""
     topic = name(settings, SUBMITTED)
     await write(settings.kafka, topic, *[b"{}"] * 5, partition=0)
     await delete_records(settings, SUBMITTED.name, {0: 5})

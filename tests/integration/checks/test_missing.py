@@ -19,8 +19,8 @@ from penstock.settings import Platform
 
 
 async def test_tasks_that_only_kafka_knows_are_named(kafka_servers, prefix, database):
-    """O2b, O10: a task was released and another one has ended, and neither is in the database: it went back.
-    The check names both and no other, and stays clean, since nothing can be repaired."""
+    """O2b, O10: a task was released and another one has ended, and neither is in the database: it
+    went back. The check names both and no other, and stays clean, since nothing can be repaired."""
     kafka = await make_topics(kafka_servers, prefix)
     await create_topics(kafka, [ready("t", 2)])
     settings = Platform(kafka=kafka_servers, prefix=prefix, postgres=database)

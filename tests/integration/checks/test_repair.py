@@ -276,9 +276,9 @@ async def test_a_busy_system_is_always_clean(settings, system, monkeypatch):
 
 
 async def test_times_of_a_clock_that_was_ahead_are_mended(settings, pool):
-    """O2b, S4: while the clock of PostgreSQL was two hours ahead, a back-off of 5 s and a delayed stage
-    got times in two hours. So did a callback, an event and an operation. `check` reports them, and
-    repair starts the delays anew. A `run_at` in two hours stays."""
+    """O2b, S4: while the clock of PostgreSQL was two hours ahead, a back-off of 5 s and a delayed
+    stage got times in two hours. So did a callback, an event and an operation. `check` reports
+    them, and repair starts the delays anew. A `run_at` in two hours stays."""
     ahead = "now() + interval '2 hours'"
     backoff = await task(
         pool, due_at=f"{ahead} + interval '5 s'", state="'scheduled'", attempt="1", updated_at=ahead
@@ -317,8 +317,9 @@ async def test_times_of_a_clock_that_was_ahead_are_mended(settings, pool):
 
 
 async def test_a_back_off_beyond_the_longest_of_its_type_is_mended(settings, pool):
-    """O2b: a task that was changed after the clock was corrected does not show when its back-off was
-    computed. Its length does: the type allows 300 s at most. A delay that a handler chose may be longer."""
+    """O2b: a task that was changed after the clock was corrected does not show when its back-off
+    was computed. Its length does: the type allows 300 s at most. A delay that a handler chose may
+    be longer."""
     failed = await task(pool, due_at="now() + interval '2 hours'", state="'scheduled'", attempt="1")
     chosen = await task(pool, due_at="now() + interval '2 hours'", state="'scheduled'", attempt="1")
     await pool.executemany(

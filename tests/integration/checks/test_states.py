@@ -1,4 +1,5 @@
-"""States of Kafka that its faults leave, made by hand: what the check says, and what the repair does.
+"""States of Kafka that its faults leave, made by hand: what the check says, and what the repair
+does.
 
 The table of docs/how-to/check-and-repair.md has them all; the other rows have tests of their own
 (`test_misplaced`, `test_missing`, `test_unstamped`, `test_repair`).
@@ -56,8 +57,8 @@ async def test_deleted_ready_records(settings, released):
 
 
 async def test_a_recreated_ready_topic(settings, released):
-    """O2b: the tasks are recordless; the repair makes them ready again. Kafka removes the offsets of the
-    workers with the topic, at once or later."""
+    """O2b: the tasks are recordless; the repair makes them ready again. Kafka removes the offsets
+    of the workers with the topic, at once or later."""
     pool, task_id = released
     await read_all(settings, workers_group(settings.prefix, "t"), READY.name)
     await recreate_topic(settings, READY)
@@ -70,7 +71,8 @@ async def test_a_recreated_ready_topic(settings, released):
 
 @pytest.mark.usefixtures("released")
 async def test_expired_offsets(settings):
-    """O2b: the group reads from the beginning again, so no task is without a record: the check is clean."""
+    """O2b: the group reads from the beginning again, so no task is without a record: the check is
+    clean."""
     group = workers_group(settings.prefix, "t")
     await read_all(settings, group, READY.name)
     await expire_group_offsets(settings, group)

@@ -50,7 +50,8 @@ def directory(place: Path, gateway: str, deployment: str | None) -> DataDir:
 
 
 async def test_a_gateway_refuses_requests_for_another_deployment(gateway: Caller) -> None:
-    """O1: a request that names another deployment has no effect. Each answer names the gateway's."""
+    """O1: a request that names another deployment has no effect. Each answer names the
+    gateway's."""
     listed = await gateway.get("/tasks")
     own = listed.headers[DEPLOYMENT_HEADER]
     refused = await gateway.post("/tasks", {"type": "media"}, headers={DEPLOYMENT_HEADER: "another"})

@@ -332,8 +332,8 @@ async def test_api_keys_are_rotated_revoked_and_expire(caller, database):
 
 
 async def test_the_clock_of_a_gateway_decides_about_no_key(database, monkeypatch):
-    """O5: a gateway whose clock is two hours ahead accepts a key that expires in an hour. A gateway whose
-    clock is two hours behind refuses a key that has expired."""
+    """O5: a gateway whose clock is two hours ahead accepts a key that expires in an hour. A gateway
+    whose clock is two hours behind refuses a key that has expired."""
 
     def shift(hours: int) -> None:
         class Shifted(datetime):

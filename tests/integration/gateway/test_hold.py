@@ -156,8 +156,8 @@ async def test_each_task_is_delivered_to_one_worker(kafka: Kafka, database: str,
 
 
 async def test_an_answer_has_at_most_one_suspect(kafka: Kafka, database: str, tmp_path: Path) -> None:
-    """W8: a worker that does not isolate suspects gets one at a time, with all other tasks before the
-    next. Its heartbeats may say that it waits."""
+    """W8: a worker that does not isolate suspects gets one at a time, with all other tasks before
+    the next. Its heartbeats may say that it waits."""
     suspects = {2, 6}
     isolated = {n: Isolation.ONE if n in suspects else None for n in range(2, 12, 2)}
     # All on one partition, in this order.
@@ -292,8 +292,8 @@ HOSTILE_KEYS = ["a//b", "../x", "a\0b", "k" * 300, "./contexts/x", "history/2026
 async def test_a_context_that_cannot_be_read_holds_up_no_other_task(
     kafka: Kafka, database: str, tmp_path: Path
 ) -> None:
-    """T4, T6: each hostile reference and each unreadable object fails its own task. The poll answers
-    with all other tasks at once."""
+    """T4, T6: each hostile reference and each unreadable object fails its own task. The poll
+    answers with all other tasks at once."""
     store = ObjectStore(f"file://{tmp_path}")
     large = await store.check_in(Context(ContentType.TEXT, b"y" * 50_000), "default")
     folder = await store.check_in(Context(ContentType.TEXT, b"z" * 50_000), "default")
@@ -338,7 +338,8 @@ async def test_a_context_that_cannot_be_read_holds_up_no_other_task(
 
 
 async def test_a_reported_reference_names_its_own_digest(kafka: Kafka, database: str, tmp_path: Path) -> None:
-    """T4, O5: the gateway rejects each result with another reference, and accepts those beside it."""
+    """T4, O5: the gateway rejects each result with another reference, and accepts those beside
+    it."""
     ref = ObjectRef.of(b"x" * 5_000).to_wire()
     entries = [
         {"id": number, "step": 0, "stage": "probe", "attempt": 0, "outcome": "done", **more}
@@ -529,7 +530,8 @@ REPORT = ("/set_task", {"worker": "w-1", "results": [RESULT]})
 async def test_a_producer_whose_sequence_is_lost_goes_on(
     kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
 ) -> None:
-    """O1: the gateway answers as before after the broker has refused the sequence of its producer."""
+    """O1: the gateway answers as before after the broker has refused the sequence of its
+    producer."""
     producers: list[Any] = []
 
     def make(settings: Kafka) -> Any:

@@ -273,8 +273,8 @@ async def test_long_polls_make_no_queries(kafka: Kafka, start: Start, database: 
 async def test_a_registered_type_is_known_to_every_gateway_and_on_the_topic(
     start: Start, kafka: Kafka, database: str, tmp_path: Path
 ) -> None:
-    """T2, T5: once `POST /types` is answered, another gateway and the topic take tasks of the type, while
-    other types are registered and unknown ones are submitted."""
+    """T2, T5: once `POST /types` is answered, another gateway and the topic take tasks of the type,
+    while other types are registered and unknown ones are submitted."""
     first, second = await start(), await start()
     names = [f"new{number}" for number in range(20)]
     environment = {

@@ -228,8 +228,9 @@ async def test_a_task_that_loses_too_many_workers_is_quarantined(settings, pool)
 
 @pytest.mark.parametrize("first", ["suspect", "others"])
 async def test_a_loss_is_charged_to_the_suspect_that_had_begun(settings, pool, first):
-    """W8: a suspect that waits for its turn, and an attempt beside a begun suspect, are not charged,
-    in whichever order their leases expire. Without a suspect all begun attempts are charged."""
+    """W8: a suspect that waits for its turn, and an attempt beside a begun suspect, are not
+    charged, in whichever order their leases expire. Without a suspect all begun attempts are
+    charged."""
     await pool.execute("UPDATE task_type SET max_attempts = 10")
     suspect, waiting, fresh, other = await release_tasks(pool, settings, 4)
     await pool.execute("UPDATE task SET losses = 1 WHERE id = ANY ($1)", [suspect[0], waiting[0]])
@@ -402,8 +403,9 @@ async def find_revoked(settings, attempt_ids):
 
 @pytest.mark.parametrize("ended", ["cancelled", "paused", "next attempt", "deleted"])
 async def test_a_worker_is_told_again_and_again_what_is_over(settings, pool, ended):
-    """W5, H3: while a worker sends heartbeats for an attempt that is over, it gets a revocation after
-    each. So a lost revocation is repeated until its worker reads it; other attempts get none."""
+    """W5, H3: while a worker sends heartbeats for an attempt that is over, it gets a revocation
+    after each. So a lost revocation is repeated until its worker reads it; other attempts get
+    none."""
     over, alive = await release_tasks(pool, settings, 2)
     fast = dataclasses.replace(settings, recount_s=0.3)
     changes = {

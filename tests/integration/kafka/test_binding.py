@@ -81,8 +81,8 @@ async def test_two_databases_that_bind_at_once_agree(settings):
 
 
 async def test_a_prefix_is_bound_again_on_purpose(settings, database):
-    """O5: `penstock topics bind` shows the binding. With --replace it asks, then binds the prefix to
-    this database; a record that is no binding changes nothing."""
+    """O5: `penstock topics bind` shows the binding. With --replace it asks, then binds the prefix
+    to this database; a record that is no binding changes nothing."""
     await bind(settings, OTHER)
     await write(settings.kafka, f"{settings.prefix}deployment", b"{}", {"database": OTHER, "replaces": False})
     own = await read_deployment_id(database)
@@ -111,8 +111,8 @@ async def test_a_missing_topic_is_told_and_accepted(kafka_servers, prefix):
 
 
 async def test_up_refuses_a_prefix_of_another_database(settings, database, tmp_path):
-    """O5: `penstock up --kafka … --postgres …` beside a deployment with the same prefix does not start
-    a service."""
+    """O5: `penstock up --kafka … --postgres …` beside a deployment with the same prefix does not
+    start a service."""
     await bind(settings, OTHER)
     options = Options(
         data_dir=tmp_path, kafka=settings.kafka, postgres=database, prefix=settings.prefix, gateway_port=0

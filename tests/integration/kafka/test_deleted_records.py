@@ -45,9 +45,9 @@ async def delete(settings, before_offset):
 
 
 async def test_a_member_reads_on_behind_deleted_records(settings, caplog):
-    """W4: records that are deleted before a member of a workers' group has read them neither end it nor
-    are reported; it continues with the oldest record that is left, and commits behind it. So does a
-    member that starts there."""
+    """W4: records that are deleted before a member of a workers' group has read them neither end it
+    nor are reported; it continues with the oldest record that is left, and commits behind it. So
+    does a member that starts there."""
     caplog.set_level(logging.WARNING)
     tp = TopicPartition(f"{settings.prefix}ready.t", 0)
     await write(settings.kafka, tp.topic, *(b"%d" % n for n in range(10)), partition=0)
@@ -70,8 +70,8 @@ async def test_a_member_reads_on_behind_deleted_records(settings, caplog):
 
 
 async def test_a_recreated_topic_is_not_taken_for_deleted_records(settings):
-    """S1: an offset beyond a topic that was created again still ends the reader, which starts at the
-    beginning of the new topic."""
+    """S1: an offset beyond a topic that was created again still ends the reader, which starts at
+    the beginning of the new topic."""
     tp = TopicPartition(f"{settings.prefix}ready.t", 0)
     await write(settings.kafka, tp.topic, *(b"%d" % n for n in range(10)), partition=0)
 

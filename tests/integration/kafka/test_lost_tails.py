@@ -110,8 +110,8 @@ async def test_submissions_on_offsets_that_are_used_again_become_tasks(broker, s
 
 
 async def test_a_tail_that_is_lost_again_before_a_record_was_read_is_noticed(broker, system):
-    """T5: the position that follows a cut has an identity, too: a second cut below it is noticed, even if
-    the log has grown past it."""
+    """T5: the position that follows a cut has an identity, too: a second cut below it is noticed,
+    even if the log has grown past it."""
 
     async def told(*expected):
         async def so():
@@ -153,7 +153,8 @@ async def test_submissions_to_a_broker_that_was_restored_from_a_copy_become_task
 
 @pytest.mark.parametrize("regrown", [False, True])
 async def test_running_services_survive_lost_tails(broker, system, regrown):
-    """All services run on while every log loses its tail, and each later submission is done once."""
+    """All services run on while every log loses its tail, and each later submission is done
+    once."""
     await system.start("task-sync", "heartbeats", "stages", restarted=True)
     await system.work(restarted=True)
     await submit(system, "old", 40)

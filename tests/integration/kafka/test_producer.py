@@ -41,8 +41,8 @@ async def read(settings: Kafka, count: int) -> list[bytes]:
 
 
 async def test_a_producer_goes_on_after_a_refused_batch(small: Kafka) -> None:
-    """O1: a broker that refuses a batch (MESSAGE_TOO_LARGE) ends no producer. The records after it on
-    the same partition are written; before, each got OUT_OF_ORDER_SEQUENCE_NUMBER without end."""
+    """O1: a broker that refuses a batch (MESSAGE_TOO_LARGE) ends no producer. The records after it
+    on the same partition are written; before, each got OUT_OF_ORDER_SEQUENCE_NUMBER without end."""
     topic = small.prefix + SMALL.name
     async with running(make_producer(small)) as producer:
         await producer.send_and_wait(topic, b"before", partition=0)
@@ -55,8 +55,8 @@ async def test_a_producer_goes_on_after_a_refused_batch(small: Kafka) -> None:
 
 
 async def test_records_behind_a_refused_one_are_written(small: Kafka) -> None:
-    """O1: of records that are sent concurrently, the broker refuses the large ones alone: the others
-    are written, in order, by the same producer."""
+    """O1: of records that are sent concurrently, the broker refuses the large ones alone: the
+    others are written, in order, by the same producer."""
     topic = small.prefix + SMALL.name
     values = [LARGE if number % 5 == 0 else b"%d" % number for number in range(20)]
     async with running(make_producer(small)) as producer:
@@ -68,7 +68,8 @@ async def test_records_behind_a_refused_one_are_written(small: Kafka) -> None:
 
 
 async def test_a_batch_larger_than_the_topic_takes_is_written_in_parts(small: Kafka) -> None:
-    """O1: a topic with a smaller limit than our batches refuses no record that it would take alone."""
+    """O1: a topic with a smaller limit than our batches refuses no record that it would take
+    alone."""
     topic = small.prefix + SMALL.name
     values = [b"%03d" % number + b"." * 500 for number in range(40)]
     async with running(make_producer(small)) as producer:
@@ -77,8 +78,9 @@ async def test_a_batch_larger_than_the_topic_takes_is_written_in_parts(small: Ka
 
 
 async def test_a_clock_that_is_ahead_delays_and_ends_nothing(small: Kafka) -> None:
-    """O1: on a topic of an older release, a broker refuses records of a process whose clock is two hours
-    ahead. That is no fault of the records: they are sent again, and accepted once brokers stamp them."""
+    """O1: on a topic of an older release, a broker refuses records of a process whose clock is two
+    hours ahead. That is no fault of the records: they are sent again, and accepted once brokers
+    stamp them."""
     topic = small.prefix + SMALL.name
     ahead_ms = int((time.time() + 7200) * 1000)
     async with running(make_producer(small)) as producer, admin_client(small) as client:
@@ -101,8 +103,8 @@ async def test_a_clock_that_is_ahead_delays_and_ends_nothing(small: Kafka) -> No
 
 
 async def test_a_producer_whose_sequence_the_broker_lost_goes_on(small: Kafka) -> None:
-    """O1: a broker that no longer knows the sequence of a producer (OUT_OF_ORDER_SEQUENCE_NUMBER) refuses
-    one batch, which is sent again; it does not end the process."""
+    """O1: a broker that no longer knows the sequence of a producer (OUT_OF_ORDER_SEQUENCE_NUMBER)
+    refuses one batch, which is sent again; it does not end the process."""
     topic = small.prefix + SMALL.name
     async with running(make_producer(small)) as producer:
         await send_all(producer, topic, [(None, b"first")])

@@ -52,8 +52,8 @@ async def test_an_idle_consumer_reports_once_that_kafka_is_gone_and_once_that_it
     monkeypatch: pytest.MonkeyPatch,
     consumers: int,
 ) -> None:
-    """O8: `getmany` never fails, so without this entry an idle worker would be silent for as long as
-    Kafka is away. The consumers of a process report together."""
+    """O8: `getmany` never fails, so without this entry an idle worker would be silent for as long
+    as Kafka is away. The consumers of a process report together."""
     settings = Kafka(kafka=kafka_servers, prefix=prefix)
     await create_topics(settings, [PROBE])
     async with AsyncExitStack() as stack:

@@ -52,7 +52,8 @@ async def system(settings, pool):
 
 
 async def limit(settings, topic, size_bytes):
-    """Sets the largest batch of a topic, as an operator may, and waits until the broker applies it."""
+    """Sets the largest batch of a topic, as an operator may, and waits until the broker applies
+    it."""
     name = settings.prefix + topic
     async with admin_client(settings) as client:
         await topic_plan._alter(client, {name: {"max.message.bytes": str(size_bytes)}})
@@ -81,8 +82,8 @@ async def work(system):
 
 
 async def test_a_refused_ready_record_fails_its_task_alone(settings, pool, system):
-    """O1, S7: of 41 tasks released together, Kafka refuses the record of one. It fails with the reason;
-    the others succeed, and no service ends."""
+    """O1, S7: of 41 tasks released together, Kafka refuses the record of one. It fails with the
+    reason; the others succeed, and no service ends."""
     await limit(settings, "ready.t", 2_000)
     ids = await submit(pool, *range(20), LARGE, *range(20))
     await system.start("task-sync", "heartbeats", "stages")
@@ -95,8 +96,8 @@ async def test_a_refused_ready_record_fails_its_task_alone(settings, pool, syste
 
 
 async def test_a_refused_result_fails_its_attempt_alone(settings, pool, system):
-    """W4, O1: Kafka refuses the record with the result of one attempt. It fails for good; the results
-    beside it count, on their first attempt, and the worker goes on."""
+    """W4, O1: Kafka refuses the record with the result of one attempt. It fails for good; the
+    results beside it count, on their first attempt, and the worker goes on."""
     await system.start("task-sync", "heartbeats", "stages")
     await limit(settings, "stage-results", 2_000)
     ids = await submit(pool, *range(20), LARGE, *range(20))
@@ -112,8 +113,8 @@ async def test_a_refused_result_fails_its_attempt_alone(settings, pool, system):
 
 
 async def test_a_refused_event_is_parked_and_published_by_repair(settings, pool, system):
-    """C1, O2b: an event that Kafka refuses stays in the outbox with the reason, and holds up no other.
-    `check` reports it. Once the topic takes it, `--repair` publishes it."""
+    """C1, O2b: an event that Kafka refuses stays in the outbox with the reason, and holds up no
+    other. `check` reports it. Once the topic takes it, `--repair` publishes it."""
     await limit(settings, "events", 2_000)
     await system.start("task-sync", "heartbeats")
     await system.stack.enter_async_context(
@@ -147,8 +148,8 @@ async def test_a_refused_event_is_parked_and_published_by_repair(settings, pool,
 
 
 async def test_a_refused_callback_is_dead_and_delays_no_other(settings, pool):
-    """C6, O1: of callbacks that are published in one record, Kafka refuses one. The others are on the
-    topic, and the refused one is dead with the reason."""
+    """C6, O1: of callbacks that are published in one record, Kafka refuses one. The others are on
+    the topic, and the refused one is dead with the reason."""
     await limit(settings, "callbacks", 2_000)
     made = [make_callback("http://a.example/hook", number) for number in range(5)]
     large = make_callback("http://a.example/hook", 9, body=LARGE.encode())

@@ -1,4 +1,5 @@
-"""Submissions of a type that was lost with the database are parked, and submitted again by a command."""
+"""Submissions of a type that was lost with the database are parked, and submitted again by a
+command."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from penstock.task_sync.settings import TaskSyncSettings
 
 
 async def test_submissions_of_a_lost_type_are_submitted_again(kafka_servers, prefix, database):
-    """T5, O10: submissions of a type that the database does not know are rejected whole. When the type is
-    registered again, a command submits them, and a second run makes no second task. What was
-    rejected for another reason stays."""
+    """T5, O10: submissions of a type that the database does not know are rejected whole. When the
+    type is registered again, a command submits them, and a second run makes no second task. What
+    was rejected for another reason stays."""
     await make_topics(kafka_servers, prefix)
     settings = TaskSyncSettings(kafka=kafka_servers, prefix=prefix, postgres=database, objects="memory:///")
     submitted = [{"type": "lost", "context": n} for n in range(3)]

@@ -107,8 +107,8 @@ def test_more_replicas_than_brokers_are_reported(verb):
 
 
 async def test_the_broker_stamps_records_of_every_topic(kafka_servers, prefix):
-    """O5, O1: the broker stamps the records of every topic of ours. A record of a writer whose clock
-    is two hours ahead is accepted, and has the broker's time."""
+    """O5, O1: the broker stamps the records of every topic of ours. A record of a writer whose
+    clock is two hours ahead is accepted, and has the broker's time."""
     settings = Kafka(kafka=kafka_servers, prefix=prefix)
     topics = [*PLATFORM, ready("t", 1)]
     await create_topics(settings, topics)

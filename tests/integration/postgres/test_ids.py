@@ -33,7 +33,8 @@ async def submit(pool, count):
 
 
 async def snapshot(pool):
-    """A copy as a replica or a backup has it: the last ids, and the last values of the sequences."""
+    """A copy as a replica or a backup has it: the last ids, and the last values of the
+    sequences."""
     rows = {
         name: await pool.fetchval(f"SELECT coalesce(max(id), 0) FROM {name}") for name in ("task", "outbox")
     }
@@ -52,7 +53,8 @@ async def go_back(pool, to):
 
 
 async def test_ids_rise_and_are_exact_in_javascript(pool):
-    """S3, O10: ids rise with the order of submission, also over many statements, and are below 2^53."""
+    """S3, O10: ids rise with the order of submission, also over many statements, and are below
+    2^53."""
     found = [task_id for _ in range(50) for task_id in await submit(pool, 7)]
     assert found == sorted(set(found))
     assert found[-1] < 2**53
@@ -102,8 +104,8 @@ async def test_another_server_skips_ids_that_ran_ahead_of_its_clock(pool):
 
 
 async def test_concurrent_submissions_never_meet(pool):
-    """O10: many sessions give ids while the sequence is moved again and again; none is refused, none
-    is equal to another."""
+    """O10: many sessions give ids while the sequence is moved again and again; none is refused,
+    none is equal to another."""
     first = await snapshot(pool)
 
     async def submit_often():

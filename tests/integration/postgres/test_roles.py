@@ -139,7 +139,8 @@ def test_every_statement_is_used():
 
 async def test_every_trigger_is_listed(admin):
     """Each trigger that runs with the rights of its statement's role is listed in
-    `tests.support.query_rights`, because a statement's plan does not show the rights of triggers."""
+    `tests.support.query_rights`, because a statement's plan does not show the rights of
+    triggers."""
     rows = await admin.fetch(
         "SELECT tgrelid::regclass::text AS on, prosrc AS does FROM pg_trigger JOIN pg_proc p ON p.oid = tgfoid"
         " JOIN pg_class c ON c.oid = tgrelid WHERE NOT tgisinternal AND NOT p.prosecdef AND c.relnamespace = 'penstock'::regnamespace"

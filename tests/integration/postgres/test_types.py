@@ -17,8 +17,8 @@ async def pool(database):
 
 
 async def test_a_type_is_known_as_soon_as_it_is_registered(pool):
-    """T2: the cache asks the database before a name counts as unknown, also right after another miss and
-    without a notification."""
+    """T2: the cache asks the database before a name counts as unknown, also right after another
+    miss and without a notification."""
     cache = TypeCache(pool)
     for number in range(5):
         name = f"t{number}"
@@ -30,8 +30,8 @@ async def test_a_type_is_known_as_soon_as_it_is_registered(pool):
 
 
 async def test_concurrent_misses_share_a_query(pool, monkeypatch):
-    """T2: unknown names cannot flood the database. Each caller's names are in a query that began after its
-    call, also when a query fails."""
+    """T2: unknown names cannot flood the database. Each caller's names are in a query that began
+    after its call, also when a query fails."""
     cache, queries, gate = TypeCache(pool), [], asyncio.Event()
     await cache.load()
     named = types.named

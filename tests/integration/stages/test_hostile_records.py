@@ -1,4 +1,5 @@
-"""Hostile records at every topic of a running deployment, beside tasks that must not notice them."""
+"""Hostile records at every topic of a running deployment, beside tasks that must not notice
+them."""
 
 from contextlib import AsyncExitStack
 
@@ -118,8 +119,9 @@ def entry_of(task_id, changed):
 
 
 async def test_hostile_results_fail_alone(system, hostile):
-    """T4, T5, W4: each hostile result fails its own attempt with a precise reason. The results beside it in its
-    record, and the tasks of another worker, succeed on their first attempt; no service ends."""
+    """T4, T5, W4: each hostile result fails its own attempt with a precise reason. The results
+    beside it in its record, and the tasks of another worker, succeed on their first attempt; no
+    service ends."""
     await system.start("task-sync", "heartbeats", "stages")
     await system.work()
     innocent = await system.submit(INNOCENT)
@@ -173,8 +175,9 @@ async def test_hostile_results_fail_alone(system, hostile):
 
 
 async def test_what_cannot_be_published_fails_alone(system, hostile):
-    """T4: contexts and references that are already in the table, from an earlier version, end no service: their
-    tasks fail with the reason, and tasks beside them succeed on their first attempt."""
+    """T4: contexts and references that are already in the table, from an earlier version, end no
+    service: their tasks fail with the reason, and tasks beside them succeed on their first
+    attempt."""
     await system.start("heartbeats", "stages")
     innocent = await system.submit(INNOCENT)
     large, escaping, forging, missing = await system.submit(4)
@@ -203,8 +206,9 @@ async def test_what_cannot_be_published_fails_alone(system, hostile):
 
 
 async def test_hostile_records_of_other_topics_change_nothing(system, hostile):
-    """T5, W3: hostile submissions, heartbeats, ready records and revocations are rejected or skipped with what is at
-    fault; innocent tasks succeed on their first attempt; no service and no worker ends."""
+    """T5, W3: hostile submissions, heartbeats, ready records and revocations are rejected or
+    skipped with what is at fault; innocent tasks succeed on their first attempt; no service and no
+    worker ends."""
     await system.start("task-sync", "heartbeats", "stages")
     await system.work()
     await system.submit(1)

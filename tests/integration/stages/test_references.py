@@ -91,9 +91,9 @@ async def test_a_result_refers_to_objects_of_its_own_namespace_only(system):
 
 
 async def test_an_object_of_an_earlier_release_is_named_by_its_own_task_only(system):
-    """T4, O5: a task whose context is stored with the key of an earlier release may name it again. A
-    task that names such an object of another one is repeated later, without a failure, because its
-    worker may be of an earlier release."""
+    """T4, O5: a task whose context is stored with the key of an earlier release may name it again.
+    A task that names such an object of another one is repeated later, without a failure, because
+    its worker may be of an earlier release."""
     earlier = ObjectRef.of(DATA)
     [keeping] = await queued(system, "acme", 1, Context(ContentType.TEXT, ref=earlier))
     [naming] = await queued(system, "acme", 1)

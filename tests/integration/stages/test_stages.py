@@ -186,8 +186,9 @@ async def test_a_failure_is_retried_by_policy_and_then_fails_the_task(settings, 
 
 @pytest.mark.parametrize("kind", [HANDED_BACK, NO_HANDLER])
 async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(settings, pool, kind):
-    """W1, W8: handing an attempt back, as a worker does that stops, is full, or has no handler for the
-    stage, counts for nothing. The stage keeps its failures and its losses, so that a suspect stays one. It starts again at once."""
+    """W1, W8: handing an attempt back, as a worker does that stops, is full, or has no handler for
+    the stage, counts for nothing. The stage keeps its failures and its losses, so that a suspect
+    stays one. It starts again at once."""
     [fence] = await submit_and_release(pool, settings)
     await pool.execute("UPDATE task SET failures = 2, losses = 1 WHERE id = $1", fence.id)
     returned = Failure(kind=kind, message="the worker is stopping")
@@ -297,8 +298,8 @@ async def test_a_late_result_counts_while_the_stage_is_unfinished(settings, pool
     ("limits", "state"), [({"max_attempts": 1}, "failed"), ({"max_losses": 1}, "quarantined")]
 )
 async def test_a_late_result_of_the_last_attempt_counts(settings, pool, limits, state):
-    """H10: the expiry of the last attempt does not finish its stage. A late result continues or ends
-    the task, although it has an event of its expiry; a second one is stale."""
+    """H10: the expiry of the last attempt does not finish its stage. A late result continues or
+    ends the task, although it has an event of its expiry; a second one is stale."""
     done, continued, refused, recovered = await submit_and_release(pool, settings, 4)
     for fence in (done, continued, refused, recovered):
         await expire(pool, fence, **limits)

@@ -137,9 +137,9 @@ async def test_tasks_without_workers_are_not_rechecked(system):
 
 
 async def test_a_clock_that_is_set_back_makes_no_released_task_lost(system):
-    """T5, W4: the clock of PostgreSQL is set back by two hours after a recheck has begun. A task that is
-    released then seems to be queued before the recheck, but it has a record: it is not released again.
-    Tasks that were queued before are, also when their clock was ahead."""
+    """T5, W4: the clock of PostgreSQL is set back by two hours after a recheck has begun. A task
+    that is released then seems to be queued before the recheck, but it has a record: it is not
+    released again. Tasks that were queued before are, also when their clock was ahead."""
     [before, ahead, after] = await system.submit(3)
     async with open_session(system.database, "test") as session:
 
@@ -187,7 +187,8 @@ async def test_expired_offsets_and_deleted_records_stop_no_type(system):
 
 
 async def test_a_window_is_not_filled_by_deleted_records(system):
-    """A new owner of a type whose old records are deleted, and whose group has no offsets, releases."""
+    """A new owner of a type whose old records are deleted, and whose group has no offsets,
+    releases."""
     async with AsyncExitStack() as system.stack:
         await system.start("task-sync", "heartbeats", "stages")
         await system.work()

@@ -181,8 +181,8 @@ async def test_many_due_tasks_do_not_delay_another_type(settings, pool):
 
 
 async def test_a_corrected_clock_of_postgresql_delays_no_task(settings, pool, system):
-    """S4: a task that becomes due because PostgreSQL's clock is set forward is released within about a
-    second, although no notification announces it; before, up to 10 s later."""
+    """S4: a task that becomes due because PostgreSQL's clock is set forward is released within
+    about a second, although no notification announces it; before, up to 10 s later."""
     [id_] = await submit(pool, 1, run_at=datetime.now(UTC) + timedelta(hours=2))
     async with running_service(create_app(settings)):
         other = (await submit(pool, 1))[0]

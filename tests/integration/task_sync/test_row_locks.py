@@ -104,9 +104,9 @@ async def test_new_topics_do_not_delay_owned_types(settings, pool, monkeypatch):
 
 
 async def test_a_release_reads_a_bounded_number_of_keys(pool, database, monkeypatch):
-    """S12: among many concurrency keys without room, each release reads a few pages of keys, so that
-    other types have their turn. Together the releases find the one key with room, and come to an
-    end."""
+    """S12: among many concurrency keys without room, each release reads a few pages of keys, so
+    that other types have their turn. Together the releases find the one key with room, and come to
+    an end."""
     monkeypatch.setattr(key_scan, "KEYS_PER_PAGE", 4)
     pages = []
 

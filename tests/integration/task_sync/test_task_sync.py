@@ -144,8 +144,8 @@ async def test_a_large_context_is_checked_in(settings, pool):
 async def test_an_outage_of_the_object_store_holds_only_partitions_with_large_contexts(
     settings, pool, tmp_path
 ):
-    """S11: task-sync goes on while the object store is away. A record with a large context, and those
-    behind it in its partition, become tasks when the store is back; each once."""
+    """S11: task-sync goes on while the object store is away. A record with a large context, and
+    those behind it in its partition, become tasks when the store is back; each once."""
 
     def record(**fields):
         return {"type": "t", **fields}

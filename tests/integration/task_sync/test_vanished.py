@@ -1,7 +1,7 @@
 """A replica of task-sync whose host vanishes, or whose process freezes: another one takes over.
 
-No packet tells of either: there is no FIN and no RST. The replica runs in a network namespace behind a
-link that drops its packets, or is stopped by SIGSTOP.
+No packet tells of either: there is no FIN and no RST. The replica runs in a network namespace
+behind a link that drops its packets, or is stopped by SIGSTOP.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Tasks that wait behind a busy worker go to one that has room, on the real Kafka and PostgreSQL."""
+"""Tasks that wait behind a busy worker go to one that has room, on the real Kafka and
+PostgreSQL."""
 
 import asyncio
 import logging
@@ -113,8 +114,9 @@ async def system(resting):
 
 
 async def test_only_queued_tasks_of_the_attempt_are_withdrawn(resting):
-    """S13: a task that is running, over, in another attempt, or locked by another transaction stays as it
-    is; the locked one is named, so that its record stays, too. No failure or loss is counted."""
+    """S13: a task that is running, over, in another attempt, or locked by another transaction stays
+    as it is; the locked one is named, so that its record stays, too. No failure or loss is
+    counted."""
     ids = await resting.add(5)
     for id_, state, attempt in zip(
         ids, ["queued"] * 3 + ["running", "cancelled"], [0, 1, 0, 0, 0], strict=True
@@ -136,9 +138,9 @@ async def test_only_queued_tasks_of_the_attempt_are_withdrawn(resting):
 
 
 async def test_quick_tasks_do_not_wait_behind_a_long_one(system, caplog):
-    """S13: two workers with one slot each, one of them in a long task: 300 quick tasks run on the other
-    meanwhile, and each waits at most about two seconds for its turn. No task runs twice, also not
-    after the long one has ended."""
+    """S13: two workers with one slot each, one of them in a long task: 300 quick tasks run on the
+    other meanwhile, and each waits at most about two seconds for its turn. No task runs twice, also
+    not after the long one has ended."""
     caplog.set_level(logging.INFO, logger="penstock.task_sync")
     await system.worker("a")
     await system.worker("b")
@@ -206,8 +208,9 @@ async def test_slow_tasks_run_side_by_side(system):
 
 
 async def test_tasks_of_a_second_beside_long_tasks(system):
-    """S13: tasks of one second beside long ones, on four workers with two slots each of which five are
-    busy for long: while a slot is free, at most one task in a hundred waits longer than two seconds."""
+    """S13: tasks of one second beside long ones, on four workers with two slots each of which five
+    are busy for long: while a slot is free, at most one task in a hundred waits longer than two
+    seconds."""
     for name in "abcd":
         await system.worker(name, slots=2)
     await system.warm(4)
@@ -247,8 +250,8 @@ async def test_a_new_replica_withdraws_what_another_has_released(system):
 
 
 async def test_records_of_a_gateway_without_a_worker_go_to_a_worker(system):
-    """S13: an HTTP worker went away, and its gateway keeps its partitions. Their tasks run on a Kafka
-    worker. The gateway offers none of them when the HTTP worker comes back."""
+    """S13: an HTTP worker went away, and its gateway keeps its partitions. Their tasks run on a
+    Kafka worker. The gateway offers none of them when the HTTP worker comes back."""
     gateway = await system.stack.enter_async_context(
         running_gateway(
             **system.where,

@@ -177,8 +177,8 @@ async def test_an_attempt_is_claimed_before_its_partition_moves(settings, monkey
 
 
 async def test_an_attempt_is_claimed_before_its_worker_drains(settings, monkeypatch):
-    """W1, W3: a worker that stops leaves its group at once. It has claimed what it still runs, so no
-    other worker begins that, too."""
+    """W1, W3: a worker that stops leaves its group at once. It has claimed what it still runs, so
+    no other worker begins that, too."""
     monkeypatch.setattr(unclaimed, "CLAIM_AFTER_S", 60.0)
     worker, finish, began = Worker(settings), asyncio.Event(), asyncio.Event()
 
@@ -226,8 +226,8 @@ async def process(settings):
 
 
 async def test_an_unclaimed_attempt_of_a_killed_worker_runs_on_the_next(settings):
-    """W1, W3: a worker that is killed before it has claimed an attempt leaves its record unread. The
-    next worker claims it first, so that a task that kills its workers is counted."""
+    """W1, W3: a worker that is killed before it has claimed an attempt leaves its record unread.
+    The next worker claims it first, so that a task that kills its workers is counted."""
     async with process(settings) as first:
         await release(settings, 1, stage="long")
         assert await first.stdout.readline() == b"began 1-0-0\n"

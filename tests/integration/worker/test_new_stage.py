@@ -37,8 +37,8 @@ def make_worker(system, upgraded, **where):
 async def test_a_rolling_upgrade_that_adds_a_stage_fails_no_task(
     kafka_servers, prefix, database, over_http, caplog
 ):
-    """O6: a worker that lacks the handler hands an attempt back, uncounted, until a worker that has it takes
-    the task. The log has the stage once for each such worker."""
+    """O6: a worker that lacks the handler hands an attempt back, uncounted, until a worker that has
+    it takes the task. The log has the stage once for each such worker."""
     await make_topics(kafka_servers, prefix)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(database, "test"))

@@ -52,8 +52,8 @@ async def release(settings):
 
 
 async def test_the_types_of_a_worker_share_its_pool_and_backlog(worker, monkeypatch):
-    """W2: all types of a worker together hold at most its pool while no handler ends, and never more
-    than its pool and its backlog. None of them is starved: each task runs."""
+    """W2: all types of a worker together hold at most its pool while no handler ends, and never
+    more than its pool and its backlog. None of them is starved: each task runs."""
     held, ran = [], set()
     add = InFlight.add
 

@@ -17,8 +17,9 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.long
 
 BACK, HELD = (50, 2000) if LONG else (6, 60)
-# Calls per second to each target. With 50 targets, two cores can do this on the diverted path beside
-# servers and load. With a rate of 20 the cores would be the limit, at about 400 calls per second.
+# Calls per second to each target. With 50 targets, two cores can do this on the diverted path
+# beside servers and load. With a rate of 20 the cores would be the limit, at about 400 calls a
+# second.
 RATE = 5.0 if LONG else 20.0
 CALLS = 100 if LONG else 40
 # Length of one measurement of latencies, in seconds.

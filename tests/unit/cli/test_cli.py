@@ -345,7 +345,8 @@ async def test_the_client_refuses_a_rate_that_json_turns_into_null(rate: float) 
 
 
 def test_up_asks_before_it_deletes(tmp_path: Path) -> None:
-    """O8: `up --fresh` names the directory whose data it would delete; without a terminal it is refused."""
+    """O8: `up --fresh` names the directory whose data it would delete; without a terminal it is
+    refused."""
     kept = tmp_path / "data" / "objects" / "one"
     kept.parent.mkdir(parents=True)
     kept.write_text("an object")

@@ -39,7 +39,8 @@ def test_work_that_was_at_rest_starts_anew() -> None:
 async def test_the_watchdog_is_rewound_often(
     monkeypatch: pytest.MonkeyPatch, limit_s: float, every_s: float
 ) -> None:
-    """O2a: the process of a stalled loop ends close to the limit, and not up to a third of it early."""
+    """O2a: the process of a stalled loop ends close to the limit, and not up to a third of it
+    early."""
     rewound: list[float] = []
     slept: list[float] = []
 

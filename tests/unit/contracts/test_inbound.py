@@ -1,4 +1,5 @@
-"""Records from outside: any bytes become entries or precise rejections, and no entry affects another."""
+"""Records from outside: any bytes become entries or precise rejections, and no entry affects
+another."""
 
 import json
 from datetime import UTC, datetime
@@ -103,7 +104,8 @@ def text_of(value):
 
 @given(st.fixed_dictionaries({}, optional=FIELDS), st.one_of(st.none(), RAW), st.sampled_from(sorted(FIELDS)))
 def test_a_hostile_result_does_not_affect_its_neighbours(fields, raw, place):
-    """T5, W4: beside any entry the results of others are read unchanged; the entry is a result or has a fault."""
+    """T5, W4: beside any entry the results of others are read unchanged; the entry is a result or
+    has a fault."""
     entry = text_of({**BASE, **fields})
     if raw is not None:
         entry = text_of({**BASE, **fields, place: "@@"}).replace(b'"@@"', raw)
@@ -222,7 +224,8 @@ def test_a_hostile_callback_does_not_affect_its_record(fields):
     ],
 )
 def test_the_size_of_an_inline_context_counts_after_encoding(context, permanent):
-    """T4: 1,601 bytes of `1e9,` have 5,201 after encoding: the attempt fails permanently, and the error says why."""
+    """T4: 1,601 bytes of `1e9,` have 5,201 after encoding: the attempt fails permanently, and the
+    error says why."""
     entry = text_of({**BASE, "context": "@@"}).replace(b'"@@"', context)
     _worker, [result], faults = inbound.decode_results(b'{"worker":"w","results":[%b]}' % entry)
     assert (bool(faults), result.permanent) == (permanent, permanent)
@@ -245,7 +248,8 @@ def test_the_size_of_an_inline_context_counts_after_encoding(context, permanent)
     ],
 )
 def test_a_reference_names_its_own_digest(key):
-    """T4: a reference to any other object is refused when it arrives, and its attempt fails permanently."""
+    """T4: a reference to any other object is refused when it arrives, and its attempt fails
+    permanently."""
     reference = {**GOOD_REF, "key": key}
     entry = {k: v for k, v in BASE.items() if k != "context"}
     record = orjson.dumps({"worker": "w", "results": [{**entry, "context_ref": reference}]})
@@ -257,7 +261,8 @@ def test_a_reference_names_its_own_digest(key):
 
 
 def test_too_many_entries_are_refused_as_a_whole():
-    """T5: a record of many tiny entries must not keep its partition waiting for a rejection each."""
+    """T5: a record of many tiny entries must not keep its partition waiting for a rejection
+    each."""
     for record in (
         b'{"worker":"w","results":[%b]}' % b",".join([b"0"] * 20_000),
         b'{"worker":"w","results":[%b]}' % b",".join([b"NaN"] * 20_000),
@@ -270,7 +275,8 @@ def test_too_many_entries_are_refused_as_a_whole():
 
 
 def test_a_decompressed_record_is_not_parsed_beyond_the_limit():
-    """T5: a broker limits compressed bytes; a rejection of a long record is cut, so that it fits its topic."""
+    """T5: a broker limits compressed bytes; a rejection of a long record is cut, so that it fits
+    its topic."""
     record = b" " * 50_000_000
     with pytest.raises(TooLarge, match="50,000,000 bytes"):
         inbound.decode_results(record)
@@ -317,7 +323,8 @@ READY["context"] = 1
 
 @given(st.dictionaries(st.sampled_from(sorted(READY)), VALUES, min_size=1, max_size=2))
 def test_a_ready_record_has_the_types_of_its_fields(fields):
-    """W3: a record of another form is skipped alone; its id must not spoil the claim of a whole poll."""
+    """W3: a record of another form is skipped alone; its id must not spoil the claim of a whole
+    poll."""
     try:
         ready = ReadyTask.decode(text_of({**READY, **fields}), "t")
     except InvalidRecord:

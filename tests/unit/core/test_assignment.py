@@ -30,8 +30,8 @@ def act(me, members, owners):
 
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=12), st.permutations(range(3)))
 def test_busy_replicas_keep_their_shares(owned_by, eager):
-    """S7: replicas act in any order, and eager ones repeatedly while others are busy. At most three moves for
-    each type lead to even shares."""
+    """S7: replicas act in any order, and eager ones repeatedly while others are busy. At most three
+    moves for each type lead to even shares."""
     members = set(eager)
     owners = {f"t{n:02}": owner if owner in members else None for n, owner in enumerate(owned_by)}
     moves = 0
@@ -47,7 +47,8 @@ def test_busy_replicas_keep_their_shares(owned_by, eager):
 
 
 def test_a_released_type_goes_to_replicas_with_fewer_types():
-    """S7: with 3, 3 and 1 types, one replica releases a type, and neither large replica takes it back."""
+    """S7: with 3, 3 and 1 types, one replica releases a type, and neither large replica takes it
+    back."""
     owners = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 1, "g": 2}
     assert act(0, {0, 1, 2}, owners) == 1
     assert [act(me, {0, 1, 2}, owners) for me in (0, 1, 0, 2, 0, 1)] == [0, 0, 0, 1, 0, 0]
@@ -55,9 +56,11 @@ def test_a_released_type_goes_to_replicas_with_fewer_types():
 
 @given(histories(), st.integers(0, 12), st.permutations(range(8)))
 def test_every_type_has_an_owner_and_shares_are_even(history, foreign, order):
-    """S7: for any history and order, replicas reach a stable assignment within a few rounds for each type.
+    """S7: for any history and order, replicas reach a stable assignment within a few rounds for
+    each type.
 
-    Each of their types then has an owner, and shares differ by at most one. Types of another version stay.
+    Each of their types then has an owner, and shares differ by at most one. Types of another
+    version stay.
     """
     members, owners = {0}, {f"foreign-{n}": 99 for n in range(foreign)}
     for step, number in history:

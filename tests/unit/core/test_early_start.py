@@ -44,7 +44,8 @@ def test_the_backlog_is_what_ended_lately(most, ends):
 
 @given(st.integers(0, 1_000), ENDS)
 def test_a_worker_whose_handlers_last_holds_only_what_runs(most, ends):
-    """W2: a worker in which no handler ended for a quarter of a second holds no attempt that waits."""
+    """W2: a worker in which no handler ended for a quarter of a second holds no attempt that
+    waits."""
     limit, now_s = BacklogLimit(most), 0.0
     for pause_s, count in ends:
         now_s += pause_s

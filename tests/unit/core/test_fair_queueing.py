@@ -1,4 +1,5 @@
-"""Selection by id and round-robin from the heads of queues, compared with naive models of all tasks."""
+"""Selection by id and round-robin from the heads of queues, compared with naive models of all
+tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ KEYS = st.text(alphabet="ab\x01é", max_size=3)
 
 @st.composite
 def queues_by_key(draw):
-    """Draws the tasks of each concurrency key, how many of them may start, and the weight of the key."""
+    """Draws the tasks of each concurrency key, how many of them may start, and the weight of the
+    key."""
     keys = draw(st.lists(KEYS, min_size=1, max_size=6, unique=True))
     owners = draw(st.lists(st.sampled_from(keys), max_size=60))
     queues = {key: [number for number, owner in enumerate(owners) if owner == key] for key in keys}
@@ -54,8 +56,8 @@ LIMITS = st.lists(st.integers(1, 20), min_size=200, max_size=200)
 
 @given(queues_by_key(), st.integers(1, 8), LIMITS)
 def test_selection_by_id_keeps_the_order_of_ids(state, depth, limits):
-    """S3, S5: tasks are selected in the order of their ids, without tasks of full keys, for any depth and
-    limit."""
+    """S3, S5: tasks are selected in the order of their ids, without tasks of full keys, for any
+    depth and limit."""
     expected = sorted(one for queue, room, _ in state.values() for one in queue[: max(0, room)])
     assert select_all(state, depth, limits, select_by_id) == expected
 
@@ -80,7 +82,8 @@ def test_selection_equals_round_robin_over_all_tasks(state, depth, limits):
 
 @given(queues_by_key(), st.integers(1, 20))
 def test_one_round_selects_at_most_the_weight_of_each_key(state, limit):
-    """S3: with more keys than one selection reads, no key has two turns before all others have one."""
+    """S3: with more keys than one selection reads, no key has two turns before all others have
+    one."""
     choice = select_round_robin(queue_heads(state, 100), limit, Cursor(), one_round=True)
     for queue, room, weight in state.values():
         assert len(set(choice.ids).intersection(queue)) <= min(weight, max(0, room))

@@ -162,7 +162,8 @@ def test_a_busy_target_that_becomes_slow_is_diverted_within_half_a_minute(share:
 
 
 def test_a_busy_target_that_hangs_is_diverted():
-    """C4a: 500 calls per second, then all hang in a few slots; the weight of the quick ones fades."""
+    """C4a: 500 calls per second, then all hang in a few slots; the weight of the quick ones
+    fades."""
     window = HealthWindow(HealthPolicy())
     for number in range(500 * 60):
         window.record(slow=False, now_s=number / 500)
@@ -266,8 +267,8 @@ def test_an_invalid_policy_names_the_field(field: str, value: float):
 
 
 def test_the_default_window():
-    """C2 to C4: the tenth slow call raises the flag, and the count stops at 20. Nothing comes off within the calm time after
-    the last slow call; then the tenth quick call lowers the flag."""
+    """C2 to C4: the tenth slow call raises the flag, and the count stops at 20. Nothing comes off
+    within the calm time after the last slow call; then the tenth quick call lowers the flag."""
     policy = HealthPolicy()
     window = HealthWindow(policy)
     flags = []

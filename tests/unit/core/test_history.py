@@ -17,7 +17,8 @@ MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.
 
 @given(MOMENTS, st.integers(-12, 14))
 def test_a_moment_belongs_to_one_day_in_any_time_zone(moment, hours):
-    """O6: a day is a UTC day, from its start to the start of the next, exclusive, in any time zone."""
+    """O6: a day is a UTC day, from its start to the start of the next, exclusive, in any time
+    zone."""
     begin, end = span_of(day_of(moment))
     assert begin <= moment < end
     assert day_of(moment.astimezone(timezone(timedelta(hours=hours)))) == begin.date()
@@ -46,8 +47,8 @@ def test_unlimited_retention_never_expires():
 
 @given(st.booleans(), st.booleans(), st.booleans())
 def test_a_part_is_sealed_then_archived_then_dropped(archive, sealed, archived):
-    """O6: from any state, the steps end with the drop. A part is dropped only when it is sealed, and
-    archived if required."""
+    """O6: from any state, the steps end with the drop. A part is dropped only when it is sealed,
+    and archived if required."""
     policy = Policy(timedelta(0), timedelta(0), archive=archive)
     part = Part(DAY, 1, 5, sealed=sealed or archived, archived=archived)
     now = span_of(DAY)[1]

@@ -17,7 +17,8 @@ def test_locked_tasks_are_tried_again_soon():
 
 
 def test_attempts_become_rarer_while_locks_last():
-    """S12: a lock that lasts costs an attempt every half a second; a new one is tried again soon."""
+    """S12: a lock that lasts costs an attempt every half a second; a new one is tried again
+    soon."""
     locked, now_s, waits = LockedTasks(), 0.0, []
     for _ in range(6):
         locked.excluded(now_s)

@@ -11,7 +11,8 @@ NAMES = ["0001_a", "0002_b", "0003_c.post", "0004_d", "0005_e.post"]
 
 
 def test_each_step_has_its_migrations():
-    """O9: additions run before new services start, removals after old ones end; both keep the order."""
+    """O9: additions run before new services start, removals after old ones end; both keep the
+    order."""
     assert due(NAMES, NAMES[:3], Step.PRE) == ["0004_d"]
     assert due(NAMES, NAMES[:4], Step.POST) == ["0005_e.post"]
     assert due(NAMES, NAMES, Step.PRE) == due(NAMES, NAMES, Step.POST) == due(NAMES, NAMES, None) == []
@@ -38,7 +39,8 @@ def test_services_require_only_additions():
 
 @given(st.lists(st.booleans(), max_size=8), st.integers(0, 8))
 def test_alternating_steps_end_like_both_at_once(posts, done):
-    """O9: from any state, `pre` and then `post` apply all migrations, or name the step that must come first."""
+    """O9: from any state, `pre` and then `post` apply all migrations, or name the step that must
+    come first."""
     names = [f"{n:04}_x{'.post' if post else ''}" for n, post in enumerate(posts)]
     applied = names[:done]
     try:

@@ -59,7 +59,8 @@ def test_only_the_expected_record_is_accepted() -> None:
 
 
 def test_a_gap_is_committed_with_the_record_before_it() -> None:
-    """O1: deleted records do not block the frontier, and it does not pass unsettled records before them."""
+    """O1: deleted records do not block the frontier, and it does not pass unsettled records before
+    them."""
     sequence = PartitionOffsets(0)
     sequence.arrive(0)
     sequence.skip_to(10)
@@ -71,8 +72,8 @@ def test_a_gap_is_committed_with_the_record_before_it() -> None:
 
 @given(limit=st.integers(1, 10), steps=st.lists(st.tuples(st.booleans(), st.integers(0, 30)), max_size=80))
 def test_records_in_flight_are_bounded(limit: int, steps: list[tuple[bool, int]]) -> None:
-    """O1: a consumer that checks `full` first has at most `limit` unsettled records over all partitions, and
-    at most ten times as many tracked records."""
+    """O1: a consumer that checks `full` first has at most `limit` unsettled records over all
+    partitions, and at most ten times as many tracked records."""
     tracker = OffsetTracker(limit)
     unsettled = set()
     tracker.begin(1, {P: 0, Q: 0})
@@ -92,7 +93,8 @@ def test_records_in_flight_are_bounded(limit: int, steps: list[tuple[bool, int]]
 
 
 def test_settled_records_behind_an_unsettled_one_count() -> None:
-    """O1, C5: ten settled records behind an unsettled one count as one more, which bounds memory."""
+    """O1, C5: ten settled records behind an unsettled one count as one more, which bounds
+    memory."""
     tracker = OffsetTracker(3)
     tracker.begin(1, {P: 0})
     for offset in range(1 + 2 * SETTLED_PER_RECORD):

@@ -71,15 +71,15 @@ def test_a_slow_worker_gets_few_records():
 
 
 def test_few_short_tasks_go_to_one_partition():
-    """S6: tasks that are short go together, to the partition with the fewest records; others go one to
-    each partition."""
+    """S6: tasks that are short go together, to the partition with the fewest records; others go one
+    to each partition."""
     assert made([3, 0, 3, 3]).share(4, 0.0, bundle=4) == [1] * 4
     assert sorted(made([0, 0, 0, 0]).share(4, 0.0)) == [0, 1, 2, 3]
 
 
 def test_a_busy_worker_is_relieved_when_another_has_room():
-    """S13: records that wait for a second are withdrawn once another worker has taken a mark. The busy one
-    gets no more until it takes its own mark, and the worker gets one mark only."""
+    """S13: records that wait for a second are withdrawn once another worker has taken a mark. The
+    busy one gets no more until it takes its own mark, and the worker gets one mark only."""
     partitions = made([5, 5, 0, 0], READERS)
     assert poll(partitions, 0.5) == Plan()
     assert poll(partitions, 1.1) == Plan(probe=(2,))
@@ -111,12 +111,14 @@ def test_nothing_is_withdrawn_while_no_worker_takes_its_mark():
 
 @given(st.lists(st.integers(1, 50), min_size=4, max_size=4), st.floats(0, 1_000), st.booleans())
 def test_nothing_moves_where_all_are_stuck(lags, now_s, more_ready):
-    """S13: where every worker has records and takes none, nothing is withdrawn and no mark is written."""
+    """S13: where every worker has records and takes none, nothing is withdrawn and no mark is
+    written."""
     assert poll(made(lags, READERS), now_s, more_ready=more_ready) == Plan()
 
 
 def test_equally_slow_workers_keep_their_records():
-    """S13: workers that each take a record every few seconds, in turns, are all slow: nothing moves."""
+    """S13: workers that each take a record every few seconds, in turns, are all slow: nothing
+    moves."""
     partitions = made([100, 0, 100, 0], READERS)
     taken = {0: 0, 2: 0}
     for tenth in range(1, 300):
@@ -128,8 +130,8 @@ def test_equally_slow_workers_keep_their_records():
 
 
 def test_records_of_a_frozen_worker_are_withdrawn_beside_a_moving_one():
-    """S13: the records of a worker that takes nothing are withdrawn while another takes records all the
-    time, also when the other has records left."""
+    """S13: the records of a worker that takes nothing are withdrawn while another takes records all
+    the time, also when the other has records left."""
     partitions = made([50, 0, 500, 0], READERS)
     plans = [poll(partitions, tenth / 10, {2: tenth}, more_ready=True) for tenth in range(1, 15)]
     assert plans[0] == Plan()
@@ -143,8 +145,8 @@ def test_nothing_moves_in_a_rebalance(readers):
 
 
 def test_late_records_of_a_moving_worker_go_to_one_without_work():
-    """S13: a worker that still takes records, but not soon enough, gives them up to one that has room,
-    unless tasks wait for their release anyway."""
+    """S13: a worker that still takes records, but not soon enough, gives them up to one that has
+    room, unless tasks wait for their release anyway."""
 
     def plan_of(*, more_ready):
         partitions = made([9, 0, 0, 0], READERS)
@@ -172,8 +174,8 @@ def test_a_mark_of_another_process_counts_as_one():
 
 
 def test_a_mark_that_was_just_written_excludes_no_worker():
-    """S13: tasks that are released while workers are asked for room go to all of them, not to the one that
-    has records."""
+    """S13: tasks that are released while workers are asked for room go to all of them, not to the
+    one that has records."""
     partitions = made([2, 0, 0, 0], READERS)
     partitions.add_mark(2, 0, 0.4, withdrawn=False)
     poll(partitions, 0.45, {0: 1})

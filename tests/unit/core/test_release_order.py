@@ -20,7 +20,8 @@ def aged(tasks):
 
 
 def read(heads, limit, *, finish_first):
-    """Reads heads like the statement: the first tasks of each level, and of its tasks that have begun."""
+    """Reads heads like the statement: the first tasks of each level, and of its tasks that have
+    begun."""
     found = []
     for level in range(5):
         here = [head for head in heads if head.level == level]

@@ -139,7 +139,8 @@ def test_each_killer_is_quarantined_and_each_innocent_task_succeeds(
 
 
 def test_a_loss_is_charged_to_the_suspect_that_had_begun():
-    """W8: waiting suspects and other attempts are charged nothing; without a begun suspect all others are."""
+    """W8: waiting suspects and other attempts are charged nothing; without a begun suspect all
+    others are."""
     suspect, waiting = Held("suspect", 1, begun=True), Held("waiting", 2, begun=False)
     fresh, unknown = Held("fresh", 0, begun=True), Held("unknown", 1, None)
     assert charged([suspect, waiting, fresh, unknown]) == {"suspect"}
@@ -149,7 +150,8 @@ def test_a_loss_is_charged_to_the_suspect_that_had_begun():
 
 
 def test_suspects_that_run_for_long_double_their_number():
-    """W8, O1: the tasks of a lost host begin again soon, and quick suspects still begin one at a time."""
+    """W8, O1: the tasks of a lost host begin again soon, and quick suspects still begin one at a
+    time."""
     gate = SuspectGate()
     for number in range(100):
         gate.add(number, Isolation.ONE)

@@ -1,4 +1,5 @@
-"""The namespace of a callback's target follows from the task type in its body; records have no field for it."""
+"""The namespace of a callback's target follows from the task type in its body; records have no
+field for it."""
 
 from datetime import UTC, datetime
 

@@ -34,7 +34,8 @@ def test_no_stretch_of_time_has_more_than_the_rate_and_the_capacity(rate, capaci
 
 @given(RATES, st.floats(1, 20))
 def test_waiting_as_told_uses_the_whole_rate(rate, seconds):
-    """S5: a caller that waits for `wait_s` and takes all tokens misses none, and does not ask once for each token."""
+    """S5: a caller that waits for `wait_s` and takes all tokens misses none, and does not ask once
+    for each token."""
     bucket = TokenBucket(rate, 0.0, capacity_s=0.1, full=False)
     now_s, count, calls = 0.0, 0, 0
     while now_s < seconds:
@@ -51,7 +52,8 @@ def test_waiting_as_told_uses_the_whole_rate(rate, seconds):
 
 @given(RATES, RATES, CAPACITIES_S, st.booleans(), st.floats(0, 10), st.floats(0, 10))
 def test_a_new_rate_holds_from_the_moment_it_is_set(before, after, capacity_s, full, first_s, then_s):
-    """S5: a change takes effect at once, and tokens from the old rate are cut to the new capacity."""
+    """S5: a change takes effect at once, and tokens from the old rate are cut to the new
+    capacity."""
     bucket = TokenBucket(before, 0.0, capacity_s=capacity_s, full=full)
     bucket.set_rate(after, first_s)
     assert bucket.available(first_s) <= max(1.0, after * capacity_s) + 1e-6
@@ -71,7 +73,8 @@ def test_a_clock_that_stands_still_gives_nothing():
 
 @given(st.floats(0.5, 1000), st.lists(st.floats(0, 3), min_size=1, max_size=200))
 def test_a_full_bucket_lets_one_burst_through_and_then_the_rate(rate, pauses):
-    """O5: at any time at most the rate and one capacity got through; a request that waits for `wait_s` gets through."""
+    """O5: at any time at most the rate and one capacity got through; a request that waits for
+    `wait_s` gets through."""
     now_s = taken = 0.0
     bucket = TokenBucket(rate, now_s, capacity_s=2.0, full=True)
     assert bucket.available(now_s) == int(max(1.0, rate * 2.0) + 1e-9)

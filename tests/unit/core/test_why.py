@@ -80,13 +80,15 @@ def test_the_first_of_several_reasons_is_the_answer(chosen):
     ],
 )
 def test_a_released_task_waits_only_for_workers(facts, reason, words):
-    """S8: pauses, limits and owners do not matter after the release, unless the record may not be on Kafka."""
+    """S8: pauses, limits and owners do not matter after the release, unless the record may not be
+    on Kafka."""
     answer = why(dataclasses.replace(QUEUED, **facts))
     assert (answer.reason, words in answer.sentence) == (reason, True), answer
 
 
 def test_a_delayed_task_has_its_due_time_and_retry():
-    """S8: a task that is not due has a delay or the back-off of a retry. An overdue task waits for task-sync."""
+    """S8: a task that is not due has a delay or the back-off of a retry. An overdue task waits for
+    task-sync."""
     later = dataclasses.replace(READY, state=State.SCHEDULED, due_at=NOW + timedelta(seconds=12.5))
     assert (why(later).reason, why(later).sentence) == (Reason.NOT_DUE, "it is due in 12.5 s")
     assert why(later).figures["due_in_s"] == 12.5
@@ -104,7 +106,8 @@ def test_a_delayed_task_has_its_due_time_and_retry():
 
 
 def test_tasks_in_other_states_have_an_answer():
-    """S8: paused, waiting, running and ended tasks have an answer, regardless of pauses and limits."""
+    """S8: paused, waiting, running and ended tasks have an answer, regardless of pauses and
+    limits."""
     base = dataclasses.replace(READY, type_paused=True, owner=None, group=GroupLag(0, 5))
     paused = dataclasses.replace(base, state=State.PAUSED, due_at=NOW + timedelta(seconds=60))
     assert (why(paused).reason, "60 s of its delay are left" in why(paused).sentence) == (
@@ -126,7 +129,8 @@ def test_tasks_in_other_states_have_an_answer():
 
 
 def test_a_rate_is_the_reason_only_if_it_limits():
-    """S8: the task waits for workers, not for the rate, while a second of starts is on the ready topic."""
+    """S8: the task waits for workers, not for the rate, while a second of starts is on the ready
+    topic."""
     rated = dataclasses.replace(READY, starts_per_s=3.0, ahead=Ahead(5))
     assert why(dataclasses.replace(rated, group=GroupLag(2, 2))).reason is Reason.LIMIT_STARTS
     assert why(dataclasses.replace(rated, group=None)).reason is Reason.LIMIT_STARTS
@@ -137,7 +141,8 @@ def test_a_rate_is_the_reason_only_if_it_limits():
 
 @given(st.integers(1, 10_000), st.booleans(), st.booleans())
 def test_the_count_of_tasks_ahead_has_its_precision(tasks, more, about):
-    """S8: the sentence has N, "more than N" if the count is capped, or "about N" with fair queueing."""
+    """S8: the sentence has N, "more than N" if the count is capped, or "about N" with fair
+    queueing."""
     answer = why(dataclasses.replace(READY, ahead=Ahead(tasks, more, about)))
     assert answer.reason is Reason.AHEAD
     assert answer.sentence.startswith("more than" if more else "about" if about else f"{tasks:,} task")

@@ -1,4 +1,5 @@
-"""The window's size: about one second of the workers' work, however many records they have in flight."""
+"""The window's size: about one second of the workers' work, however many records they have in
+flight."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MEASURE_S = 0.2
 
 
 class Workers:
-    """Workers of a type with a limit of attempts in flight and a constant rate, in order of arrival."""
+    """Workers of a type with a limit of attempts in flight and a constant rate, in order of
+    arrival."""
 
     def __init__(self, policy=POLICY, *, max_in_flight, per_s):
         self.window = Window(policy)
@@ -65,7 +67,8 @@ class Workers:
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 8_000), st.integers(1, 4_000))
 def test_a_steady_drain_makes_a_window_of_about_a_second(per_s, max_in_flight):
-    """S2: the size follows the measured drain between floor and ceiling, for any number of attempts in flight."""
+    """S2: the size follows the measured drain between floor and ceiling, for any number of attempts
+    in flight."""
     workers = Workers(max_in_flight=max_in_flight, per_s=per_s)
     workers.run(6)
     # Attempts in flight between two polls also limit the rate.
@@ -75,8 +78,8 @@ def test_a_steady_drain_makes_a_window_of_about_a_second(per_s, max_in_flight):
 
 
 def test_starved_workers_get_a_larger_window():
-    """S2: while workers empty the window, it grows up to four times, since a small window limits the measured
-    drain. Once they leave records, it returns to a second of work."""
+    """S2: while workers empty the window, it grows up to four times, since a small window limits
+    the measured drain. Once they leave records, it returns to a second of work."""
     window = Window(POLICY)
     found = []
     for now_s, lag in (
@@ -96,7 +99,8 @@ def test_starved_workers_get_a_larger_window():
 
 
 def test_records_taken_in_advance_do_not_count_as_drain():
-    """S2: workers that take 6,000 records at once and end ten a second leave the window at its floor."""
+    """S2: workers that take 6,000 records at once and end ten a second leave the window at its
+    floor."""
     workers = Workers(max_in_flight=6_000, per_s=10)
     workers.run(10)
     assert len(workers.in_flight) > 1_000
@@ -104,7 +108,8 @@ def test_records_taken_in_advance_do_not_count_as_drain():
 
 
 def test_the_window_adapts_within_seconds():
-    """S2: the window follows a change of the workers' rate within three seconds, and each size has its reason."""
+    """S2: the window follows a change of the workers' rate within three seconds, and each size has
+    its reason."""
     workers = Workers(max_in_flight=200, per_s=50)
     found = []
     for per_s in (50, 1_000, 20_000, 1_000, 50):
@@ -123,7 +128,8 @@ def test_the_window_adapts_within_seconds():
 
 
 def test_a_fast_worker_outgrows_the_floor_at_once():
-    """S2: a worker of 6,000 tasks per second idles for less than a second in total, and later never."""
+    """S2: a worker of 6,000 tasks per second idles for less than a second in total, and later
+    never."""
     workers = Workers(max_in_flight=3_000, per_s=6_000)
     workers.run(2)
     assert workers.idle_s < 1.0
@@ -151,8 +157,8 @@ def test_the_ceiling_wins_over_the_floor():
 
 @given(st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 3_000)), max_size=60))
 def test_the_sample_is_bounded_and_representative(steps):
-    """S2: the sample has a bounded number of attempts. When all attempts have ended, all were counted, except
-    those between two sampled ones."""
+    """S2: the sample has a bounded number of attempts. When all attempts have ended, all were
+    counted, except those between two sampled ones."""
     window = Window(POLICY)
     released_total, under_way, now_s = 0, deque(), 0.0
     for released, ended in steps:

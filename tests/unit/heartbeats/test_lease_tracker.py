@@ -1,4 +1,5 @@
-"""The lease tracker verifies its own reading before a mass expiry, in time that the test lets pass."""
+"""The lease tracker verifies its own reading before a mass expiry, in time that the test lets
+pass."""
 
 import asyncio
 import dataclasses
@@ -86,7 +87,8 @@ class StageProcessor:
 
 
 class Database:
-    """Has the leases to restore, and records workers whose attempts are about to end, with the time."""
+    """Has the leases to restore, and records workers whose attempts are about to end, with the
+    time."""
 
     def __init__(self, time):
         self._time = time
@@ -197,8 +199,8 @@ def logged(caplog):
     ],
 )
 async def test_a_mass_expiry_is_verified(rig, logged, silent, others, suspicious):
-    """H8: a few leases expire at once, but more than a tenth of all only after a verification. In both cases
-    no lease expires early, and a lease without heartbeats expires within two ticks."""
+    """H8: a few leases expire at once, but more than a tenth of all only after a verification. In
+    both cases no lease expires early, and a lease without heartbeats expires within two ticks."""
     begin_s = rig.time.now_s
     await rig.hold(silent)
     await rig.hold(others, lease_s=1_000, first=101)
@@ -234,8 +236,8 @@ async def test_a_lease_with_a_beat_that_was_not_read_yet_does_not_expire(rig, lo
 
 @pytest.mark.parametrize("failure", ["behind", "away"])
 async def test_no_lease_expires_while_the_verification_is_undecided(rig, logged, failure):
-    """H8: while records are not read, or the broker is unavailable, no lease expires. A later verification
-    lets them expire."""
+    """H8: while records are not read, or the broker is unavailable, no lease expires. A later
+    verification lets them expire."""
     await rig.hold(6)
 
     def fail(_times):
@@ -304,7 +306,8 @@ async def test_a_lease_may_end_before_the_verification(rig, logged):
 
 
 async def test_a_stall_of_this_process_extends_all_leases(rig, logged):
-    """H8: a stall of the event loop for half a lease extends every lease by that time, and is logged."""
+    """H8: a stall of the event loop for half a lease extends every lease by that time, and is
+    logged."""
     begin_s, lag_s = rig.time.now_s, LEASE_S / 2
     await rig.hold(2)
     await rig.time.advance(5)

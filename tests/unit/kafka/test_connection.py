@@ -33,7 +33,8 @@ CLIENTS = {
 
 @pytest.mark.parametrize("kind", CLIENTS)
 async def test_a_client_that_fails_to_start_is_closed(kind: str, no_broker: Kafka) -> None:
-    """O8: `penstock check` without a broker reports one error, without warnings about unclosed consumers."""
+    """O8: `penstock check` without a broker reports one error, without warnings about unclosed
+    consumers."""
     warnings: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: warnings.append(context))
     with pytest.raises(KafkaUnavailable):

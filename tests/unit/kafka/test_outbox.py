@@ -37,7 +37,8 @@ async def _nothing(*_arguments: object) -> None:
 
 @pytest.mark.parametrize("step", ["publish", "delete"])
 async def test_a_cancelled_drain_ends_what_is_under_way(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """O11: a service that is ended during its drain closes the producer and the pool only after their last use."""
+    """O11: a service that is ended during its drain closes the producer and the pool only after
+    their last use."""
     blocked = Blocked()
     monkeypatch.setattr(outbox, "publish", blocked if step == "publish" else _nothing)
     monkeypatch.setattr(outbox, "DELETE_EVERY_S", 0.0)

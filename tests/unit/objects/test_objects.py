@@ -92,8 +92,8 @@ def put(folder: Path, key: str, data: bytes) -> None:
     ],
 )
 async def test_no_other_object_than_the_digests_is_read(key: str, tmp_path: Path) -> None:
-    """T4, O5: a reference cannot lead to the archive, to another namespace's objects or out of the store, and the
-    error tells nothing of what is there."""
+    """T4, O5: a reference cannot lead to the archive, to another namespace's objects or out of the
+    store, and the error tells nothing of what is there."""
     store = ObjectStore(f"file://{tmp_path}")
     secret = b"s" * 12_345
     put(tmp_path, "history/2026-01-01/part-0", secret)
@@ -105,8 +105,8 @@ async def test_no_other_object_than_the_digests_is_read(key: str, tmp_path: Path
 
 
 async def test_an_object_belongs_to_a_namespace(tmp_path: Path) -> None:
-    """T4, O5: the same content of two namespaces is two objects, and none is read for the other one.
-    An object that an earlier release stored is read for any namespace."""
+    """T4, O5: the same content of two namespaces is two objects, and none is read for the other
+    one. An object that an earlier release stored is read for any namespace."""
     store = ObjectStore(f"file://{tmp_path}")
     large = Context(ContentType.TEXT, b"x" * 5_000)
     acme, beta, earlier = [await store.check_in(large, name) for name in ("acme", "beta", "default")]
@@ -119,7 +119,8 @@ async def test_an_object_belongs_to_a_namespace(tmp_path: Path) -> None:
 
 
 async def test_an_object_is_not_read_beyond_the_size_of_its_reference(tmp_path: Path) -> None:
-    """T4: the size is compared before the object is read: a file of 1 TiB, which is sparse, is refused at once."""
+    """T4: the size is compared before the object is read: a file of 1 TiB, which is sparse, is
+    refused at once."""
     store = ObjectStore(f"file://{tmp_path}")
     small = reference(b"x" * 5_000)
     assert small.ref is not None
@@ -158,7 +159,8 @@ async def test_a_process_may_limit_what_it_holds_in_memory(tmp_path: Path) -> No
 async def test_an_object_is_what_its_content_type_says(
     content_type: ContentType, data: bytes, tmp_path: Path
 ) -> None:
-    """T6: the bytes of an object are copied into the answers of a gateway. They must not begin another task there."""
+    """T6: the bytes of an object are copied into the answers of a gateway. They must not begin
+    another task there."""
     store = ObjectStore(f"file://{tmp_path}")
     ref = ObjectRef.of(data)
     put(tmp_path, ref.key, data)

@@ -18,7 +18,8 @@ from penstock.stages.settings import StagesSettings
 
 
 async def test_a_record_after_a_failed_commit_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O1: the committer of a failed commit takes no further record, which nothing would commit or settle."""
+    """O1: the committer of a failed commit takes no further record, which nothing would commit or
+    settle."""
 
     async def fail(*_arguments: object) -> None:
         raise Fatal("the statement is wrong")

@@ -58,7 +58,8 @@ def test_a_closed_connection_is_not_reported(plugin: OpenConnections, silent_ser
 def test_a_tls_connection_whose_peer_is_silent_is_not_reported(
     plugin: OpenConnections, silent_server: socket.socket
 ) -> None:
-    """The close of a TLS connection takes an answer of the peer, for which `asyncio.run` does not wait."""
+    """The close of a TLS connection takes an answer of the peer, for which `asyncio.run` does not
+    wait."""
     authority = trustme.CA()
     server_side, client_side = (
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),

@@ -1,4 +1,5 @@
-"""The proof that queued tasks have no record left, by offsets of each station, compared with a model."""
+"""The proof that queued tasks have no record left, by offsets of each station, compared with a
+model."""
 
 import random
 
@@ -31,7 +32,8 @@ def test_stations_follow_the_path_of_a_record():
 
 
 def test_deleted_records_prove_nothing_while_they_may_be_in_flight():
-    """After deletion of records, only a commit behind a record written later proves that readers are past."""
+    """After deletion of records, only a commit behind a record written later proves that readers
+    are past."""
     proof = Proof(seen((10, 0, 30)))
     deleted = seen((10, 30, 30))
     assert not proof.passed(deleted)
@@ -84,7 +86,8 @@ def test_every_partition_of_a_replacement_is_read():
 
 
 class RecordPath:
-    """A model of the path: attempts move from the ready topic over a claim and a result into PostgreSQL.
+    """A model of the path: attempts move from the ready topic over a claim and a result into
+    PostgreSQL.
 
     Steps happen in any order. A loss deletes unread records of the ready topic.
     """

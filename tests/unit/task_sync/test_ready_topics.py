@@ -40,8 +40,8 @@ def test_limits_and_pauses_are_metrics() -> None:
 
 
 async def test_a_rate_caps_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2, S5: with a rate, the window has at most a second of starts, which the metrics show. A small rest
-    does not count as starved. A rate above the window has no effect."""
+    """S2, S5: with a rate, the window has at most a second of starts, which the metrics show. A
+    small rest does not count as starved. A rate above the window has no effect."""
 
     async def nothing(*_arguments: Any) -> set[Any]:
         return set()
@@ -66,8 +66,9 @@ async def test_a_rate_caps_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 100))
 def test_a_full_window_is_refilled_when_half_empty(takes: list[int], size: int) -> None:
-    """S2, S6: the window never exceeds its size. A full window is refilled in one batch once at most half of
-    it is left, so that batches are large also if workers take few records at a time."""
+    """S2, S6: the window never exceeds its size. A full window is refilled in one batch once at
+    most half of it is left, so that batches are large also if workers take few records at a
+    time."""
     topic = ReadyTopic(TaskType(name="t"), "ready.t", Window(WindowPolicy(size, size)))
     topic.partitions.add(0, topic.room(), 0.0)
     assert (topic.lag, topic.room()) == (size, 0)
@@ -115,8 +116,8 @@ class Groups:
 
 
 async def test_the_coordinator_is_looked_up_again_after_it_moved() -> None:
-    """S6: a poll is one request. A former or unavailable coordinator is detected and does not look like
-    workers without progress."""
+    """S6: a poll is one request. A former or unavailable coordinator is detected and does not look
+    like workers without progress."""
     groups = Groups()
     settings = SimpleNamespace(prefix="", lag_poll_s=0.05)
     poller = LagPoller(cast(Any, settings), cast(Any, None), cast(Any, groups))

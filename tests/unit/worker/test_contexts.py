@@ -32,8 +32,8 @@ def execution(store: ObjectStore, handler) -> Execution:
 
 
 async def test_an_attempt_that_cannot_read_its_context_is_handed_back(store, folder):
-    """T4, S11: the attempt is tried again later without counting as a failure, and its handler does not
-    run. A pool of waiting attempts would hold up all others."""
+    """T4, S11: the attempt is tried again later without counting as a failure, and its handler does
+    not run. A pool of waiting attempts would hold up all others."""
     ready = ReadyTask(FENCE, "t", await store.check_in(Context.encode(LARGE), "default"), 1000)
     ran = []
 

@@ -37,7 +37,8 @@ async def run(
 
 
 async def test_a_handler_receives_its_task():
-    """W1: a handler receives the decoded context, the ids, and a token that is unique to the attempt."""
+    """W1: a handler receives the decoded context, the ids, and a token that is unique to the
+    attempt."""
     seen = []
 
     async def handler(task):
@@ -151,8 +152,8 @@ class OfItsOwn(BaseException):
     ],
 )
 async def test_any_exception_fails_only_its_attempt(error, kind, words, sync):
-    """W1: exceptions that end the interpreter, or cannot be printed or encoded, fail the attempt with a
-    readable error."""
+    """W1: exceptions that end the interpreter, or cannot be printed or encoded, fail the attempt
+    with a readable error."""
 
     def broken(_task):
         raise error
@@ -219,8 +220,8 @@ async def test_the_timeout_cancels_a_hanging_handler():
 
 
 async def test_a_handler_may_return_a_result_at_its_timeout():
-    """The result of a handler that catches its cancellation counts, and its cancellation affects no later
-    step."""
+    """The result of a handler that catches its cancellation counts, and its cancellation affects no
+    later step."""
 
     async def handler(_task):
         try:
@@ -253,8 +254,8 @@ async def test_a_hanging_thread_is_abandoned_and_its_permit_freed():
 
 
 async def test_a_stage_without_handler_is_handed_back(caplog):
-    """O6: an unknown stage is retried without a failure, after a delay that grows and is bounded. The error
-    lists the stages of the worker, and the log has each stage once."""
+    """O6: an unknown stage is retried without a failure, after a delay that grows and is bounded.
+    The error lists the stages of the worker, and the log has each stage once."""
     runs = Execution({("t", "s"): Stage(print, 5, None)}, None, 1)
 
     async def delay_s(attempt, tries=0):
@@ -287,7 +288,8 @@ async def test_a_large_context_is_transparent_to_the_handler():
 
 
 async def test_changed_objects_are_refused(tmp_path):
-    """T4: the digest of an object is verified, and the error distinguishes missing from changed objects."""
+    """T4: the digest of an object is verified, and the error distinguishes missing from changed
+    objects."""
     objects = ObjectStore(f"file://{tmp_path}/objects")
     checked = await objects.check_in(Context.encode("x" * 5000), "default")
     stored = tmp_path / "objects" / checked.ref.key
@@ -339,8 +341,8 @@ async def fetched(_consumer, _timeout_s):
 
 
 async def test_tasks_claimed_during_a_stop_reach_the_pool(monkeypatch):
-    """W1: after a stop between claim and commit the pool returns the tasks, which would otherwise wait for
-    the expiry of their leases."""
+    """W1: after a stop between claim and commit the pool returns the tasks, which would otherwise
+    wait for the expiry of their leases."""
     committing = asyncio.Event()
 
     class Consumer:
@@ -407,7 +409,8 @@ async def test_a_result_that_cannot_be_written_fails_alone():
 
 
 async def test_a_result_of_a_lost_attempt_is_not_sent():
-    """W6: before each record, results of lost attempts are dropped, and their leases are not ended."""
+    """W6: before each record, results of lost attempts are dropped, and their leases are not
+    ended."""
     sent, released = [], []
     held = {(2, 0, 0)}
 

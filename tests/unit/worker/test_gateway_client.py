@@ -33,7 +33,8 @@ async def scripted_gateway(answers):
 
 
 async def test_consecutive_failures_open_new_connections_and_a_success_clears_them(caplog):
-    """H6: two failures, an answer, and two more are no reason; three in a row are. The next request works."""
+    """H6: two failures, an answer, and two more are no reason; three in a row are. The next request
+    works."""
     script = [False, False, True, False, False, True, *[False] * RECONNECT_AFTER, True]
     answers = list(script)
     sessions = []

@@ -105,7 +105,8 @@ async def test_attempts_are_cut_off_before_their_lease_ends(rig):
 
 
 async def test_attempts_can_be_cut_off_between_steps(rig):
-    """W6: after a stall, overdue attempts are cut off before their results are sent; others stay."""
+    """W6: after a stall, overdue attempts are cut off before their results are sent; others
+    stay."""
     rig.add([task(1), task(2, lease_ms=600_000), task(3)], 0)
     rig.now_s = CUT_OFF * 300
     rig.sender.drop_cut_off([(1, 0, 0), (2, 0, 0), (99, 0, 0)])
@@ -156,7 +157,8 @@ class TaskSource:
 @pytest.mark.parametrize("over_http", [False, True])
 @pytest.mark.parametrize("freed_by", ["reported", "cut off", "gone"])
 async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, freed_by, monkeypatch):
-    """H2: a puller waits until the sender and the attempts in flight have room, and pulls no more than that."""
+    """H2: a puller waits until the sender and the attempts in flight have room, and pulls no more
+    than that."""
     lease_ms = 1
     rig.add([task(0, lease_ms)], 0)
     full = 1 + rig.sender.room
@@ -191,7 +193,8 @@ async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, f
 
 
 async def test_throttled_beats_wait_for_retry_after_and_go_first(rig):
-    """H3: no beat is sent before Retry-After has passed, for any lease; then throttled beats are first."""
+    """H3: no beat is sent before Retry-After has passed, for any lease; then throttled beats are
+    first."""
     rig.add([task(1), task(2, lease_ms=350_000)], 0)
     await rig.advance(59)
     rig.transport.throttled_s = 20.0
@@ -207,7 +210,8 @@ async def test_throttled_beats_wait_for_retry_after_and_go_first(rig):
 
 
 async def test_a_long_retry_after_does_not_cost_leases(rig):
-    """H3: beats wait for at most half a cycle, so that a lease survives an excessive Retry-After."""
+    """H3: beats wait for at most half a cycle, so that a lease survives an excessive
+    Retry-After."""
     rig.add([task(1)], 0)
     rig.transport.throttled_s = 100_000.0
     await rig.advance(70)

@@ -233,7 +233,8 @@ async def test_unusual_values_of_correct_types_are_accepted(sync):
 
 
 async def test_a_handler_that_cancels_its_own_task_settles_its_attempt():
-    """W1: otherwise the worker would renew the lease of an attempt without a handler, without end."""
+    """W1: otherwise the worker would renew the lease of an attempt without a handler, without
+    end."""
     reported = []
     ended = asyncio.Event()
 
@@ -273,7 +274,8 @@ async def test_a_failed_attempt_is_logged(caplog):
 
 
 async def test_a_context_that_grows_when_encoded_is_judged_by_what_is_sent():
-    """T4: 400 times `1e9,` are 1,601 bytes and 5,201 after encoding, so the worker stores them as an object."""
+    """T4: 400 times `1e9,` are 1,601 bytes and 5,201 after encoding, so the worker stores them as
+    an object."""
     text = b"[" + b",".join([b"1e9"] * 400) + b"]"
     for value in (Context(ContentType.JSON, text), orjson.Fragment(text)):
         found = await run(lambda _task, value=value: Done(value))
@@ -287,7 +289,8 @@ async def test_a_context_that_grows_when_encoded_is_judged_by_what_is_sent():
     ids=["control", "emoji", "quotes", "plain"],
 )
 async def test_batches_stay_below_the_limit_of_a_record(text):
-    """W4: a broker refuses a larger record at each repetition, and with it the results of all attempts."""
+    """W4: a broker refuses a larger record at each repetition, and with it the results of all
+    attempts."""
     results = [
         StageResult(
             fence=Fence(number, 0, "s", 0),

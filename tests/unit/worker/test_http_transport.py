@@ -1,4 +1,5 @@
-"""The HTTP transport of a worker: start of leases, number of tasks, and answers that are not a gateway's."""
+"""The HTTP transport of a worker: start of leases, number of tasks, and answers that are not a
+gateway's."""
 
 import asyncio
 import re
@@ -63,7 +64,8 @@ class HeartbeatSender:
     ],
 )
 async def test_a_lease_counts_from_its_claim(body, before_s):
-    """W6: the platform counts from the claim, so a worker that counts from the answer would stop too late."""
+    """W6: the platform counts from the claim, so a worker that counts from the answer would stop
+    too late."""
     gateway, heartbeats = GatewayClient(body), HeartbeatSender()
     puller = HttpPuller(gateway, "t", InFlight(10), heartbeats, "w", lambda _claimed: None, {})
     pulling = asyncio.create_task(puller.run())
@@ -132,8 +134,8 @@ FOREIGN_BODIES = [
 
 @pytest.mark.parametrize("body", FOREIGN_BODIES)
 async def test_a_foreign_answer_counts_as_an_unavailable_gateway(impostor, body):
-    """The worker detects a proxy's page with status 200, reports its URL, and retries. A beat without an
-    answer is not confirmed."""
+    """The worker detects a proxy's page with status 200, reports its URL, and retries. A beat
+    without an answer is not confirmed."""
     _, url = await impostor((200, body))
     async with RealGateway(url) as gateway:
         with pytest.raises(
@@ -221,8 +223,8 @@ def ready_file(tmp_path, monkeypatch):
 
 
 async def test_a_worker_is_ready_after_an_answer_of_a_gateway(impostor, ready_file):
-    """O2: a worker is ready after the first answer of a gateway, also without a task. Foreign answers do not
-    count."""
+    """O2: a worker is ready after the first answer of a gateway, also without a task. Foreign
+    answers do not count."""
     found, url = await impostor((503, b"starting"), (200, b"<html>"), (200, EMPTY))
     stopping, readied = asyncio.Event(), []
     serving = asyncio.create_task(worker_of(url).serve(stopping, lambda: readied.append(len(found.asked))))
@@ -236,8 +238,8 @@ async def test_a_worker_is_ready_after_an_answer_of_a_gateway(impostor, ready_fi
 
 
 async def test_a_refused_worker_reads_the_next_key_from_its_file(impostor, ready_file, tmp_path, caplog):
-    """O5: an API key is rotated without a restart of the worker. While it is refused, it is not ready and logs
-    the remedy. It continues as soon as the file has an accepted key."""
+    """O5: an API key is rotated without a restart of the worker. While it is refused, it is not
+    ready and logs the remedy. It continues as soon as the file has an accepted key."""
     file = tmp_path / "key"
     file.write_text("pk_old\n")
     found, url = await impostor((200, EMPTY))
@@ -266,7 +268,8 @@ async def test_a_refused_worker_reads_the_next_key_from_its_file(impostor, ready
 
 
 async def test_a_worker_that_stays_refused_ends_with_the_reason(impostor, ready_file):
-    """O5: the worker ends after its timeout with the status of wrong settings, and was never ready."""
+    """O5: the worker ends after its timeout with the status of wrong settings, and was never
+    ready."""
     found, url = await impostor((200, EMPTY))
     found.keys = {"pk_other"}
     worker = worker_of(url, api_key="pk_mine", refused_timeout_s=0.5)
@@ -289,8 +292,8 @@ def test_only_consecutive_refusals_count():
 
 
 def test_the_oldest_refusal_determines_the_time_left():
-    """O5: the operation that has been refused for longest ends the worker, so each refusal reports its time.
-    Operations without further requests do not count."""
+    """O5: the operation that has been refused for longest ends the worker, so each refusal reports
+    its time. Operations without further requests do not count."""
     refusals = Refusals(300)
     report, hold = ("/set_task", ""), ("/hold_task", "t")
     assert refusals.add(hold, 1_000.0) == 300
@@ -315,7 +318,8 @@ KEY, OTHER = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
     ],
 )
 def test_an_answer_clears_refusals_of_the_same_kind(forbidden, asked_s, sent, free):
-    """O5: any later answer clears refusals of an unknown key, but not refusals of a missing permission."""
+    """O5: any later answer clears refusals of an unknown key, but not refusals of a missing
+    permission."""
     refusals = Refusals(300)
     refusals.add(("/hold_task", "t"), 1_000.0, forbidden)
     assert refusals.on_accepted(("/set_task", ""), asked_s, sent) is free
@@ -349,7 +353,8 @@ async def test_accepted_beats_make_a_full_worker_ready(impostor, tmp_path):
 
 
 async def test_a_full_worker_does_not_start_a_long_poll(impostor, monkeypatch):
-    """O2: the next request of a worker that was refused, and had no room since, asks for an answer at once."""
+    """O2: the next request of a worker that was refused, and had no room since, asks for an answer
+    at once."""
     found, url = await impostor((200, EMPTY))
     found.keys = {"pk_other"}
     in_flight = InFlight(1)
@@ -387,8 +392,8 @@ async def test_a_full_worker_does_not_start_a_long_poll(impostor, monkeypatch):
     ],
 )
 async def test_a_throttled_worker_keeps_its_long_poll(error, wait_s):
-    """O2, T6: a 429 shows that the gateway is available, and requests without a wait would load it more. After
-    a failure the next request is answered at once."""
+    """O2, T6: a 429 shows that the gateway is available, and requests without a wait would load it
+    more. After a failure the next request is answered at once."""
     waits = []
     asked = asyncio.Event()
 
@@ -410,8 +415,8 @@ async def test_a_throttled_worker_keeps_its_long_poll(error, wait_s):
 
 
 def test_an_invalid_key_file_is_refused(tmp_path):
-    """O5: a file that is unreadable, or has several or invalid keys, is refused at the start. The error has its
-    name, not its content."""
+    """O5: a file that is unreadable, or has several or invalid keys, is refused at the start. The
+    error has its name, not its content."""
     file = tmp_path / "key"
     for content, readiness_changes in (
         (None, "cannot be read"),
@@ -439,7 +444,8 @@ def test_an_invalid_key_file_is_refused(tmp_path):
 
 
 class StrictGateway:
-    """Refuses each request with an entry that names stage `bad`, as a gateway refuses a body that is too large."""
+    """Refuses each request with an entry that names stage `bad`, as a gateway refuses a body that
+    is too large."""
 
     def __init__(self) -> None:
         self.accepted: list[dict] = []
@@ -459,8 +465,8 @@ class StrictGateway:
 
 
 async def test_a_refused_result_costs_its_own_attempt_only():
-    """T6: when a gateway refuses a request or an entry, the other results arrive, and the attempt at fault ends with
-    the reason instead of waiting for its lease."""
+    """T6: when a gateway refuses a request or an entry, the other results arrive, and the attempt
+    at fault ends with the reason instead of waiting for its lease."""
     gateway = StrictGateway()
     stages = ["s", "bad", "s", "odd", "s", "s"]
     results = [

@@ -34,8 +34,8 @@ async def claim(in_flight, type_name, most, numbers):
 )
 @settings(max_examples=200, deadline=None)
 def test_the_types_together_never_exceed_the_capacity(capacity, steps):
-    """W2: for any order of reservations, claims and ends, what is in flight and reserved fits, and no
-    room is lost."""
+    """W2: for any order of reservations, claims and ends, what is in flight and reserved fits, and
+    no room is lost."""
 
     async def run():
         in_flight, number, held = InFlight(capacity), 0, []
@@ -92,7 +92,8 @@ async def test_room_is_shared_among_the_types_that_wait():
 
 
 async def test_a_reservation_that_is_not_used_is_free_again():
-    """W2: neither a poll without records, nor one that is cancelled or waits too long, costs room."""
+    """W2: neither a poll without records, nor one that is cancelled or waits too long, costs
+    room."""
     in_flight = InFlight(4)
     async with in_flight.reserve("a", 3, NEVER_S) as reservation:
         assert (reservation.size, in_flight.room) == (3, 1)

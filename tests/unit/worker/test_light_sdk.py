@@ -18,7 +18,8 @@ def test_the_sdk_imports_without_packages_of_services(module):
 
 @pytest.mark.parametrize("url", ["nonsense", "http://", "ftp://gateway.example"])
 def test_a_wrong_setting_ends_the_worker_with_one_line(url):
-    """O8: a mistyped gateway URL is reported in one line without a traceback, and the status is 6."""
+    """O8: a mistyped gateway URL is reported in one line without a traceback, and the status is
+    6."""
     program = (
         "from penstock.worker import Worker\n"
         f"worker = Worker(worker_gateway={url!r})\n"

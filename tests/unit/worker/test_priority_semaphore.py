@@ -55,7 +55,8 @@ def test_the_backlog_is_ordered_by_priority_then_arrival(steps):
 
 
 async def test_the_most_urgent_handler_starts_first():
-    """S3: while all permits are taken, the most urgent attempt starts next, also if it arrived last."""
+    """S3: while all permits are taken, the most urgent attempt starts next, also if it arrived
+    last."""
     for is_async, pool_size, threads in ((True, 1, 1), (False, 100, 1)):
         started, over = [], asyncio.Event()
         loop, free = asyncio.get_running_loop(), asyncio.Event()
@@ -95,7 +96,8 @@ async def test_the_most_urgent_handler_starts_first():
     st.integers(1, 3),
 )
 def test_no_permit_is_lost_or_granted_twice(waiters, count):
-    """S3: a cancelled waiter does not change the number of permits, also if cancelled when it gets its permit."""
+    """S3: a cancelled waiter does not change the number of permits, also if cancelled when it gets
+    its permit."""
 
     async def scenario():
         permits, inside, max_inside = PrioritySemaphore(count), 0, 0
@@ -127,7 +129,8 @@ def test_no_permit_is_lost_or_granted_twice(waiters, count):
 
 
 async def test_cancelled_waiters_leave_nothing_behind():
-    """H11: revoked attempts that waited for a thread do not stay until the handlers before them end."""
+    """H11: revoked attempts that waited for a thread do not stay until the handlers before them
+    end."""
     permits = PrioritySemaphore(1)
     async with permits.permit(Priority.MEDIUM):
         waiting = asyncio.create_task(permits.permit(Priority.LOW).__aenter__())

@@ -67,7 +67,8 @@ def _sender(transport: Transport, sent: list[AttemptId]) -> ResultSender:
 
 @pytest.mark.parametrize("broken", ["results", "heartbeats"])
 async def test_a_failed_write_is_not_taken_for_sent(broken: str) -> None:
-    """W1, O1: a worker that stops learns that its last results, or the ends of their leases, were not stored."""
+    """W1, O1: a worker that stops learns that its last results, or the ends of their leases, were
+    not stored."""
     sent: list[AttemptId] = []
     transport = Transport(results=_refused) if broken == "results" else Transport(heartbeats=_refused)
     sender = _sender(transport, sent)

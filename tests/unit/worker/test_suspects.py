@@ -59,7 +59,8 @@ async def rig():
 
 
 async def test_suspects_begin_one_at_a_time_and_others_at_once(rig):
-    """W8: a suspect begins once the platform knows it, and the next once the last one's result is stored."""
+    """W8: a suspect begins once the platform knows it, and the next once the last one's result is
+    stored."""
     rig.pool.start_all([ready(1, Isolation.ONE), ready(2, Isolation.ONE), ready(3), ready(4)])
     await rig.become(3, 4)
     assert ids(rig.announced) == [1]
@@ -103,7 +104,8 @@ async def test_nothing_runs_beside_a_suspect_that_runs_alone(rig):
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 async def test_a_dropped_suspect_holds_up_no_other(rig, isolation):
-    """W5: a suspect that is revoked while it waits, is announced or runs, gives its turn to the next."""
+    """W5: a suspect that is revoked while it waits, is announced or runs, gives its turn to the
+    next."""
     suspects = [ready(number, isolation) for number in range(1, 5)]
     rig.pool.start_all(suspects)
     rig.pool.drop([suspects[1].fence.attempt_id])
@@ -143,8 +145,8 @@ class FakeTransport:
 
 
 async def test_heartbeats_say_which_suspects_wait(monkeypatch):
-    """W8: claims and heartbeats of waiting suspects say so, and the announcement of one is repeated until
-    the platform has it."""
+    """W8: claims and heartbeats of waiting suspects say so, and the announcement of one is repeated
+    until the platform has it."""
     monkeypatch.setattr("penstock.concurrency.retry.asyncio.sleep", lambda _seconds: asyncio.tasks.sleep(0))
     transport, lost = FakeTransport(), []
     sender = HeartbeatSender(transport, "w", lambda: 0.0, lost.extend)
@@ -165,7 +167,8 @@ async def test_heartbeats_say_which_suspects_wait(monkeypatch):
 
 
 def test_records_of_earlier_versions_are_read():
-    """O6: a ready record without `isolation` is of no suspect, a claim without `begun` has begun."""
+    """O6: a ready record without `isolation` is of no suspect, a claim without `begun` has
+    begun."""
     assert ReadyTask.decode(ready(1).encode()).isolation is None
     assert b"isolation" not in ready(1).encode()
     for isolation in Isolation:

@@ -183,7 +183,7 @@ async def test_old_and_new_services_work_side_by_side(
             assert not set(first) & set(second)
             await make_topics(kafka_servers, prefix)
             await submit(before)
-            await wait_until(all_ended, timeout=90, what="the old release ends its tasks on the new schema")
+            await wait_until(all_ended, timeout=90, what="the old version ends its tasks on the new schema")
             await after.start()
             await asyncio.gather(submit(before), submit(after))
             await wait_until(all_ended, timeout=90, what="both end tasks")
@@ -191,7 +191,7 @@ async def test_old_and_new_services_work_side_by_side(
             assert set((await before.stop()).values()) == {0}
             await migrate(empty_database, Step.POST)
             await submit(after)
-            await wait_until(all_ended, timeout=90, what="the new release ends all tasks")
+            await wait_until(all_ended, timeout=90, what="the new version ends all tasks")
             await wait_until(all_delivered, timeout=90, what="every callback is delivered")
             assert len(set(ids)) == 12 * TASKS_PER_TYPE
             assert len(set(target.ids())) == 12 * TASKS_PER_TYPE

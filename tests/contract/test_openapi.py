@@ -15,7 +15,7 @@ from penstock.contracts.files import schemas_folder
 from penstock.core.operations import BATCH_SIZE, Verb
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED as AHEAD_COUNTED
-from penstock.core.why import Reason
+from penstock.core.why import WaitReason
 from penstock.gateway import openapi
 from penstock.gateway.api_reference import render
 from penstock.gateway.callbacks import MAX_REPLAYED, CallbackRoutes
@@ -159,7 +159,7 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         "/types/{name}/keys": MAX_PAGE_SIZE,
         "/backlog": MAX_BACKLOG_PAGE_SIZE,
     }
-    assert schemas["Why"]["properties"]["reason"]["enum"] == list(Reason)
+    assert schemas["Why"]["properties"]["reason"]["enum"] == list(WaitReason)
     assert schemas["Why"]["properties"]["state"]["enum"] == [state.value for state in State]
     assert schemas["Figures"]["properties"]["ahead"]["maximum"] == AHEAD_COUNTED
     assert schemas["BacklogLine"]["properties"]["priority"]["enum"] == [

@@ -16,7 +16,7 @@ from penstock.callbacks.ledger import EndedAttempt
 from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import origin_of
-from penstock.core.delivery import Dead, Delivered, Outcome, Reason, RetryIn
+from penstock.core.delivery import Dead, DeadReason, Delivered, Outcome, RetryIn
 from penstock.postgres.callbacks import OutcomeRow
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Outcomes:
         late = (
             isinstance(outcome, RetryIn) and outcome.seconds > SELF_CHECK_RETRY_S and not result.retry_after_s
         )
-        if late or outcome == Dead(Reason.EXHAUSTED):
+        if late or outcome == Dead(DeadReason.EXHAUSTED):
             retry_after_s = min(result.retry_after_s or 0.0, self._policy.retry_after_max_s)
             return RetryIn(max(SELF_CHECK_RETRY_S * (0.5 + self._random_share() / 2), retry_after_s))
         return outcome
@@ -103,11 +103,11 @@ class Outcomes:
         return EndedAttempt(callback, row, result.took_s, result.status, error)
 
 
-def _dead_message(result: CallResult, attempt: int, reason: Reason) -> str:
+def _dead_message(result: CallResult, attempt: int, reason: DeadReason) -> str:
     match reason:
-        case Reason.GONE:
+        case DeadReason.GONE:
             return f"{result.message}: it is gone, and its target is disabled"
-        case Reason.EXHAUSTED:
+        case DeadReason.EXHAUSTED:
             return f"{result.message}; attempt {attempt} was the last"
-        case Reason.UNCALLABLE:
+        case DeadReason.UNCALLABLE:
             return result.message

@@ -32,7 +32,7 @@ from penstock.callbacks.target_cache import Attempt, TargetCache
 from penstock.callbacks.target_store import TargetStore
 from penstock.concurrency.batcher import Batcher
 from penstock.concurrency.timeout_queue import TimeoutQueue
-from penstock.core.delivery import Dead, Delivered, Reason
+from penstock.core.delivery import Dead, DeadReason, Delivered
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import TargetId
 from penstock.errors import PostgresUnavailable
@@ -293,7 +293,7 @@ class Pipeline:
             if call.timer is not None:
                 call.timer.cancel()
         outcome = self._outcomes.decide(call.in_flight, result)
-        if outcome == Dead(Reason.GONE):
+        if outcome == Dead(DeadReason.GONE):
             # Before the next call to this target starts.
             self._cache.disable(callback.target)
             self._withdraw(self._router.hold_all(callback.target))
@@ -360,7 +360,7 @@ class Pipeline:
 
     async def _publish_dead(self, ended: EndedAttempt, outcome: Dead, result: CallResult) -> None:
         callback = ended.callback
-        if outcome.reason is Reason.GONE:
+        if outcome.reason is DeadReason.GONE:
             self._withdraw(self._router.hold_all(callback.target))
             await self.targets.disable(callback.target, f"it answered {result.status} to {callback.id}")
         await self._ledger.publish_dead(ended)

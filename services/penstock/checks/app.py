@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from penstock.checks import rows
+from penstock.checks.in_transit import InTransit
 from penstock.checks.kafka import Topics
 from penstock.checks.misplaced import Misplaced
 from penstock.checks.missing import missing_tasks
-from penstock.checks.moving import Moving
 from penstock.checks.queued import Queued
 from penstock.checks.repair import Repair
-from penstock.checks.report import Found, Offender, Report, Rule
+from penstock.checks.report import Offender, Offenders, Report, Rule
 from penstock.checks.stuck_callbacks import StuckCallbacks
 from penstock.checks.unstamped import Unstamped
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
@@ -79,8 +79,8 @@ async def _find(
     misplaced: Misplaced,
     unstamped: Unstamped,
     show: int,
-) -> list[Found]:
+) -> list[Offenders]:
     found = await rows.find(pool, show, partitions_of(settings, HEARTBEATS))
     found += await stuck.find()
     found += await unstamped.find()
-    return found + await Moving(settings, pool, topics, queued, misplaced).find()
+    return found + await InTransit(settings, pool, topics, queued, misplaced).find()

@@ -14,8 +14,8 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.checks.kafka import Topics
-from penstock.checks.report import Found, Offender, Rule
-from penstock.core.position import Position, Reason, Start
+from penstock.checks.report import Offender, Offenders, Rule
+from penstock.core.position import Position, Start, StartReason
 from penstock.errors import SessionLost
 from penstock.kafka.connection import make_consumer, running, translated
 from penstock.kafka.topics import (
@@ -58,13 +58,13 @@ class Misplaced:
         self._ingest: dict[int, tuple[ingest_positions.Stored | None, Start]] = {}
         self._groups: dict[str, dict[TopicPartition, Start]] = {}
 
-    async def find(self) -> dict[Hashable, Found]:
+    async def find(self) -> dict[Hashable, Offenders]:
         """The positions that do not fit their topics now.
 
         Raises:
             PostgresUnavailable, KafkaUnavailable: it is unknown.
         """
-        found: dict[Hashable, Found] = {}
+        found: dict[Hashable, Offenders] = {}
         stored = await ingest_positions.stored_all(self._pool, self._submitted)
         starts = await self._topics.check(
             {
@@ -83,7 +83,7 @@ class Misplaced:
             of_group = {tp: position for tp, position in committed.items() if tp.topic in names}
             for tp, start in (await self._topics.check(of_group)).items():
                 # No fault of a reader: the recheck finds the tasks of ready records.
-                if start.reason in {Reason.REPLACED, Reason.CUT}:
+                if start.reason in {StartReason.REPLACED, StartReason.CUT}:
                     self._groups.setdefault(group, {})[tp] = start
                     _add(found, tp, start, reader)
         return found
@@ -133,12 +133,12 @@ class Misplaced:
                 )
 
 
-def _add(found: dict[Hashable, Found], tp: TopicPartition, start: Start, reader: str) -> None:
+def _add(found: dict[Hashable, Offenders], tp: TopicPartition, start: Start, reader: str) -> None:
     why = {
-        Reason.REPLACED: "the topic was created again",
-        Reason.CUT: "the log lost its tail",
-        Reason.DELETED: f"{start.deleted:,} records were deleted before they were read",
+        StartReason.REPLACED: "the topic was created again",
+        StartReason.CUT: "the log lost its tail",
+        StartReason.DELETED: f"{start.deleted:,} records were deleted before they were read",
     }[start.reason]
     name = f"{tp.topic}/{tp.partition}"
     lacks = f"is read from {start.stored:,}, and {why}: is {reader} running?"
-    found["misplaced", name, start.stored] = Found([Offender(Rule.MISPLACED, "topic", name, lacks)], 1)
+    found["misplaced", name, start.stored] = Offenders([Offender(Rule.MISPLACED, "topic", name, lacks)], 1)

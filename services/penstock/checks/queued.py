@@ -15,7 +15,7 @@ from datetime import datetime
 import asyncpg
 
 from penstock.checks.kafka import Topics
-from penstock.checks.report import Found, Offender, Rule
+from penstock.checks.report import Offender, Offenders, Rule
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
@@ -54,7 +54,7 @@ class Queued:
         self._with_record: set[AttemptId] = set()
         self._in_releases: set[int] = set()
 
-    async def find(self) -> dict[Hashable, Found]:
+    async def find(self) -> dict[Hashable, Offenders]:
         """The tasks that have been queued since before the first search and have no record now.
 
         Raises:
@@ -73,7 +73,7 @@ class Queued:
                 "too many records are unread on heartbeats, on stage-results, or on the ready topic of "
                 f"{' or '.join(types)}: which queued tasks have a record is unknown"
             )
-            return {"unproven": Found([Offender(Rule.UNPROVEN, "topic", types[0], lacks)], 1)}
+            return {"unproven": Offenders([Offender(Rule.UNPROVEN, "topic", types[0], lacks)], 1)}
         first: list[Offender] = []
         count = 0
         async for page in self.without_record():
@@ -81,7 +81,7 @@ class Queued:
             for type_name, attempt_id in page[: self._show - len(first)]:
                 lacks = f"is queued, but ready.{type_name} has no record of it left to read"
                 first.append(Offender(Rule.RECORDLESS, "task", attempt_id.task_id, lacks))
-        return {"recordless": Found(first, count)} if count else {}
+        return {"recordless": Offenders(first, count)} if count else {}
 
     async def without_record(self) -> AsyncIterator[list[tuple[str, AttemptId]]]:
         """Types and attempts that the last search found without a record, a page at a time.

@@ -51,7 +51,7 @@ class Offender:
 
 
 @dataclass(slots=True)
-class Found:
+class Offenders:
     """The offenders against one rule: the first of them, and how many there are.
 
     Attributes:
@@ -89,7 +89,7 @@ class Report:
     repaired: Counter[Rule] | None = None
     remaining: Counter[Rule] = field(default_factory=Counter)
 
-    def add(self, found: Iterable[Found], show: int) -> None:
+    def add(self, found: Iterable[Offenders], show: int) -> None:
         """Adds offenders, `show` of each rule."""
         shown = Counter(offender.rule for offender in self.offenders)
         for of_rule in found:

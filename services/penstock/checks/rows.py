@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from penstock.checks.report import Found, Offender, Rule
+from penstock.checks.report import Offender, Offenders, Rule
 from penstock.core.target import TargetId
 from penstock.core.task import Priority
 from penstock.postgres import checks
@@ -82,7 +82,7 @@ _CHECKS = (
 )
 
 
-async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Found]:
+async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Offenders]:
     """The first `show` offenders against each rule; `heartbeats`: partitions of that topic.
 
     Raises:
@@ -97,5 +97,5 @@ async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Found]:
             first = [
                 Offender(check.rule, check.what or row["what"], row["id"], check.lacks(row)) for row in rows
             ]
-            found.append(Found(first, rows[0]["found"]))
+            found.append(Offenders(first, rows[0]["found"]))
     return found

@@ -28,7 +28,7 @@ import asyncpg
 from aiokafka import TopicPartition
 
 from penstock.checks.kafka import Topics
-from penstock.checks.report import Found, Offender, Rule
+from penstock.checks.report import Offender, Offenders, Rule
 from penstock.core.target import TargetId
 from penstock.kafka.outbox import partition_of
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, service_group
@@ -78,7 +78,7 @@ class StuckCallbacks:
         self._unclaimed: list[tuple[str, int, int]] = []
         self._uncalled: list[TargetId] = []
 
-    async def find(self) -> list[Found]:
+    async def find(self) -> list[Offenders]:
         """The offenders; waits a few seconds for the commit of a record that was just published.
 
         Raises:
@@ -92,7 +92,7 @@ class StuckCallbacks:
         found = [await self._find_unclaimed(), await self._find_uncalled()]
         return [finding for finding in found if finding.count]
 
-    async def _find_unclaimed(self) -> Found:
+    async def _find_unclaimed(self) -> Offenders:
         rows = await self._fetch_unclaimed()
         positions = await self._read_positions() if rows else _ReadPositions()
         # A claim comes before the commit of its record, so a callback that was claimed meanwhile is
@@ -106,7 +106,7 @@ class StuckCallbacks:
             > row["published_at_s"] + SKEW_S
         ]
         self._unclaimed = [(row["id"], row["attempt"], row["published"]) for row in rows]
-        return Found(
+        return Offenders(
             [
                 Offender(
                     Rule.UNBEGUN,
@@ -120,7 +120,7 @@ class StuckCallbacks:
             len(rows),
         )
 
-    async def _find_uncalled(self) -> Found:
+    async def _find_uncalled(self) -> Offenders:
         rows = await self._fetch_uncalled()
         positions = await self._read_positions() if rows else _ReadPositions()
         before_s = time.time() - UNCALLED_S
@@ -135,7 +135,7 @@ class StuckCallbacks:
         uncalled = {_target_of(row) for row in await self._fetch_uncalled()} if rows else set()
         rows = [row for row in rows if _target_of(row) in uncalled]
         self._uncalled = [_target_of(row) for row in rows]
-        return Found(
+        return Offenders(
             [
                 Offender(
                     Rule.UNBEGUN,

@@ -1,4 +1,4 @@
-"""Finds topics whose records their writers stamp, as in older releases.
+"""Finds topics whose records their writers stamp, as in older versions.
 
 Kafka refuses a record that a writer stamps more than an hour ahead, and deletes by stamps: the
 clock of one process decides about acceptance and retention.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from penstock.checks.report import Found, Offender, Rule
+from penstock.checks.report import Offender, Offenders, Rule
 from penstock.kafka import topic_plan
 from penstock.kafka.topic_config import STAMP
 from penstock.settings import Kafka
@@ -28,7 +28,7 @@ class Unstamped:
         self._show = show
         self._found: list[topic_plan.Difference] = []
 
-    async def find(self) -> list[Found]:
+    async def find(self) -> list[Offenders]:
         """The topics whose stamps are not the broker's.
 
         Raises:
@@ -39,7 +39,7 @@ class Unstamped:
         self._found = [each for each in plan if each.what == STAMP]
         lacks = "has the stamps of its writers: Kafka refuses or deletes records by a wrong clock"
         first = [Offender(Rule.UNSTAMPED, "topic", each.topic, lacks) for each in self._found[: self._show]]
-        return [Found(first, len(self._found))] if self._found else []
+        return [Offenders(first, len(self._found))] if self._found else []
 
     async def stamp(self) -> int:
         """Lets the broker stamp the records of the topics last found; returns how many.

@@ -42,7 +42,7 @@ prefix_option = click.option(
 def topics(ctx: click.Context, /, replication: int | None, json_: bool, **options: Any) -> None:
     """Creates the platform's topics that do not exist; running it again changes nothing.
 
-    In topics of an older release, ready topics included, it changes one setting: Kafka stamps the
+    In topics of an older version, ready topics included, it changes one setting: Kafka stamps the
     records itself (message.timestamp.type). It names these topics.
 
     schemas/topics.toml and the file of PENSTOCK_TOPICS_FILE declare the topics. Task-sync creates

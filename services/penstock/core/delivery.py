@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 GONE = 410
 
 
-class Reason(enum.StrEnum):
+class DeadReason(enum.StrEnum):
     """Why a callback is dead."""
 
     GONE = "gone"
@@ -49,7 +49,7 @@ class Dead:
         reason: why the callback is dead.
     """
 
-    reason: Reason
+    reason: DeadReason
 
 
 Outcome = Delivered | RetryIn | Dead
@@ -106,13 +106,13 @@ class DeliveryPolicy:
             callable_target: False when the URL can never be called.
         """
         if not callable_target:
-            return Dead(Reason.UNCALLABLE)
+            return Dead(DeadReason.UNCALLABLE)
         if status is not None and 200 <= status < 300:
             return Delivered()
         if status == GONE:
-            return Dead(Reason.GONE)
+            return Dead(DeadReason.GONE)
         if attempt >= self.attempts:
-            return Dead(Reason.EXHAUSTED)
+            return Dead(DeadReason.EXHAUSTED)
         delay_s = self.schedule_s[attempt - 1] * (1 - self.jitter * random_share)
         if retry_after_s is not None:
             # Retry-After can lengthen the delay, up to the limit, and never shortens it.

@@ -26,7 +26,7 @@ def step_of(name: str) -> Step:
 
 
 def expected(names: Sequence[str]) -> list[str]:
-    """Returns the migrations, out of all, that a release's services require, in order."""
+    """Returns the migrations, out of all, that a version's services require, in order."""
     return [name for name in names if step_of(name) is Step.PRE]
 
 
@@ -36,7 +36,7 @@ def due(names: Sequence[str], done: Collection[str], step: Step | None) -> list[
     Args:
         names: all migrations of the release, in order.
         done: the migrations that have been applied.
-        step: the step; None is both, which requires that no service of an older release runs. For
+        step: the step; None is both, which requires that no service of an older version runs. For
             an empty database `pre` is both steps, since no older service can use it.
 
     Raises:

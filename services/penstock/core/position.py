@@ -100,7 +100,7 @@ class LogState:
     same_record: bool | None = None
 
 
-class Reason(StrEnum):
+class StartReason(StrEnum):
     """Why a reader continues where it does. The values are labels of a metric."""
 
     KEPT = "kept"  # the position is valid
@@ -122,14 +122,14 @@ class Start:
     """
 
     position: Position
-    reason: Reason
+    reason: StartReason
     stored: int | None = None
     deleted: int = 0
 
     @property
     def moved(self) -> bool:
         """Whether the stored position was not valid."""
-        return self.reason not in {Reason.KEPT, Reason.NEW}
+        return self.reason not in {StartReason.KEPT, StartReason.NEW}
 
 
 def decide(position: Position | None, log: LogState) -> Start:
@@ -141,19 +141,19 @@ def decide(position: Position | None, log: LogState) -> Start:
     - Behind deleted records, it continues with the oldest record that is left.
     """
     if position is None:
-        return Start(Position(log.begin, log.topic_id), Reason.NEW)
+        return Start(Position(log.begin, log.topic_id), StartReason.NEW)
     if None not in {position.topic_id, log.topic_id} and position.topic_id != log.topic_id:
-        return Start(Position(log.begin, log.topic_id), Reason.REPLACED, position.offset)
+        return Start(Position(log.begin, log.topic_id), StartReason.REPLACED, position.offset)
     if (cut := _cut(position, log)) is not None:
         start = min(max(cut.offset, log.begin), log.end)
         # With its epoch, so that another lost tail is seen even if no record was read meanwhile.
         epoch = cut.epoch if log.begin < start == cut.offset else None
-        return Start(Position(start, log.topic_id, epoch), Reason.CUT, position.offset)
+        return Start(Position(start, log.topic_id, epoch), StartReason.CUT, position.offset)
     if position.offset < log.begin:
         deleted = log.begin - position.offset
-        return Start(Position(log.begin, log.topic_id), Reason.DELETED, position.offset, deleted)
+        return Start(Position(log.begin, log.topic_id), StartReason.DELETED, position.offset, deleted)
     kept = Position(position.offset, log.topic_id or position.topic_id, position.epoch, position.checksum)
-    return Start(kept, Reason.KEPT, position.offset)
+    return Start(kept, StartReason.KEPT, position.offset)
 
 
 def _cut(position: Position, log: LogState) -> EpochEnd | None:
@@ -197,4 +197,14 @@ def topic_of(identity: str | None) -> str | None:
     return (found[1] or None) if found else None
 
 
-__all__ = ["EpochEnd", "LogState", "Position", "Reason", "Start", "checksum", "decide", "taken", "topic_of"]
+__all__ = [
+    "EpochEnd",
+    "LogState",
+    "Position",
+    "Start",
+    "StartReason",
+    "checksum",
+    "decide",
+    "taken",
+    "topic_of",
+]

@@ -20,7 +20,7 @@ from penstock.core.task import FINAL, State
 COUNTED = 10_000
 
 
-class Reason(StrEnum):
+class WaitReason(StrEnum):
     """The reason, as the API names it."""
 
     ENDED = "ended"
@@ -138,7 +138,7 @@ class Why:
         figures: the facts behind it, by name; see `Figures` in the API's description.
     """
 
-    reason: Reason
+    reason: WaitReason
     sentence: str
     figures: Mapping[str, Any]
 
@@ -146,16 +146,16 @@ class Why:
 def why(facts: Facts) -> Why:
     """Decides the answer."""
     if facts.state in FINAL:
-        return Why(Reason.ENDED, f"it has ended: {facts.state}", {"since": facts.since})
+        return Why(WaitReason.ENDED, f"it has ended: {facts.state}", {"since": facts.since})
     if facts.state is State.RUNNING:
         return _running(facts)
     if facts.state is State.PAUSED:
         left_s = _until_due_s(facts)
         delay = f"; {left_s:,.0f} s of its delay are left" if left_s > 0 else ""
         figures = {"since": facts.since} | ({"due_at": facts.due_at} if left_s > 0 else {})
-        return Why(Reason.TASK_PAUSED, f"it is paused until it is resumed{delay}", figures)
+        return Why(WaitReason.TASK_PAUSED, f"it is paused until it is resumed{delay}", figures)
     if facts.state is State.WAITING:
-        return Why(Reason.WAITING, "it waits for a child or an event", {"since": facts.since})
+        return Why(WaitReason.WAITING, "it waits for a child or an event", {"since": facts.since})
     if facts.state is State.SCHEDULED:
         return _scheduled(facts)
     figures = _figures(facts)
@@ -172,7 +172,7 @@ def _running(facts: Facts) -> Why:
     pausing = "; it is to be paused when its stage ends" if facts.pausing else ""
     figures = {"since": facts.since, "worker": facts.worker, "lease_s": facts.lease_s}
     return Why(
-        Reason.RUNNING,
+        WaitReason.RUNNING,
         f"it is running on {worker}{pausing}",
         {name: value for name, value in figures.items() if value is not None},
     )
@@ -190,88 +190,91 @@ def _scheduled(facts: Facts) -> Why:
                 f"the last worker that took it had no handler for its stage ({facts.unhandled}); "
                 f"{event} in {left_s:,.1f} s"
             )
-            return Why(Reason.NO_HANDLER, sentence, figures)
-        return Why(Reason.NOT_DUE, f"{event} in {left_s:,.1f} s", figures)
+            return Why(WaitReason.NO_HANDLER, sentence, figures)
+        return Why(WaitReason.NOT_DUE, f"{event} in {left_s:,.1f} s", figures)
     if facts.owner is None:
         sentence = "it is due, and no task-sync owns its type: is task-sync running?"
-        return Why(Reason.NO_OWNER, sentence, figures)
-    return Why(Reason.NEXT, "it is due and about to become ready", {**figures, "owner": facts.owner})
+        return Why(WaitReason.NO_OWNER, sentence, figures)
+    return Why(WaitReason.NEXT, "it is due and about to become ready", {**figures, "owner": facts.owner})
 
 
-def _queued(facts: Facts) -> tuple[Reason, str]:
+def _queued(facts: Facts) -> tuple[WaitReason, str]:
     group = facts.group
     if facts.noted and facts.owner is None:
         return (
-            Reason.NO_OWNER,
+            WaitReason.NO_OWNER,
             "it was released, perhaps without a record on Kafka, and no task-sync owns its type: is task-sync running?",
         )
     if group is None:
         return (
-            Reason.ON_KAFKA,
+            WaitReason.ON_KAFKA,
             "it was released to its ready topic; Kafka did not answer how many records are before it",
         )
     if group.lag and group.workers == 0:
         return (
-            Reason.NO_WORKER,
+            WaitReason.NO_WORKER,
             f"it was released, and no worker reads its ready topic ({_records(group)} there)",
         )
     if group.lag:
-        return Reason.ON_KAFKA, f"it was released; there are at most {_records(group)} before it"
+        return WaitReason.ON_KAFKA, f"it was released; there are at most {_records(group)} before it"
     if facts.noted:
-        return Reason.ON_KAFKA, "it was released, and its record is on its way to Kafka"
+        return WaitReason.ON_KAFKA, "it was released, and its record is on its way to Kafka"
     taken = "a worker has taken it from its ready topic, and runs it or has it in its backlog"
-    return Reason.TAKEN, f"{taken}; if its record were lost, task-sync would find that at its next recheck"
+    return (
+        WaitReason.TAKEN,
+        f"{taken}; if its record were lost, task-sync would find that at its next recheck",
+    )
 
 
-def _ready(facts: Facts) -> tuple[Reason, str]:
+def _ready(facts: Facts) -> tuple[WaitReason, str]:
     blocked = _paused(facts) or _service_missing(facts) or _limited(facts)
     if blocked is not None:
         return blocked
     ahead = facts.ahead
     if ahead is not None and ahead.tasks:
         verb = "is" if ahead.tasks == 1 and not ahead.more else "are"
-        return Reason.AHEAD, f"{ahead} of its type {verb} released before it"
+        return WaitReason.AHEAD, f"{ahead} of its type {verb} released before it"
     has_lag = facts.group is not None and facts.group.lag > 0
     condition = f", once workers take some of the {_records(facts.group)} before it" if has_lag else ""
-    return Reason.NEXT, f"it is the next of its type to be released{condition}"
+    return WaitReason.NEXT, f"it is the next of its type to be released{condition}"
 
 
-def _paused(facts: Facts) -> tuple[Reason, str] | None:
+def _paused(facts: Facts) -> tuple[WaitReason, str] | None:
     if facts.type_paused:
-        return Reason.TYPE_PAUSED, "its type is paused"
+        return WaitReason.TYPE_PAUSED, "its type is paused"
     if facts.key_paused:
-        return Reason.KEY_PAUSED, f"its key, {facts.concurrency_key}, is paused"
+        return WaitReason.KEY_PAUSED, f"its key, {facts.concurrency_key}, is paused"
     return None
 
 
-def _service_missing(facts: Facts) -> tuple[Reason, str] | None:
+def _service_missing(facts: Facts) -> tuple[WaitReason, str] | None:
     if facts.owner is None:
         return (
-            Reason.NO_OWNER,
+            WaitReason.NO_OWNER,
             "no task-sync owns its type, so no task of it is released: is task-sync running?",
         )
     if facts.group is not None and facts.group.workers == 0:
         records = f" ({_records(facts.group)} there)" if facts.group.lag else ""
-        return Reason.NO_WORKER, f"no worker reads the ready topic of its type{records}"
+        return WaitReason.NO_WORKER, f"no worker reads the ready topic of its type{records}"
     return None
 
 
-def _limited(facts: Facts) -> tuple[Reason, str] | None:
+def _limited(facts: Facts) -> tuple[WaitReason, str] | None:
     behind = f", and {facts.ahead} before it" if facts.ahead is not None and facts.ahead.tasks else ""
     if facts.key_limit is not None and (facts.key_in_flight or 0) >= facts.key_limit:
         key = facts.concurrency_key
         in_flight = (
             f"{facts.key_in_flight:,} tasks of its key, {key}, are in flight, of at most {facts.key_limit:,}"
         )
-        return Reason.KEY_TAKEN, in_flight + behind
+        return WaitReason.KEY_TAKEN, in_flight + behind
     if facts.max_in_flight is not None and (facts.in_flight or 0) >= facts.max_in_flight:
         in_flight = f"{facts.in_flight:,} tasks of its type are in flight, of at most {facts.max_in_flight:,}"
-        return Reason.LIMIT_IN_FLIGHT, in_flight + behind
+        return WaitReason.LIMIT_IN_FLIGHT, in_flight + behind
     rate = facts.starts_per_s
     # When one second of starts waits on the ready topic, the workers are the limit, and not the
     # rate.
     if rate is not None and (facts.group is None or facts.group.lag < max(1, ceil(rate))):
-        return Reason.LIMIT_STARTS, f"its type may start {rate:g} tasks a second{behind}"
+        return WaitReason.LIMIT_STARTS, f"its type may start {rate:g} tasks a second{behind}"
     return None
 
 

@@ -37,7 +37,7 @@ MAX_FACTOR = 4
 SUFFICIENT_S = 1.0
 
 
-class Reason(StrEnum):
+class WindowReason(StrEnum):
     """The bound that sets the window's size. The values are labels of a metric."""
 
     FLOOR = "floor"
@@ -96,19 +96,19 @@ class Window:
         return self._size_and_reason()[0]
 
     @property
-    def reason(self) -> Reason:
+    def reason(self) -> WindowReason:
         """The bound that sets the size."""
         return self._size_and_reason()[1]
 
-    def _size_and_reason(self) -> tuple[int, Reason]:
+    def _size_and_reason(self) -> tuple[int, WindowReason]:
         policy = self._policy
         by_rate = int(self.completions_per_s * policy.work_s)
         wanted = max(by_rate, policy.floor) * self._factor
         if wanted >= policy.ceiling:
-            return policy.ceiling, Reason.CEILING
+            return policy.ceiling, WindowReason.CEILING
         if self._factor > 1:
-            return wanted, Reason.STARVED
-        return wanted, Reason.DRAIN if by_rate > policy.floor else Reason.FLOOR
+            return wanted, WindowReason.STARVED
+        return wanted, WindowReason.DRAIN if by_rate > policy.floor else WindowReason.FLOOR
 
     def observe_lag(self, lag: int, now_s: float) -> None:
         """Adapts the factor to the records that the workers left.

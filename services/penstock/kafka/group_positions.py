@@ -24,7 +24,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from penstock.core.position import Position, Reason
+from penstock.core.position import Position, StartReason
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka import positions
 from penstock.kafka.connection import translated
@@ -159,7 +159,9 @@ class GroupPositions(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokaf
             for tp in assigned
         }
         starts = await positions.check(consumer, stored)
-        positions.report({tp: start for tp, start in starts.items() if start.reason is not Reason.DELETED})
+        positions.report(
+            {tp: start for tp, start in starts.items() if start.reason is not StartReason.DELETED}
+        )
         if not self._identified:
             identify_commits(consumer, self._guard)
             self._identified = True

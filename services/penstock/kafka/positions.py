@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from penstock.core.position import EpochEnd, LogState, Position, Reason, Start, checksum, decide
+from penstock.core.position import EpochEnd, LogState, Position, Start, StartReason, checksum, decide
 from penstock.kafka import lineage
 from penstock.kafka.connection import translated
 
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 ANSWER_S = 10.0
 
 # Positions that this process has moved, by full topic name and reason, since it started.
-moved: Counter[tuple[str, Reason]] = Counter()
+moved: Counter[tuple[str, StartReason]] = Counter()
 # Records that were deleted before this process read them, by full topic name.
 deleted: Counter[str] = Counter()
 
 
 def moved_by_topic(prefix: str, topics: Iterable[str]) -> dict[tuple[str, str], int]:
     """The positions that this process has moved, by topic without prefix and reason."""
-    reasons = (Reason.REPLACED, Reason.CUT, Reason.DELETED)
+    reasons = (StartReason.REPLACED, StartReason.CUT, StartReason.DELETED)
     return {(topic, reason.value): moved[prefix + topic, reason] for topic in topics for reason in reasons}
 
 
@@ -87,7 +87,9 @@ async def check(
                 epoch_begins.get(tp) or EpochEnd(begins[tp]),
             )
             start = decide(position, state)
-            if start.reason is Reason.KEPT and not await _same_record(consumer, tp, start.position, state):
+            if start.reason is StartReason.KEPT and not await _same_record(
+                consumer, tp, start.position, state
+            ):
                 start = decide(position, dataclasses.replace(state, same_record=False))
             found[tp] = start
     return found
@@ -110,7 +112,7 @@ async def commits_of_logs(
     """
     stored = {tp: Position.from_stored(found.offset, found.metadata) for tp, found in committed.items()}
     starts = await check(consumer, stored)
-    other_log = (Reason.REPLACED, Reason.CUT)
+    other_log = (StartReason.REPLACED, StartReason.CUT)
     return {
         tp: Commit(
             -1 if start.reason in other_log else stored[tp].offset,

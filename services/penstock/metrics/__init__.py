@@ -22,7 +22,7 @@ class Metric:
         labels: names of its labels.
         buckets: upper bounds of a histogram's buckets except the last, unbounded one; empty for
             other types.
-        deprecated: earlier names, which are exported with the same values for one release.
+        deprecated: earlier names, which are exported with the same values for one version.
     """
 
     name: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.core.position import Position, Reason, Start
+from penstock.core.position import Position, Start, StartReason
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -79,7 +79,7 @@ async def move(
                         position.offset,
                         position.identity(),
                         *before,
-                        None if start.reason is Reason.KEPT else start.reason.value,
+                        None if start.reason is StartReason.KEPT else start.reason.value,
                         start.deleted,
                     )
             return await stored(connection, topic, list(starts))

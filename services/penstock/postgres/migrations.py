@@ -42,7 +42,7 @@ async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = N
     Args:
         dsn: connection URL of a session (not of a pooler).
         step: the step of a rolling upgrade; None is both.
-        folder: the folder of the migrations; None is that of this release.
+        folder: the folder of the migrations; None is that of this version.
 
     Raises:
         PostgresUnavailable: no server answers.

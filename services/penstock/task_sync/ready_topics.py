@@ -22,7 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 from penstock.core import position
 from penstock.core.attempt_pace import AttemptPace
 from penstock.core.ready_partitions import ReadyPartitions
-from penstock.core.window import Reason, Window, WindowPolicy
+from penstock.core.window import Window, WindowPolicy, WindowReason
 from penstock.errors import KafkaUnavailable
 from penstock.kafka import membership
 from penstock.kafka.connection import translated
@@ -92,7 +92,7 @@ class ReadyTopic:
     measured_s: float = float("-inf")
     released: int = 0
     withdrawn: int = 0
-    logged_reason: Reason = Reason.FLOOR
+    logged_reason: WindowReason = WindowReason.FLOOR
     full: bool = False
     begins: dict[int, int] = field(default_factory=dict)
     invalid: dict[int, int] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class ReadyTopic:
         """When to poll for records that a busy worker may not take; infinity without records."""
         return max(self.partitions.late_at_s(), self.polled_s + self.poll_interval_s)
 
-    def size_and_reason(self) -> tuple[int, Reason]:
+    def size_and_reason(self) -> tuple[int, WindowReason]:
         """Most records that may wait, and the bound that sets it.
 
         A type with a rate has at most one second of starts there, because a worker that joins late
@@ -139,7 +139,7 @@ class ReadyTopic:
         """
         rate = self.type.starts_per_s
         if rate is not None and max(1, ceil(rate)) < self.window.size:
-            return max(1, ceil(rate)), Reason.RATE
+            return max(1, ceil(rate)), WindowReason.RATE
         return self.window.size, self.window.reason
 
 
@@ -302,7 +302,7 @@ class LagPoller:
             _log_new_reason(topic)
 
     async def _measure(self, topic: ReadyTopic) -> None:
-        if topic.size_and_reason()[1] is not Reason.RATE:
+        if topic.size_and_reason()[1] is not WindowReason.RATE:
             # A rate keeps the lag low even for workers that are not starved.
             topic.window.observe_lag(topic.lag, topic.polled_s)
         if topic.polled_s - topic.measured_s < MEASURE_S or topic.polled_s - topic.taken_changed_s > IDLE_S:

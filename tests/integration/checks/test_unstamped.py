@@ -11,7 +11,7 @@ from penstock.settings import Platform
 
 
 async def test_topics_with_the_stamps_of_their_writers_are_found_and_changed(kafka_servers, prefix, database):
-    """O2b, design's guarantee 6: a topic of an older release is an offender, a ready topic too. The
+    """O2b, design's guarantee 6: a topic of an older version is an offender, a ready topic too. The
     repair lets the broker stamp its records, and the check is clean."""
     kafka = await make_topics(kafka_servers, prefix)
     await create_topics(kafka, [ready("t", 2)])

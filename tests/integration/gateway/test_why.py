@@ -18,7 +18,7 @@ from penstock.client import Client
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.task import Priority
-from penstock.core.why import Reason
+from penstock.core.why import WaitReason
 from penstock.errors import NotFound
 from penstock.gateway import why as gateway_why
 from penstock.kafka.connection import make_consumer, running
@@ -118,24 +118,24 @@ async def test_each_state_of_a_task_has_its_reason(settings, pool, client):
     """S8: a task's reasons are no owner, no worker, on Kafka, taken, running and ended. A task
     behind it is next, or has N tasks ahead."""
     first, second, third = await submit(pool, 3)
-    assert "owner" not in await wait_for_reason(client, first, Reason.NO_OWNER)
+    assert "owner" not in await wait_for_reason(client, first, WaitReason.NO_OWNER)
     async with running_service(create_app(settings)):
         # The first task waits on Kafka, and the others wait for the same missing worker.
         for task_id in (first, second, third):
-            await wait_for_reason(client, task_id, Reason.NO_WORKER, workers=0, lag=1)
+            await wait_for_reason(client, task_id, WaitReason.NO_WORKER, workers=0, lag=1)
         async with joined_worker(settings) as take:
-            assert (await wait_for_reason(client, first, Reason.ON_KAFKA))["lag"] == 1
-            assert (await wait_for_reason(client, second, Reason.NEXT))["ahead"] == 0
-            found = await wait_for_reason(client, third, Reason.AHEAD)
+            assert (await wait_for_reason(client, first, WaitReason.ON_KAFKA))["lag"] == 1
+            assert (await wait_for_reason(client, second, WaitReason.NEXT))["ahead"] == 0
+            found = await wait_for_reason(client, third, WaitReason.AHEAD)
             assert (found["ahead"], found["workers"], "owner" in found) == (1, 1, True)
             await types.change(pool, "t", lambda current: dataclasses.replace(current, paused=True))
             await take()
-            assert (await wait_for_reason(client, first, Reason.TAKEN))["lag"] == 0
-            await wait_for_reason(client, second, Reason.TYPE_PAUSED)
+            assert (await wait_for_reason(client, first, WaitReason.TAKEN))["lag"] == 0
+            await wait_for_reason(client, second, WaitReason.TYPE_PAUSED)
     await pool.execute("UPDATE task SET state = 'running', worker = 'w-1' WHERE id = $1", first)
-    assert (await wait_for_reason(client, first, Reason.RUNNING))["worker"] == "w-1"
+    assert (await wait_for_reason(client, first, WaitReason.RUNNING))["worker"] == "w-1"
     await client.cancel([first])
-    await wait_for_reason(client, first, Reason.ENDED)
+    await wait_for_reason(client, first, WaitReason.ENDED)
     with pytest.raises(NotFound):
         await client.why(10**6)
 
@@ -145,15 +145,15 @@ async def test_delayed_and_paused_tasks_have_their_reasons(pool, client):
     task keeps its due time."""
     at = datetime.now(UTC) + timedelta(hours=1)
     [delayed] = await submit(pool, run_at=at)
-    found = await wait_for_reason(client, delayed, Reason.NOT_DUE)
+    found = await wait_for_reason(client, delayed, WaitReason.NOT_DUE)
     assert datetime.fromisoformat(found["due_at"]) == at
     assert 3_500 < found["due_in_s"] <= 3_600
     await pool.execute("UPDATE task SET attempt = 2 WHERE id = $1", delayed)
     assert "tried again (attempt 2)" in (await client.why(delayed))["sentence"]
     await pool.execute("UPDATE task SET state = 'paused' WHERE id = $1", delayed)
-    assert (await wait_for_reason(client, delayed, Reason.TASK_PAUSED))["due_at"] == found["due_at"]
+    assert (await wait_for_reason(client, delayed, WaitReason.TASK_PAUSED))["due_at"] == found["due_at"]
     await pool.execute("UPDATE task SET state = 'waiting' WHERE id = $1", delayed)
-    await wait_for_reason(client, delayed, Reason.WAITING)
+    await wait_for_reason(client, delayed, WaitReason.WAITING)
 
 
 async def test_limits_and_concurrency_keys_are_reasons(settings, pool, client):
@@ -166,19 +166,19 @@ async def test_limits_and_concurrency_keys_are_reasons(settings, pool, client):
         await concurrency_keys.change(pool, "t", "held", ConcurrencyKeyChange(paused=True))
         _, taken = await submit(pool, 2, key="acme")
         [paused] = await submit(pool, key="held")
-        await wait_for_reason(client, taken, Reason.NO_WORKER)
+        await wait_for_reason(client, taken, WaitReason.NO_WORKER)
         await stack.enter_async_context(joined_worker(settings))
-        found = await wait_for_reason(client, taken, Reason.KEY_TAKEN)
+        found = await wait_for_reason(client, taken, WaitReason.KEY_TAKEN)
         assert (found["key"], found["key_in_flight"], found["key_limit"]) == ("acme", 1, 1)
-        assert (await wait_for_reason(client, paused, Reason.KEY_PAUSED))["key"] == "held"
+        assert (await wait_for_reason(client, paused, WaitReason.KEY_PAUSED))["key"] == "held"
         *_, full = await submit(pool, 3)
-        found = await wait_for_reason(client, full, Reason.LIMIT_IN_FLIGHT)
+        found = await wait_for_reason(client, full, WaitReason.LIMIT_IN_FLIGHT)
         assert (found["in_flight"], found["max_in_flight"], "key" in found) == (3, 3, False)
-        await wait_for_reason(client, taken, Reason.KEY_TAKEN)
+        await wait_for_reason(client, taken, WaitReason.KEY_TAKEN)
         await types.register(pool, dataclasses.replace(PLAIN, starts_per_s=0.01))
         [rated] = await submit(pool)
         # The records on Kafka exceed one second of starts.
-        assert (await wait_for_reason(client, rated, Reason.AHEAD))["lag"] >= 1
+        assert (await wait_for_reason(client, rated, WaitReason.AHEAD))["lag"] >= 1
 
 
 async def test_a_rate_limit_is_a_reason(settings, pool, client):
@@ -187,10 +187,10 @@ async def test_a_rate_limit_is_a_reason(settings, pool, client):
     await types.register(pool, dataclasses.replace(PLAIN, starts_per_s=0.01))
     async with running_service(create_app(settings)):
         first, second = await submit(pool, 2)
-        await wait_for_reason(client, first, Reason.NO_WORKER)
+        await wait_for_reason(client, first, WaitReason.NO_WORKER)
         async with joined_worker(settings):
-            assert (await wait_for_reason(client, first, Reason.LIMIT_STARTS))["starts_per_s"] == 0.01
-            assert (await wait_for_reason(client, second, Reason.LIMIT_STARTS))["ahead"] == 1
+            assert (await wait_for_reason(client, first, WaitReason.LIMIT_STARTS))["starts_per_s"] == 0.01
+            assert (await wait_for_reason(client, second, WaitReason.LIMIT_STARTS))["ahead"] == 1
 
 
 async def test_an_answer_without_kafka_leaves_out_the_lag(database, pool):
@@ -201,8 +201,8 @@ async def test_an_answer_without_kafka_leaves_out_the_lag(database, pool):
     ):
         ready, queued = await submit(pool, 2)
         await pool.execute("UPDATE task SET state = 'queued' WHERE id = $1", queued)
-        await wait_for_reason(client, ready, Reason.NO_OWNER)
-        assert "lag" not in await wait_for_reason(client, queued, Reason.ON_KAFKA)
+        await wait_for_reason(client, ready, WaitReason.NO_OWNER)
+        assert "lag" not in await wait_for_reason(client, queued, WaitReason.ON_KAFKA)
 
 
 ORDERS = {

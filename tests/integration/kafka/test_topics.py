@@ -122,7 +122,7 @@ async def test_the_broker_stamps_records_of_every_topic(kafka_servers, prefix):
 
 
 async def test_topics_of_an_older_release_get_the_stamp(kafka_servers, prefix):
-    """O5: `penstock topics` changes the stamp of topics that an older release created, ready topics
+    """O5: `penstock topics` changes the stamp of topics that an older version created, ready topics
     included, and names them; a second run changes nothing."""
     settings = Kafka(kafka=kafka_servers, prefix=prefix)
     await create_topics(settings, [*PLATFORM, ready("t", 1)])

@@ -27,7 +27,7 @@ FOLDER = schemas_folder() / "postgres" / "migrations"
 # The last migration of the release before, and of the release with these migrations.
 BEFORE, LAST = 21, 24
 
-# Statements of the previous release, copied unchanged.
+# Statements of the previous version, copied unchanged.
 TAKE_OWNERSHIP = "INSERT INTO target AS t (url, owner) VALUES ($1, $2) ON CONFLICT (url) DO UPDATE SET owner = excluded.owner"
 SAVE_SNAPSHOT = (
     "UPDATE target SET state = CASE WHEN state = 'disabled' THEN state ELSE $3 END, count = $4, slow_at = now(), "
@@ -60,7 +60,7 @@ async def upgrade(dsn: str, step: Step | None, last: int = LAST) -> list[str]:
 
 @pytest.fixture
 async def old(empty_database: str) -> AsyncIterator[Any]:
-    """Creates a database of the previous release, and connects to it."""
+    """Creates a database of the previous version, and connects to it."""
     await upgrade(empty_database, None, BEFORE)
     connection = await asyncpg.connect(empty_database, server_settings={"search_path": "penstock"})
     yield connection

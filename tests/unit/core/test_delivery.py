@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.delivery import Dead, Delivered, DeliveryPolicy, Reason, RetryIn, parse_retry_after
+from penstock.core.delivery import Dead, DeadReason, Delivered, DeliveryPolicy, RetryIn, parse_retry_after
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -34,7 +34,7 @@ def test_any_2xx_delivers(policy, status, attempt, random_share):
 )
 def test_410_is_dead_at_once(policy, attempt, retry_after, random_share):
     """C6: a target that answers 410 is not called again, also with a Retry-After."""
-    assert policy.decide(410, attempt, retry_after, random_share) == Dead(Reason.GONE)
+    assert policy.decide(410, attempt, retry_after, random_share) == Dead(DeadReason.GONE)
 
 
 @given(policy=POLICIES, status=FAILING, retry_after=st.none() | st.floats(0, 1e9), random_share=CHANCE)
@@ -43,7 +43,7 @@ def test_a_schedule_gives_one_attempt_more_than_it_has_delays(policy, status, re
     for attempt in range(1, policy.attempts):
         assert isinstance(policy.decide(status, attempt, retry_after, random_share), RetryIn)
     for attempt in (policy.attempts, policy.attempts + 1):
-        assert policy.decide(status, attempt, retry_after, random_share) == Dead(Reason.EXHAUSTED)
+        assert policy.decide(status, attempt, retry_after, random_share) == Dead(DeadReason.EXHAUSTED)
 
 
 @given(
@@ -70,7 +70,7 @@ def test_a_delay_is_scheduled_jittered_and_floored(policy, status, retry_after, 
 def test_what_cannot_be_called_is_dead(policy, status, attempt, random_share):
     """C6: a target with an invalid URL is dead at once."""
     outcome = policy.decide(status, attempt, None, random_share, callable_target=False)
-    assert outcome == Dead(Reason.UNCALLABLE)
+    assert outcome == Dead(DeadReason.UNCALLABLE)
 
 
 @given(seconds=st.integers(0, 10**9))

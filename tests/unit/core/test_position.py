@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.core.position import EpochEnd, LogState, Position, Reason, checksum, decide, taken, topic_of
+from penstock.core.position import (
+    EpochEnd,
+    LogState,
+    Position,
+    StartReason,
+    checksum,
+    decide,
+    taken,
+    topic_of,
+)
 
 
 @dataclass
@@ -107,7 +116,7 @@ def test_every_record_that_is_left_is_read_and_none_twice(steps: list[tuple[str,
             start = decide(stored, log.state(stored))
             begin = start.position.offset
             assert log.begin <= begin <= log.end
-            if start.reason is Reason.DELETED:
+            if start.reason is StartReason.DELETED:
                 assert start.deleted == log.begin - stored.offset
             upto = min(begin + count, log.end)
             read += log.records[begin:upto]
@@ -142,7 +151,7 @@ def test_a_foreign_identity_is_ignored(text: str) -> None:
 def test_a_position_without_identity_is_kept_within_the_bounds() -> None:
     """A position of an older service is valid while it is within the log."""
     log = LogState(3, 10, "a", None, EpochEnd(6))
-    assert decide(Position(5), log).reason is Reason.KEPT
+    assert decide(Position(5), log).reason is StartReason.KEPT
     assert decide(Position(5), log).position == Position(5, "a")
     assert decide(Position(11), log).position.offset == 6
     assert decide(Position(2), log).deleted == 1
@@ -152,7 +161,7 @@ def test_a_position_without_identity_is_kept_within_the_bounds() -> None:
 def test_an_epoch_that_the_log_never_had_is_a_lost_tail() -> None:
     """A log restored from a copy is older than the position: its newest epoch is read."""
     start = decide(Position(5, "a", 9), LogState(0, 10, "a", None, EpochEnd(4)))
-    assert (start.reason, start.position.offset) == (Reason.CUT, 4)
+    assert (start.reason, start.position.offset) == (StartReason.CUT, 4)
 
 
 @given(st.integers(-1, 50), st.integers(0, 30), st.integers(0, 30))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.task import FINAL, State
-from penstock.core.why import Ahead, Facts, GroupLag, Reason, why
+from penstock.core.why import Ahead, Facts, GroupLag, WaitReason, why
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SINCE = NOW - timedelta(seconds=30)
@@ -18,23 +18,23 @@ QUEUED = dataclasses.replace(READY, state=State.QUEUED, ahead=None, group=GroupL
 
 # Reasons why a ready task waits, in the order in which they must change.
 REASONS = (
-    (Reason.TYPE_PAUSED, {"type_paused": True}, "type is paused"),
-    (Reason.KEY_PAUSED, {"concurrency_key": "acme", "key_paused": True}, "acme, is paused"),
-    (Reason.NO_OWNER, {"owner": None}, "no task-sync owns its type"),
-    (Reason.NO_WORKER, {"group": GroupLag(0, 0)}, "no worker reads"),
+    (WaitReason.TYPE_PAUSED, {"type_paused": True}, "type is paused"),
+    (WaitReason.KEY_PAUSED, {"concurrency_key": "acme", "key_paused": True}, "acme, is paused"),
+    (WaitReason.NO_OWNER, {"owner": None}, "no task-sync owns its type"),
+    (WaitReason.NO_WORKER, {"group": GroupLag(0, 0)}, "no worker reads"),
     (
-        Reason.KEY_TAKEN,
+        WaitReason.KEY_TAKEN,
         {"concurrency_key": "acme", "key_limit": 2, "key_in_flight": 2},
         "2 tasks of its key, acme, are in flight",
     ),
     (
-        Reason.LIMIT_IN_FLIGHT,
+        WaitReason.LIMIT_IN_FLIGHT,
         {"max_in_flight": 5, "in_flight": 6},
         "6 tasks of its type are in flight, of at most 5",
     ),
-    (Reason.LIMIT_STARTS, {"starts_per_s": 2.5}, "may start 2.5 tasks a second"),
-    (Reason.AHEAD, {"ahead": Ahead(1_204)}, "1,204 tasks of its type are released before it"),
-    (Reason.NEXT, {}, "next of its type"),
+    (WaitReason.LIMIT_STARTS, {"starts_per_s": 2.5}, "may start 2.5 tasks a second"),
+    (WaitReason.AHEAD, {"ahead": Ahead(1_204)}, "1,204 tasks of its type are released before it"),
+    (WaitReason.NEXT, {}, "next of its type"),
 )
 
 
@@ -62,21 +62,25 @@ def test_the_first_of_several_reasons_is_the_answer(chosen):
 @pytest.mark.parametrize(
     ("facts", "reason", "words"),
     [
-        ({"group": GroupLag(2, 7)}, Reason.ON_KAFKA, "at most 7 records before it"),
-        ({"group": GroupLag(2, 1)}, Reason.ON_KAFKA, "at most 1 record before it"),
-        ({"group": GroupLag(None, 7)}, Reason.ON_KAFKA, "at most 7 records"),
-        ({"group": None}, Reason.ON_KAFKA, "Kafka did not answer"),
-        ({"group": GroupLag(0, 7)}, Reason.NO_WORKER, "no worker reads its ready topic (7 records there)"),
-        ({"group": GroupLag(2, 0)}, Reason.TAKEN, "a worker has taken it"),
+        ({"group": GroupLag(2, 7)}, WaitReason.ON_KAFKA, "at most 7 records before it"),
+        ({"group": GroupLag(2, 1)}, WaitReason.ON_KAFKA, "at most 1 record before it"),
+        ({"group": GroupLag(None, 7)}, WaitReason.ON_KAFKA, "at most 7 records"),
+        ({"group": None}, WaitReason.ON_KAFKA, "Kafka did not answer"),
+        (
+            {"group": GroupLag(0, 7)},
+            WaitReason.NO_WORKER,
+            "no worker reads its ready topic (7 records there)",
+        ),
+        ({"group": GroupLag(2, 0)}, WaitReason.TAKEN, "a worker has taken it"),
         # The worker has left the group since, but still has the task in flight.
-        ({"group": GroupLag(0, 0)}, Reason.TAKEN, "a worker has taken it"),
-        ({"group": GroupLag(2, 0), "noted": True}, Reason.ON_KAFKA, "on its way to Kafka"),
+        ({"group": GroupLag(0, 0)}, WaitReason.TAKEN, "a worker has taken it"),
+        ({"group": GroupLag(2, 0), "noted": True}, WaitReason.ON_KAFKA, "on its way to Kafka"),
         (
             {"group": GroupLag(2, 7), "noted": True, "owner": None},
-            Reason.NO_OWNER,
+            WaitReason.NO_OWNER,
             "no task-sync owns its type",
         ),
-        ({"type_paused": True, "owner": None}, Reason.ON_KAFKA, "at most 7 records"),
+        ({"type_paused": True, "owner": None}, WaitReason.ON_KAFKA, "at most 7 records"),
     ],
 )
 def test_a_released_task_waits_only_for_workers(facts, reason, words):
@@ -90,19 +94,19 @@ def test_a_delayed_task_has_its_due_time_and_retry():
     """S8: a task that is not due has a delay or the back-off of a retry. An overdue task waits for
     task-sync."""
     later = dataclasses.replace(READY, state=State.SCHEDULED, due_at=NOW + timedelta(seconds=12.5))
-    assert (why(later).reason, why(later).sentence) == (Reason.NOT_DUE, "it is due in 12.5 s")
+    assert (why(later).reason, why(later).sentence) == (WaitReason.NOT_DUE, "it is due in 12.5 s")
     assert why(later).figures["due_in_s"] == 12.5
     retry = why(dataclasses.replace(later, attempt=2, type_paused=True, owner=None))
-    assert (retry.reason, retry.sentence) == (Reason.NOT_DUE, "it is tried again (attempt 2) in 12.5 s")
+    assert (retry.reason, retry.sentence) == (WaitReason.NOT_DUE, "it is tried again (attempt 2) in 12.5 s")
     unhandled = why(dataclasses.replace(later, attempt=2, unhandled="it has: start"))
-    assert unhandled.reason is Reason.NO_HANDLER
+    assert unhandled.reason is WaitReason.NO_HANDLER
     assert unhandled.sentence == (
         "the last worker that took it had no handler for its stage (it has: start); "
         "it is tried again (attempt 2) in 12.5 s"
     )
     overdue = dataclasses.replace(later, due_at=SINCE)
-    assert why(overdue).reason is Reason.NEXT
-    assert why(dataclasses.replace(overdue, owner=None)).reason is Reason.NO_OWNER
+    assert why(overdue).reason is WaitReason.NEXT
+    assert why(dataclasses.replace(overdue, owner=None)).reason is WaitReason.NO_OWNER
 
 
 def test_tasks_in_other_states_have_an_answer():
@@ -111,32 +115,32 @@ def test_tasks_in_other_states_have_an_answer():
     base = dataclasses.replace(READY, type_paused=True, owner=None, group=GroupLag(0, 5))
     paused = dataclasses.replace(base, state=State.PAUSED, due_at=NOW + timedelta(seconds=60))
     assert (why(paused).reason, "60 s of its delay are left" in why(paused).sentence) == (
-        Reason.TASK_PAUSED,
+        WaitReason.TASK_PAUSED,
         True,
     )
     assert "delay" not in why(dataclasses.replace(paused, due_at=SINCE)).sentence
-    assert why(dataclasses.replace(base, state=State.WAITING)).reason is Reason.WAITING
+    assert why(dataclasses.replace(base, state=State.WAITING)).reason is WaitReason.WAITING
     running = why(dataclasses.replace(base, state=State.RUNNING, worker="w-1", lease_s=60.0, pausing=True))
     assert (running.reason, running.figures["worker"], running.figures["lease_s"]) == (
-        Reason.RUNNING,
+        WaitReason.RUNNING,
         "w-1",
         60.0,
     )
     assert "w-1; it is to be paused" in running.sentence
     for state in FINAL:
         ended = why(dataclasses.replace(base, state=state))
-        assert (ended.reason, ended.sentence) == (Reason.ENDED, f"it has ended: {state}")
+        assert (ended.reason, ended.sentence) == (WaitReason.ENDED, f"it has ended: {state}")
 
 
 def test_a_rate_is_the_reason_only_if_it_limits():
     """S8: the task waits for workers, not for the rate, while a second of starts is on the ready
     topic."""
     rated = dataclasses.replace(READY, starts_per_s=3.0, ahead=Ahead(5))
-    assert why(dataclasses.replace(rated, group=GroupLag(2, 2))).reason is Reason.LIMIT_STARTS
-    assert why(dataclasses.replace(rated, group=None)).reason is Reason.LIMIT_STARTS
-    assert why(dataclasses.replace(rated, group=GroupLag(2, 3))).reason is Reason.AHEAD
+    assert why(dataclasses.replace(rated, group=GroupLag(2, 2))).reason is WaitReason.LIMIT_STARTS
+    assert why(dataclasses.replace(rated, group=None)).reason is WaitReason.LIMIT_STARTS
+    assert why(dataclasses.replace(rated, group=GroupLag(2, 3))).reason is WaitReason.AHEAD
     full = why(dataclasses.replace(rated, group=GroupLag(2, 3), ahead=Ahead(0)))
-    assert (full.reason, "some of the 3 records" in full.sentence) == (Reason.NEXT, True)
+    assert (full.reason, "some of the 3 records" in full.sentence) == (WaitReason.NEXT, True)
 
 
 @given(st.integers(1, 10_000), st.booleans(), st.booleans())
@@ -144,7 +148,7 @@ def test_the_count_of_tasks_ahead_has_its_precision(tasks, more, about):
     """S8: the sentence has N, "more than N" if the count is capped, or "about N" with fair
     queueing."""
     answer = why(dataclasses.replace(READY, ahead=Ahead(tasks, more, about)))
-    assert answer.reason is Reason.AHEAD
+    assert answer.reason is WaitReason.AHEAD
     assert answer.sentence.startswith("more than" if more else "about" if about else f"{tasks:,} task")
     assert (answer.figures["ahead"], answer.figures.get("ahead_more"), answer.figures.get("ahead_about")) == (
         tasks,

@@ -8,7 +8,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.window import MAX_SAMPLE, Reason, Window, WindowPolicy
+from penstock.core.window import MAX_SAMPLE, Window, WindowPolicy, WindowReason
 
 POLICY = WindowPolicy(floor=100, ceiling=5_000, work_s=1.0)
 # The intervals of task-sync for polling the lag and for measuring ended attempts, in seconds.
@@ -94,7 +94,11 @@ def test_starved_workers_get_a_larger_window():
     ):
         window.observe_lag(lag, now_s)
         found.append((window.size, window.reason))
-    sufficient, growing, starved = (100, Reason.FLOOR), (200, Reason.STARVED), (400, Reason.STARVED)
+    sufficient, growing, starved = (
+        (100, WindowReason.FLOOR),
+        (200, WindowReason.STARVED),
+        (400, WindowReason.STARVED),
+    )
     assert found == [sufficient, growing, starved, starved, starved, growing, sufficient, sufficient]
 
 
@@ -104,7 +108,7 @@ def test_records_taken_in_advance_do_not_count_as_drain():
     workers = Workers(max_in_flight=6_000, per_s=10)
     workers.run(10)
     assert len(workers.in_flight) > 1_000
-    assert (workers.window.size, workers.window.reason) == (POLICY.floor, Reason.FLOOR)
+    assert (workers.window.size, workers.window.reason) == (POLICY.floor, WindowReason.FLOOR)
 
 
 def test_the_window_adapts_within_seconds():
@@ -118,13 +122,13 @@ def test_the_window_adapts_within_seconds():
         workers.run(3)
         found.append((workers.window.size, workers.window.reason))
     assert [reason for _size, reason in found] == [
-        Reason.FLOOR,
-        Reason.DRAIN,
-        Reason.CEILING,
-        Reason.DRAIN,
-        Reason.FLOOR,
+        WindowReason.FLOOR,
+        WindowReason.DRAIN,
+        WindowReason.CEILING,
+        WindowReason.DRAIN,
+        WindowReason.FLOOR,
     ]
-    assert all(700 <= size <= 1_300 for size, reason in found if reason is Reason.DRAIN)
+    assert all(700 <= size <= 1_300 for size, reason in found if reason is WindowReason.DRAIN)
 
 
 def test_a_fast_worker_outgrows_the_floor_at_once():

@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 from penstock.checks.kafka import Topics
 from penstock.checks.misplaced import Misplaced
 from penstock.checks.queued import Queued
-from penstock.checks.report import Found, Offender, Rule
+from penstock.checks.report import Offender, Offenders, Rule
 from penstock.checks.rows import GRACE_S
 from penstock.core.target import TargetId
 from penstock.kafka.topic_config import partitions_of
@@ -43,10 +43,10 @@ _READ_BY = (
     (CALLBACKS_DIVERTED, "callbacks"),
 )
 
-Suspects = dict[Hashable, Found]
+Suspects = dict[Hashable, Offenders]
 
 
-class Moving:
+class InTransit:
     """Finds offenders among what moves between PostgreSQL and Kafka.
 
     Args:
@@ -71,7 +71,7 @@ class Moving:
         self._queued = queued
         self._misplaced = misplaced
 
-    async def find(self) -> list[Found]:
+    async def find(self) -> list[Offenders]:
         """The suspects that have not moved in any search for `SETTLE_S` seconds.
 
         Raises:
@@ -110,7 +110,7 @@ class Moving:
             lacks = f"{more} {row['type']} have been ready for up to {row['age_s']:.0f} s, and {why}"
             written = sum((await self._topics.ends(topic)).values())
             offender = Offender(Rule.UNRELEASED, "task", row["id"], lacks)
-            found["unreleased", row["type"], written] = Found([offender], row["tasks"])
+            found["unreleased", row["type"], written] = Offenders([offender], row["tasks"])
         return found
 
     async def _unheard(self) -> Suspects:
@@ -129,7 +129,7 @@ class Moving:
                 continue
             more = f"and {row['tasks'] - 1:,} more have" if row["tasks"] > 1 else "has"
             lacks = f"{more} a lease over {name}/{partition}, which no process reads: is heartbeats running?"
-            found["unheard", partition] = Found(
+            found["unheard", partition] = Offenders(
                 [Offender(Rule.UNHEARD, "task", row["id"], lacks)], row["tasks"]
             )
         return found
@@ -140,7 +140,7 @@ class Moving:
         for row in await checks.held_targets(self._pool, GRACE_S):
             more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
             lacks = f"{more} held for {TargetId(row['namespace'], row['target'])}, which is normal: is callbacks running?"
-            found["held", row["namespace"], row["target"], row["seq"]] = Found(
+            found["held", row["namespace"], row["target"], row["seq"]] = Offenders(
                 [Offender(Rule.HELD, "callback", row["id"], lacks)], row["held"]
             )
         return found
@@ -166,5 +166,5 @@ class Moving:
                     f"and its reader makes no progress: is {service} running?"
                 )
                 offender = Offender(Rule.UNREAD, "topic", f"{tp.topic}/{tp.partition}", lacks)
-                found["unread", tp, stretch.begin] = Found([offender], 1)
+                found["unread", tp, stretch.begin] = Offenders([offender], 1)
         return found

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock.contracts.revocation import Revocation
+from penstock.core.attempt import AttemptId
 from penstock.core.target import TargetId
 from penstock.core.task import FINAL
 
@@ -69,6 +70,20 @@ class Event:
                 **self.detail,
             }
         )
+
+
+def cancelled_attempts(events: Iterable[bytes]) -> list[AttemptId]:
+    """The attempts that ended because their tasks were cancelled.
+
+    Args:
+        events: values of events, as `Event.encode` makes them.
+    """
+    return [
+        AttemptId(event["task"]["id"], event["task"]["step"], event["task"]["attempt"])
+        # Other events may have large results, which are not parsed.
+        for event in (orjson.loads(value) for value in events if b'"task.cancelled"' in value)
+        if event["event"] == "task.cancelled"
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +175,8 @@ class OutboxEntry:
         record_keys: record keys of the events.
         events: values of the events.
         callbacks: callbacks to publish.
-        revocation: leases to revoke. The outbox does not store it: after a crash the fence rejects
-            the results instead.
+        revocation: leases to revoke. The outbox does not store it: after a crash the sweeper reads
+            the cancelled attempts from their events, and the fence rejects the results of others.
     """
 
     outbox_id: int | None = None

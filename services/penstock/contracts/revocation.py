@@ -1,8 +1,9 @@
 """Revocations of leases (`revoked.schema.json`).
 
 Every worker reads all of them from its start on. A worker that misses one keeps running the
-attempt, and the fence rejects its result. The heartbeat processor writes the revocation again after
-each heartbeat for an attempt that is over.
+attempt, and the fence rejects its result. While Kafka is away the writer keeps its revocations; if
+it dies, the sweeper writes those of cancelled tasks. The heartbeat processor writes the revocation
+again after each heartbeat for an attempt that is over.
 """
 
 from __future__ import annotations

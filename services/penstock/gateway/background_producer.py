@@ -1,7 +1,7 @@
 """The gateway's connection to Kafka: one producer, which connects in the background.
 
 The gateway also serves without it: submissions need only PostgreSQL, and the sweeper publishes the
-outbox entries of cancellations.
+outbox entries of cancellations. The gateway keeps their revocations until it is connected.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from aiokafka import AIOKafkaProducer
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.result import StageResult
+from penstock.contracts.revocation import Revocation
 from penstock.errors import Fatal, KafkaUnavailable, RecordsRefused
 from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import make_producer, start
 from penstock.kafka.health import probe
-from penstock.kafka.outbox import Publisher, send_all
+from penstock.kafka.outbox import MAX_UNREVOKED, Publisher, send_all
 from penstock.kafka.results import write_results
 from penstock.kafka.topics import STAGE_RESULTS, Topic
 from penstock.postgres import outbox
@@ -45,6 +46,9 @@ class BackgroundProducer:
         self._producer: AIOKafkaProducer | None = None
         self._publisher: Publisher | None = None
         self._connect_error = "not connected yet"
+        # Revocations before the connection, and how many attempts they have.
+        self._unrevoked: list[Revocation] = []
+        self._unrevoked_attempts = 0
 
     def ensure_connected(self) -> AIOKafkaProducer:
         """Returns the connected producer.
@@ -93,6 +97,9 @@ class BackgroundProducer:
         """
         if self._publisher is not None:
             self._publisher.enqueue(entry)
+        elif entry.revocation and self._unrevoked_attempts < MAX_UNREVOKED:
+            self._unrevoked.append(entry.revocation)
+            self._unrevoked_attempts += len(entry.revocation.tasks)
 
     async def probe(self) -> None:
         """Lists the topics, to see that a broker answers.
@@ -117,6 +124,9 @@ class BackgroundProducer:
             raise
         publisher = Publisher(producer, self._settings, self._delete_published)
         self._producer, self._publisher = producer, publisher
+        for revocation in self._unrevoked:
+            publisher.enqueue(OutboxEntry(revocation=revocation))
+        self._unrevoked = []
         try:
             await publisher.run()
         finally:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import DefaultPartitioner
 
 from penstock.concurrency.batcher import Batcher
+from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import Callback, OutboxEntry, encode_callbacks
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
@@ -35,6 +36,9 @@ _PARTITIONER = DefaultPartitioner()
 DELETE_EVERY_S = 0.1
 # Leases revoked by one record, well below what a record may hold.
 REVOKED_PER_RECORD = 10_000
+# Most revoked attempts that a process keeps while Kafka is away, some 20 MB. The sweeper and the
+# heartbeat processor revoke the others.
+MAX_UNREVOKED = 100_000
 
 
 def partition_of(record_key: bytes, partitions: int) -> int:
@@ -171,6 +175,8 @@ async def redeliver(
 async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revocation) -> None:
     """Publishes a revocation for all workers.
 
+    When the topic refuses it, the handlers run to their ends, and the fence rejects their results.
+
     Raises:
         KafkaUnavailable: some workers may not receive it.
     """
@@ -179,7 +185,13 @@ async def revoke(producer: AIOKafkaProducer, settings: Kafka, revocation: Revoca
         (None, Revocation(revocation.why, attempt_ids[begin : begin + REVOKED_PER_RECORD]).encode())
         for begin in range(0, len(attempt_ids), REVOKED_PER_RECORD)
     ]
-    await send_all(producer, settings.prefix + REVOKED.name, records)
+    try:
+        await send_all(producer, settings.prefix + REVOKED.name, records)
+    except RecordsRefused as error:
+        log.error(  # noqa: TRY400 (the traceback says nothing about the attempts)
+            "Kafka refuses revocations; the handlers of these attempts run to their ends",
+            extra={"event": "revocations_refused", "attempts": len(attempt_ids), "error": str(error)},
+        )
 
 
 class Publisher:
@@ -188,7 +200,8 @@ class Publisher:
     One batch is on its way at a time: many concurrent writes to one partition wait for each other's
     batches, and aiokafka's producer gives up on one that was overtaken some hundred times.
 
-    When a publication fails the row stays, and the sweeper publishes it again.
+    When a publication fails the row stays, and the sweeper publishes it again. Revocations are tried
+    again by this process: handlers run on until their workers receive them.
 
     Args:
         producer: acks=all.
@@ -209,6 +222,10 @@ class Publisher:
         self._published_ids: Batcher[int] = Batcher(
             self._delete, max_size=math.inf, linger_s=lambda _previous: DELETE_EVERY_S
         )
+        # Revocations that Kafka did not get, and how many attempts they have.
+        self._unrevoked: Batcher[Revocation] = Batcher(self._revoke_again, max_size=math.inf)
+        self._unrevoked_attempts = 0
+        self._draining = False
         self._error: BaseException | None = None
         self._failed = asyncio.Event()
 
@@ -242,11 +259,14 @@ class Publisher:
 
         When it is cancelled, it ends what is under way, so that the producer can be closed.
         """
+        self._draining = True
         try:
             await self._entries.wait_idle()
+            await self._unrevoked.wait_idle()
             await self._published_ids.wait_idle()
         finally:
             await self._entries.stop()
+            await self._unrevoked.stop()
             await self._published_ids.stop()
 
     async def _publish(self, entries: Sequence[OutboxEntry]) -> None:
@@ -259,8 +279,10 @@ class Publisher:
                 revoked.setdefault(entry.revocation.why, []).extend(entry.revocation.tasks)
         refused: frozenset[int] = frozenset()
         try:
-            for why, attempt_ids in revoked.items():
+            while revoked:
+                why, attempt_ids = next(iter(revoked.items()))
                 await revoke(self._producer, self._settings, Revocation(why, attempt_ids))
+                del revoked[why]
             try:
                 await publish(self._producer, self._settings, record_keys, events, callbacks)
             except RecordsRefused as error:
@@ -274,6 +296,7 @@ class Publisher:
                 "Kafka is unavailable; the sweeper publishes these events",
                 extra={"event": "publication_left_to_sweeper", "events": len(events), "error": str(error)},
             )
+            self._keep(revoked)
         except Exception as error:  # noqa: BLE001 (raised by `run`)
             self.fail(error)
         else:
@@ -283,6 +306,29 @@ class Publisher:
                 if entry.outbox_id is not None and refused.isdisjoint(range(begin, end)):
                     self._published_ids.add(entry.outbox_id)
                 begin = end
+
+    def _keep(self, revoked: Mapping[str, Sequence[AttemptId]]) -> None:
+        for why, attempt_ids in revoked.items():
+            if kept := attempt_ids[: MAX_UNREVOKED - self._unrevoked_attempts]:
+                self._unrevoked_attempts += len(kept)
+                self._unrevoked.add(Revocation(why, kept))
+
+    async def _revoke_again(self, revocations: Sequence[Revocation]) -> None:
+        for revocation in revocations:
+
+            async def attempt(revocation: Revocation = revocation) -> None:
+                try:
+                    await revoke(self._producer, self._settings, revocation)
+                except Unavailable:
+                    # The sweeper revokes what was cancelled, and the heartbeat processor the rest.
+                    if not self._draining:
+                        raise
+
+            try:
+                await retry_until_available(attempt, waiting_for="revocation of attempts")
+            except Exception as error:  # noqa: BLE001 (raised by `run`)
+                self.fail(error)
+            self._unrevoked_attempts -= len(revocation.tasks)
 
     async def _delete(self, ids: Sequence[int]) -> None:
         try:

@@ -1,5 +1,7 @@
 """The sweeper: publishes events whose writer died between commit and publication.
 
+It also revokes the attempts that these events cancelled.
+
 Any number of replicas may run it: one of them holds the lock, by its session, and sweeps. An event
 that is published twice has the same id, so when in doubt, the sweeper publishes. Events that Kafka
 refuses stay in the outbox with the reason: `penstock check` reports them, and its repair publishes
@@ -13,8 +15,10 @@ import logging
 
 from aiokafka import AIOKafkaProducer
 
+from penstock.contracts.event import cancelled_attempts
+from penstock.contracts.revocation import Revocation
 from penstock.errors import RecordsRefused
-from penstock.kafka.outbox import publish
+from penstock.kafka.outbox import publish, revoke
 from penstock.postgres import outbox
 from penstock.postgres.session import Session
 from penstock.stages.metrics import Metrics
@@ -65,6 +69,7 @@ async def sweep_once(settings: StagesSettings, session: Session, producer: AIOKa
             rows = await outbox.unpublished(connection, age_s=settings.sweep_age_s, limit=ROWS_PER_BATCH)
         published = []
         for row in rows:
+            await revoke(producer, settings, Revocation("cancelled", cancelled_attempts(row.records)))
             try:
                 await publish(producer, settings, row.keys, row.records)
             except RecordsRefused as error:

@@ -391,6 +391,29 @@ async def test_the_sweeper_publishes_the_outbox_of_a_crashed_process(settings, p
     assert event["id"] == f"{fence.id}-0-0-succeeded"
 
 
+async def test_the_sweeper_revokes_what_a_crashed_process_cancelled(settings, pool):
+    """H3: the gateway dies between the commit of cancellations and their publication, or Kafka is away
+    until it dies. The sweeper reads the cancelled attempts from the outbox and revokes them."""
+    first, second, done = await submit_and_release(pool, settings, 3)
+    await pool.execute("UPDATE task SET attempt = 3 WHERE id = $1", second.id)
+    conclusion = conclude(done, Outcome.DONE)
+    context = Context.encode("task.cancelled")
+    ending = advance.Ending(
+        fence=done, outcome=Outcome.DONE, conclusion=conclusion, worker="w", context=context
+    )
+    await advance.advance(pool, [ending])
+    cancelled, entry = await advance.cancel(pool, [first.id, second.id])
+    assert cancelled == [first.id, second.id]
+    assert entry.outbox_id is not None  # the test does not publish it
+    async with running_service(create_app(settings)):
+        await wait_until(
+            lambda: pool.fetchval("SELECT count(*) = 0 FROM outbox"),
+            what="the sweeper has emptied the outbox",
+        )
+    [revoked] = await read(settings.kafka, f"{settings.prefix}revoked")
+    assert revoked == {"why": "cancelled", "tasks": [[first.id, 0, 0], [second.id, 0, 3]]}
+
+
 async def test_results_are_committed_after_a_database_outage(settings, pool):
     """The processor retries a batch until PostgreSQL is available again, and then commits it."""
     [fence] = await submit_and_release(pool, settings)

@@ -1,18 +1,29 @@
 """The revocations that a worker reads."""
 
 import asyncio
+import shutil
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from aiokafka.client import AIOKafkaClient
-from tests.support.services import make_topics, write
+from tests.support.gateways import running_gateway
+from tests.support.services import make_topics, running_service, write
 from tests.support.waiting import wait_until
 
+from penstock.contracts.context import Context
 from penstock.contracts.revocation import Revocation
+from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import REVOKED
-from penstock.worker import WorkerSettings
+from penstock.kafka.topics import REVOKED, ready
+from penstock.local.broker import EmbeddedKafka
+from penstock.local.supervisor import Supervisor
+from penstock.postgres import release, tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
+from penstock.worker import Done, Worker, WorkerSettings
 from penstock.worker.revocations import listen
 
 FETCH = 1
@@ -80,3 +91,56 @@ async def test_no_revocation_of_a_replaced_topic_is_missed(settings, monkeypatch
         listening.cancel()
         with suppress(asyncio.CancelledError):
             await listening
+
+
+@pytest.fixture
+async def broker():
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    supervisor = Supervisor(lambda _name, _line: None, run_dir=folder / "run")
+    try:
+        kafka = EmbeddedKafka(supervisor, folder / "kafka")
+        await kafka.start()
+        yield kafka
+    finally:
+        supervisor.close()
+        shutil.rmtree(folder)
+
+
+async def test_a_cancel_made_while_kafka_was_away_reaches_the_handler(broker, database, tmp_path):
+    """H3: a task is cancelled while Kafka is away, by a gateway that has not reached Kafka yet. Its
+    handler is cancelled when Kafka is back, without a heartbeat processor or a sweeper."""
+    where = {"kafka": broker.servers, "prefix": "p."}
+    await create_topics(await make_topics(*where.values()), [ready("t", 1)])
+    began, cancelled, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    worker = Worker(WorkerSettings(**where, objects="memory:///"))
+
+    @worker.stage("t.start")
+    async def start(_task):
+        began.set()
+        try:
+            await may_end.wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return Done()
+
+    async with open_pool(database, "test") as pool:
+        await types.register(pool, types.TaskType(name="t", partitions=1))
+        [submitted] = await tasks.submit(pool, [Submission(type="t", context=Context.encode(1))])
+        async with open_session(database, "test") as session:
+            [task] = (await release.release(session, types.TaskType(name="t"), 1, [])).batch.tasks
+        async with running_service(worker.serve):
+            await write(where["kafka"], "p.ready.t", task.encode())
+            await wait_until(began.is_set, what="the handler runs")
+            try:
+                await broker.stop()
+                async with running_gateway(
+                    **where, postgres=database, objects=f"file://{tmp_path}"
+                ) as gateway:
+                    answer = await gateway.post(f"/tasks/{submitted.id}/cancel")
+                    assert answer.status == 200, answer.body
+                    await broker.start()
+                    await wait_until(cancelled.is_set, what="the handler is cancelled")
+            finally:
+                # Otherwise a failed test would wait until the worker has drained.
+                may_end.set()

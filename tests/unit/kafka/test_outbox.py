@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_until
 
 from penstock.contracts.event import OutboxEntry
+from penstock.contracts.revocation import Revocation
+from penstock.core.attempt import AttemptId
+from penstock.errors import KafkaUnavailable, RecordsRefused
 from penstock.kafka import outbox
 from penstock.kafka.outbox import Publisher
 from penstock.settings import Kafka
@@ -68,3 +72,85 @@ async def test_a_drain_waits_for_publication_and_deletion(monkeypatch: pytest.Mo
         publisher.enqueue(OutboxEntry(outbox_id=number, record_keys=[b"1"], events=[b"{}"]))
     await publisher.drain()
     assert deleted == [1, 2]
+
+
+class UnavailableFor:
+    """Kafka that fails for some requests, and then keeps the revocations it gets."""
+
+    def __init__(self, failures: float) -> None:
+        self.failures = failures
+        self.revoked: list[tuple[str, list[AttemptId]]] = []
+
+    async def __call__(self, _producer: object, _settings: object, revocation: Revocation) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise KafkaUnavailable("no broker")
+        self.revoked.append((revocation.why, list(revocation.tasks)))
+
+
+def _revoking(task_id: int, why: str = "cancelled") -> OutboxEntry:
+    return OutboxEntry(revocation=Revocation(why, [AttemptId(task_id, 0, 0)]))
+
+
+async def test_revocations_are_published_when_kafka_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H3: what was revoked while Kafka was unavailable is published by the same process as soon as
+    Kafka answers again."""
+    kafka = UnavailableFor(3)
+    monkeypatch.setattr(outbox, "revoke", kafka)
+    publisher = Publisher(None, Kafka(), _nothing)
+    publisher.enqueue(_revoking(1))
+    publisher.enqueue(_revoking(2, "superseded"))
+    await wait_until(lambda: len(kafka.revoked) == 2, what="both revocations are published")
+    assert sorted(kafka.revoked) == [("cancelled", [(1, 0, 0)]), ("superseded", [(2, 0, 0)])]
+    await publisher.drain()
+
+
+async def test_a_drain_does_not_wait_for_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O11: a process that stops while Kafka is away leaves its revocations to the sweeper and to
+    heartbeats."""
+    kafka = UnavailableFor(float("inf"))
+    monkeypatch.setattr(outbox, "revoke", kafka)
+    publisher = Publisher(None, Kafka(), _nothing)
+    publisher.enqueue(_revoking(1))
+    await asyncio.wait_for(publisher.drain(), 20)
+    assert kafka.revoked == []
+
+
+async def test_unpublished_revocations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H11: a long outage of Kafka costs a bounded amount of memory."""
+    kafka = UnavailableFor(float("inf"))
+    monkeypatch.setattr(outbox, "revoke", kafka)
+    monkeypatch.setattr(outbox, "MAX_UNREVOKED", 3)
+    publisher = Publisher(None, Kafka(), _nothing)
+    for task_id in range(1, 9):
+        publisher.enqueue(_revoking(task_id))
+        await wait_until(lambda: not publisher.in_flight)
+    kafka.failures = 0
+    await wait_until(lambda: kafka.revoked, what="revocations are published")
+    await publisher.drain()
+    assert [task.task_id for _why, tasks in kafka.revoked for task in tasks] == [1, 2, 3]
+
+
+async def test_a_topic_that_refuses_revocations_ends_no_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O1: Kafka refuses the revocation (a limit or policy of the topic). The events of the same
+    batch are published, and their row is deleted."""
+
+    async def refuse(*_arguments: object) -> None:
+        raise RecordsRefused("too large")
+
+    deleted: list[int] = []
+
+    async def delete(ids: Sequence[int]) -> None:
+        deleted.extend(ids)
+
+    monkeypatch.setattr(outbox, "send_all", refuse)
+    monkeypatch.setattr(outbox, "publish", _nothing)
+    monkeypatch.setattr(outbox, "DELETE_EVERY_S", 0.0)
+    publisher = Publisher(None, Kafka(), delete)
+    entry = OutboxEntry(outbox_id=1, record_keys=[b"1"], events=[b"{}"], revocation=_revoking(1).revocation)
+    publisher.enqueue(entry)
+    await publisher.drain()
+    assert deleted == [1]
+    assert "revocations_refused" in {vars(each).get("event") for each in caplog.records}

@@ -94,6 +94,8 @@ class Execution:
         name: unique name of the execution.
         ended: "well" or "failed"; None when it did not end.
         key: the name that the submitter gave to the task.
+        began_s: when it began, by the worker's clock.
+        ended_s: when it ended; None when it did not end.
     """
 
     name: str
@@ -104,6 +106,8 @@ class Execution:
     wave: int
     ended: str | None
     key: str
+    began_s: float
+    ended_s: float | None
 
 
 @dataclass(frozen=True)
@@ -120,16 +124,27 @@ class WaveCounts:
 def read(file: Path) -> list[Execution]:
     """Reads every execution from the file."""
     started: dict[str, list[str]] = {}
-    ended: dict[str, str] = {}
+    ended: dict[str, tuple[str, float]] = {}
     for line in file.read_text().splitlines() if file.exists() else ():
         kind, name, *rest = line.split()
         if kind == "begin":
             started[name] = rest
         else:
-            ended[name] = rest[0]
+            ended[name] = rest[0], float(rest[1])
     return [
-        Execution(name, int(task), int(step), int(attempt), worker, int(wave), ended.get(name), key)
-        for name, (task, step, attempt, worker, wave, key) in started.items()
+        Execution(
+            name,
+            int(task),
+            int(step),
+            int(attempt),
+            worker,
+            int(wave),
+            ended[name][0] if name in ended else None,
+            key,
+            float(began_s),
+            ended[name][1] if name in ended else None,
+        )
+        for name, (task, step, attempt, worker, wave, key, began_s) in started.items()
     ]
 
 

@@ -17,7 +17,9 @@ import time
 from penstock.worker import Done, Fail, Next, Outcome, Task, Worker
 
 # A small pool and some milliseconds of work: a fault finds running handlers and waiting claims.
-worker = Worker(pool=8, backlog=50)
+worker = Worker(
+    pool=int(os.environ.get("LEDGER_POOL", "8")), backlog=int(os.environ.get("LEDGER_BACKLOG", "50"))
+)
 WORK_S = 0.02
 # Appending a short line is atomic: many workers can share the file, and a worker can be killed or
 # paused at any moment. Faults of the servers do not affect the file.
@@ -28,7 +30,8 @@ def begin(task: Task) -> str:
     name = secrets.token_hex(8)
     context = task.context
     line = (
-        f"begin {name} {task.id} {task.step} {task.attempt} {worker.id} {context['wave']} {context['key']}\n"
+        f"begin {name} {task.id} {task.step} {task.attempt} {worker.id} {context['wave']} {context['key']} "
+        f"{time.time():.3f}\n"
     )
     os.write(ledger, line.encode())
     if context.get("kills") == task.step:
@@ -39,7 +42,7 @@ def begin(task: Task) -> str:
 def end(task: Task, name: str, following: str | None) -> Outcome:
     # Some tasks fail once, so that attempts are counted and delays run during faults.
     failing = task.context["fails"] == task.step and task.attempt == 0
-    os.write(ledger, f"end {name} {'failed' if failing else 'well'}\n".encode())
+    os.write(ledger, f"end {name} {'failed' if failing else 'well'} {time.time():.3f}\n".encode())
     if failing:
         return Fail("intended to fail once")
     context = {**task.context, "n": task.context["n"] + 1, "by": [*task.context["by"], name]}
@@ -49,7 +52,7 @@ def end(task: Task, name: str, following: str | None) -> Outcome:
 @worker.stage("count.one")
 async def one(task: Task) -> Outcome:
     name = begin(task)
-    await asyncio.sleep(WORK_S)
+    await asyncio.sleep(task.context.get("lasts_s", WORK_S))
     return end(task, name, "two")
 
 

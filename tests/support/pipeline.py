@@ -33,6 +33,7 @@ class System:
         self.stack = stack
         self.pool = pool
         self.executed = Counter()
+        self.services = {}
 
     async def start(self, *names, restarted=False):
         """Starts services; `restarted` starts one again when it ends, as a supervisor would."""
@@ -49,7 +50,7 @@ class System:
         }
         for name in names:
             context = restarted_when_ended(apps[name]) if restarted else running_service(apps[name]())
-            await self.stack.enter_async_context(context)
+            self.services[name] = await self.stack.enter_async_context(context)
 
     async def work(self, handler_s=0.0, restarted=False, **given):
         def serve():

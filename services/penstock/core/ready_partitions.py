@@ -113,13 +113,14 @@ class ReadyPartitions:
         elif records < 0:
             self.correct({number: each.end + records})
 
-    def add_mark(self, number: int, offset: int, now_s: float, *, withdrawn: bool) -> None:
+    def add_mark(self, number: int, offset: int, now_s: float, *, withdrawn: bool, behind: int = 0) -> None:
         """A mark was written.
 
         Args:
             number: of the partition.
             offset: of the mark.
             now_s: now.
+            behind: records that were written after it, by now.
             withdrawn: its records were withdrawn before; else it is to find out whether the reader
                 has room.
         """
@@ -127,6 +128,8 @@ class ReadyPartitions:
         self.correct({number: offset})
         each.add(1, now_s)
         each.mark, each.mark_s, each.withdrawn = each.end, now_s, withdrawn
+        if behind > 0:
+            each.add(behind, now_s)
 
     def find_mark(self, number: int, end: int, now_s: float) -> None:
         """The only unread record is a mark, of another process."""

@@ -104,6 +104,11 @@ class SuspectGate(Generic[K]):
             return Isolation.ALONE in self._turns.values()
         return bool(self._waiting) and self._waiting[0][1] is Isolation.ALONE
 
+    def behind_alone(self) -> list[K]:
+        """The suspects that wait while one runs alone, or is the next to do so."""
+        first = 0 if Isolation.ALONE in self._turns.values() else 1
+        return [key for key, _isolation in self._waiting][first:] if self.closed else []
+
     def take(self, running: int) -> K | None:
         """Removes and returns a suspect that begins now, if any.
 

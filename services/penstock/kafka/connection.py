@@ -149,7 +149,7 @@ Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
 
 
 @contextmanager
-def _own_cancellation() -> Iterator[None]:
+def own_cancellation() -> Iterator[None]:
     """Cancels the block if its task was cancelled, and only then.
 
     aiokafka mixes up the cancellation of its caller with that of its own tasks while it closes. A
@@ -235,7 +235,7 @@ async def running(client: Client) -> AsyncIterator[Client]:
     Raises:
         KafkaUnavailable: no broker answered.
     """
-    with _own_cancellation():
+    with own_cancellation():
         await start(client)
         try:
             yield client
@@ -251,7 +251,7 @@ async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
         KafkaUnavailable: no broker answered.
     """
     client = AIOKafkaAdminClient(**arguments(settings))
-    with _own_cancellation():
+    with own_cancellation():
         await _start(client.start(), client.close, client._client)  # noqa: SLF001 (it has no other way in)
         with translated():
             try:

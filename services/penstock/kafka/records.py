@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.connection import make_consumer, running, translated
+from penstock.kafka.connection import make_consumer, own_cancellation, running, start, stop, translated
 from penstock.settings import Kafka
 
 
@@ -38,37 +39,74 @@ async def records_of(settings: Kafka, topic: str, partitions: int) -> AsyncItera
                         yield record
 
 
-async def records_from(
-    settings: Kafka, offsets: Mapping[TopicPartition, int], limit: int, *, within_s: float
-) -> dict[TopicPartition, list[Any]]:
-    """The records from given offsets on, at most `limit` of each partition.
+class RecordReader:
+    """Reads records from given offsets on. A consumer that has read is kept for the next read.
 
     Args:
         settings: where.
-        offsets: by partition, the first offset; the oldest record, if that is gone.
-        limit: most records of a partition.
-        within_s: seconds for all.
-
-    Raises:
-        KafkaUnavailable: no broker answered in time.
-        KafkaRefused: this user may not read the topic.
+        reads: most reads at a time; others wait.
     """
+
+    def __init__(self, settings: Kafka, reads: int) -> None:
+        self._settings = settings
+        self._reads = asyncio.Semaphore(reads)
+        self._idle: list[AIOKafkaConsumer] = []
+
+    async def read(
+        self, offsets: Mapping[TopicPartition, int], limit: int, *, within_s: float
+    ) -> dict[TopicPartition, list[Any]]:
+        """The records from given offsets on, at most `limit` of each partition.
+
+        Args:
+            offsets: by partition, the first offset; the oldest record, if that is gone.
+            limit: most records of a partition.
+            within_s: seconds for all, a wait for other reads included.
+
+        Raises:
+            KafkaUnavailable: no broker answered in time.
+            KafkaRefused: this user may not read the topic.
+        """
+        try:
+            async with asyncio.timeout(within_s), self._reads, self._consumer() as consumer:
+                with translated():
+                    return await _read(consumer, offsets, limit)
+        except TimeoutError as error:
+            raise KafkaUnavailable(f"no broker returned the records within {within_s:g} s") from error
+
+    async def close(self) -> None:
+        """Closes the consumers; no read may be under way."""
+        while self._idle:
+            await stop(self._idle.pop())
+
+    @asynccontextmanager
+    async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer]:
+        with own_cancellation():
+            kept = bool(self._idle)
+            consumer = self._idle.pop() if kept else make_consumer(self._settings, None)
+            try:
+                if not kept:
+                    await start(consumer)
+                yield consumer
+                # Otherwise it would go on fetching. After `unsubscribe` the client's fetcher may fail.
+                consumer.assign([])
+            except BaseException:
+                await stop(consumer)
+                raise
+            self._idle.append(consumer)
+
+
+async def _read(
+    consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int], limit: int
+) -> dict[TopicPartition, list[Any]]:
     found: dict[TopicPartition, list[Any]] = {tp: [] for tp in offsets}
-    try:
-        async with asyncio.timeout(within_s), running(make_consumer(settings, None)) as consumer:
-            with translated():
-                consumer.assign(list(offsets))
-                begins = await consumer.beginning_offsets(list(offsets))
-                ends = await consumer.end_offsets(list(offsets))
-                for tp, offset in offsets.items():
-                    consumer.seek(tp, max(offset, begins[tp]))
-                while left := [
-                    tp for tp in offsets if len(found[tp]) < limit and await consumer.position(tp) < ends[tp]
-                ]:
-                    for tp, records in (await consumer.getmany(*left, timeout_ms=500)).items():
-                        found[tp] += records
-    except TimeoutError as error:
-        raise KafkaUnavailable(f"no broker returned the records within {within_s:g} s") from error
+    begins = await consumer.beginning_offsets(list(offsets))
+    ends = await consumer.end_offsets(list(offsets))
+    consumer.assign(list(offsets))
+    for tp, offset in offsets.items():
+        consumer.seek(tp, max(offset, begins[tp]))
+    while left := [tp for tp in offsets if len(found[tp]) < limit and await consumer.position(tp) < ends[tp]]:
+        for tp, records in (await consumer.getmany(*left, timeout_ms=500)).items():
+            found[tp] += records
     return {tp: records[:limit] for tp, records in found.items()}
 
 

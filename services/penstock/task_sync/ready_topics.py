@@ -79,6 +79,7 @@ class ReadyTopic:
         pace: how long the type's attempts take.
         logged_reason: the reason of the window's size that was last logged.
         full: the window was full, and more than half of its records wait still.
+        polling: one poll at a time, so that no older answer follows a newer one.
     """
 
     type: TaskType
@@ -99,6 +100,7 @@ class ReadyTopic:
     bounds_s: float = float("-inf")
     written_s: float = float("-inf")
     pace: AttemptPace = field(default_factory=AttemptPace)
+    polling: asyncio.Lock = field(default_factory=asyncio.Lock)
     partitions: ReadyPartitions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -169,6 +171,10 @@ class LagPoller:
 
     async def poll(self, topic: ReadyTopic) -> None:
         """Reads how many records of the topic the workers have taken."""
+        async with topic.polling:
+            await self._poll(topic)
+
+    async def _poll(self, topic: ReadyTopic) -> None:
         group = workers_group(self._settings.prefix, topic.type.name)
         try:
             committed = await self._committed(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer
 
@@ -24,9 +24,6 @@ class ReadyWriter:
         lag_poll_s: seconds between polls of a topic that just got its first records.
         wake: called when a batch is confirmed after none was, and when one failed.
         fail: ends tasks whose records Kafka refuses, each with the reason.
-
-    Attributes:
-        confirmations: batches that Kafka confirmed.
     """
 
     def __init__(
@@ -44,12 +41,12 @@ class ReadyWriter:
         self._confirmed: list[int] = []
         self._confirmed_s = 0.0
         self._failure: BaseException | None = None
-        self.confirmations = 0
+        # Batches that Kafka confirmed.
+        self._confirmations = 0
 
-    @property
-    def is_confirming(self) -> bool:
-        """Whether Kafka has yet to confirm a batch."""
-        return bool(self._confirming)
+    def progress(self) -> dict[str, Hashable]:
+        """The work in progress and its mark, for the stall detector; empty at rest."""
+        return {"writing released tasks to Kafka": self._confirmations} if self._confirming else {}
 
     @property
     def confirmed_s(self) -> float | None:
@@ -150,6 +147,6 @@ class ReadyWriter:
                 self._confirmed_s = asyncio.get_running_loop().time()
                 self._wake()
             self._confirmed.append(release_id)
-            self.confirmations += 1
+            self._confirmations += 1
             for span in spans:
                 span.end()

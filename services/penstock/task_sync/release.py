@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -68,7 +69,9 @@ class ReleaseLoop:
         self._wake = asyncio.Event()
         self._limiter = ReleaseLimiter(session, self.on_ready)
         self._opener = TopicOpener(settings, admin, self._lag_poller, end_offsets, self._wake.set)
-        self._withdrawal = Withdrawal(settings, session, producer, admin, self._lag_poller)
+        self._withdrawal = Withdrawal(
+            settings, session, producer, admin, self._lag_poller, self._on_withdrawal_ended
+        )
         self._writer = ReadyWriter(producer, settings.lag_poll_s, self._wake.set, fail)
         self._types_changed = True
         self._owners_changed = True
@@ -109,6 +112,11 @@ class ReleaseLoop:
         self._owners_changed = True
         self._wake.set()
 
+    def _on_withdrawal_ended(self) -> None:
+        # Its type may have to be transferred, and the withdrawn tasks are to be released.
+        self._owners_changed = self._owners_changed or not self._ownership.alone
+        self._wake.set()
+
     def ready_topics(self) -> list[ReadyTopic]:
         """The ready topics of the types that are owned now."""
         return list(self._topics.values())
@@ -125,11 +133,7 @@ class ReleaseLoop:
         # A statement that waits for another transaction is repeated.
         step_mark = (self._step_count, self._session.lock_conflicts)
         marks: dict[str, Hashable] = {self._step: step_mark} if self._step else {}
-        if self._opener.step:
-            marks[self._opener.step] = self._opener.attempts
-        if self._writer.is_confirming:
-            marks["writing released tasks to Kafka"] = self._writer.confirmations
-        return marks
+        return marks | self._opener.progress() | self._writer.progress() | self._withdrawal.progress()
 
     def _begin_step(self, step: str) -> None:
         self._step = step
@@ -146,6 +150,7 @@ class ReleaseLoop:
         """A ready topic was replaced by a new one with these ends; all its records are untaken."""
         topic = self._topics.get(type_name)
         if topic is not None:
+            self._withdrawal.cancel(type_name)
             topic.partitions.start(ends, asyncio.get_running_loop().time())
             topic.poll_interval_s = 0.0
             topic.begins, topic.invalid, topic.bounds_s = {}, {}, float("-inf")
@@ -175,6 +180,7 @@ class ReleaseLoop:
             for waker in wakers:
                 waker.cancel()
             self._limiter.close()
+            await self._withdrawal.stop()
             await self._opener.stop()
         await self._writer.drain()
         await self._delete_notes()
@@ -189,6 +195,7 @@ class ReleaseLoop:
             self._wake.clear()
             self._session.ensure()
             self._writer.raise_failure()
+            self._withdrawal.raise_failure()
             now_s = loop.time()
             if now_s >= sweep_at_s:
                 self._begin_step("sweeping for lost notifications")
@@ -247,13 +254,9 @@ class ReleaseLoop:
 
     async def _sleep(self, until_s: float) -> None:
         self._begin_step("")
-        loop = asyncio.get_running_loop()
-        timer = None if until_s == float("inf") else loop.call_at(until_s, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(None if until_s == float("inf") else until_s):
+                await self._wake.wait()
 
     async def _wake_on(self, event: asyncio.Event) -> None:
         await event.wait()
@@ -265,8 +268,8 @@ class ReleaseLoop:
             await self._load_types()
         self._owners_changed = False
         plan = await self._ownership.plan([task_type.name for task_type in self._types])
-        # A type that is being opened is transferred later.
-        if transfer := [name for name in plan.transfer if name in self._topics]:
+        # A type that is being opened, or has a withdrawal under way, is transferred later.
+        if transfer := [n for n in plan.transfer if n in self._topics and n not in self._withdrawal]:
             await self._transfer(transfer)
         acquired: list[TaskType] = []
         for name in plan.acquire:
@@ -380,7 +383,7 @@ class ReleaseLoop:
         return poll_at_s
 
     async def _poll(self) -> float:
-        """Polls what is due, and withdraws what waits behind busy workers; returns when next."""
+        """Polls what is due, and begins withdrawals; returns when to poll again."""
         now_s = asyncio.get_running_loop().time()
         topics = self._topics.values()
         full = [topic for topic in topics if topic.needs_poll(now_s)]
@@ -393,6 +396,5 @@ class ReleaseLoop:
             self._begin_step("polling the lag of late records")
             await asyncio.gather(*map(self._lag_poller.poll, late))
         for topic in (*full, *late):
-            self._begin_step(f"withdrawing records of {topic.type.name}")
-            await self._withdrawal.step(topic)
+            self._withdrawal.step(topic)
         return min((topic.check_at_s() for topic in topics), default=float("inf"))

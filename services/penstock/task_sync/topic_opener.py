@@ -9,7 +9,7 @@ only its own type.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -36,9 +36,6 @@ class TopicOpener:
         lag_poller: reads the topics.
         end_offsets: reads the topics' end offsets.
         wake: called when topics are open, and when one failed.
-
-    Attributes:
-        attempts: requests that create topics.
     """
 
     def __init__(
@@ -58,12 +55,12 @@ class TopicOpener:
         self._opening: set[asyncio.Task[None]] = set()
         self._opened: list[ReadyTopic] = []
         self._failure: BaseException | None = None
-        self.attempts = 0
+        # Requests that create topics.
+        self._attempts = 0
 
-    @property
-    def step(self) -> str:
-        """The work in progress, for the stall detector; empty at rest."""
-        return "creating ready topics" if self._opening else ""
+    def progress(self) -> dict[str, Hashable]:
+        """The work in progress and its mark, for the stall detector; empty at rest."""
+        return {"creating ready topics": self._attempts} if self._opening else {}
 
     def open(self, task_types: Sequence[TaskType]) -> None:
         """Begins to open the topics of types whose locks this process has."""
@@ -117,7 +114,7 @@ class TopicOpener:
 
     async def _request(self, task_types: Sequence[TaskType]) -> None:
         async with self._requests:
-            self.attempts += 1
+            self._attempts += 1
             await create_topics(self._settings, [_topic(each) for each in task_types])
 
     async def _read(self, task_types: Sequence[TaskType]) -> None:

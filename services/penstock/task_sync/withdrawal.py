@@ -5,6 +5,9 @@ taken are read. One statement makes their tasks ready, each as a new attempt, so
 rejects a worker that takes an old record meanwhile. Then the records are deleted, and a mark is
 written. A crash between the steps leaves records that the fence makes harmless.
 
+The release loop goes on meanwhile, also for the same type. A withdrawal ends when the ownership is
+lost, and a type is transferred only when none is under way.
+
 When in doubt, a record stays: while Kafka does not answer, while another transaction locks the
 task, and where task-sync may not read or delete records of ready topics.
 """
@@ -13,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -24,7 +28,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.ready_partitions import Plan
 from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, RecordsRefused
 from penstock.kafka.connection import translated
-from penstock.kafka.records import delete_before, records_from
+from penstock.kafka.records import RecordReader, delete_before
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
@@ -34,12 +38,13 @@ log = logging.getLogger(__name__)
 
 # Most records of one partition that one step withdraws.
 LIMIT = 1_000
-# Seconds in which they must be read: all types wait meanwhile.
+# Seconds in which they must be read, and types whose records are read at a time.
 READ_S = 2.0
+READS = 4
 
 
 class Withdrawal:
-    """Withdraws records of owned types.
+    """Withdraws records of owned types, each type in a task of its own, beside the release loop.
 
     Args:
         settings: of the service.
@@ -47,6 +52,7 @@ class Withdrawal:
         producer: acks=all.
         admin: deletes records.
         lag_poller: reads the workers' offsets.
+        on_end: called when the withdrawal of a type has ended.
     """
 
     def __init__(
@@ -56,27 +62,71 @@ class Withdrawal:
         producer: AIOKafkaProducer,
         admin: AIOKafkaAdminClient,
         lag_poller: LagPoller,
+        on_end: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._session = session
         self._producer = producer
         self._admin = admin
         self._lag_poller = lag_poller
+        self._on_end = on_end
+        self._reader = RecordReader(settings, READS)
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._permitted = False
         self._refused = False
+        self._failure: Exception | None = None
 
-    async def step(self, topic: ReadyTopic) -> None:
-        """Does what is to be done now, right after a poll of the topic.
+    def __contains__(self, type_name: object) -> bool:
+        """Whether a withdrawal of this type is under way."""
+        return type_name in self._running
+
+    def progress(self) -> dict[str, Hashable]:
+        """The withdrawals under way, for the stall detector."""
+        conflicts = self._session.lock_conflicts
+        return {
+            f"withdrawing records of {name}": (task.get_name(), conflicts)
+            for name, task in self._running.items()
+        }
+
+    def raise_failure(self) -> None:
+        """Raises the error that ended a withdrawal.
 
         Raises:
             SessionLost: the ownership is lost.
             PostgresUnavailable: perhaps the tasks are ready, and their records are left.
         """
-        now_s = asyncio.get_running_loop().time()
-        plan = Plan() if self._refused else topic.partitions.plan(now_s, more_ready=topic.may_have_ready)
-        if not plan:
+        if self._failure is not None:
+            raise self._failure
+
+    def step(self, topic: ReadyTopic) -> None:
+        """Begins what is to be done now, right after a poll of the topic."""
+        name = topic.type.name
+        if self._refused or name in self._running:
             return
-        topic.poll_interval_s = self._settings.lag_poll_s
+        plan = topic.partitions.plan(asyncio.get_running_loop().time(), more_ready=topic.may_have_ready)
+        if plan:
+            topic.poll_interval_s = self._settings.lag_poll_s
+            task = self._running[name] = asyncio.create_task(self._run(topic, plan))
+            task.add_done_callback(partial(self._ended, name))
+
+    def cancel(self, type_name: str) -> None:
+        """Ends the withdrawal of a type whose ready topic was replaced: its offsets are over."""
+        if (task := self._running.get(type_name)) is not None:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Cancels all withdrawals and waits for their end."""
+        running = tuple(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._reader.close()
+
+    def _ended(self, name: str, _task: asyncio.Task[None]) -> None:
+        del self._running[name]
+        self._on_end()
+
+    async def _run(self, topic: ReadyTopic, plan: Plan) -> None:
         try:
             for number in plan.probe:
                 await self._mark(topic, number, withdrawn=False)
@@ -93,14 +143,17 @@ class Withdrawal:
                 "Records behind busy workers stay there: Kafka refuses to read or delete them",
                 extra={"event": "withdrawal_refused", "task_type": topic.type.name, "error": error},
             )
+        except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
+            self._failure = error
 
     async def _withdraw(self, topic: ReadyTopic, numbers: Sequence[int]) -> None:
         starts = {TopicPartition(topic.topic, number): topic.partitions[number].taken for number in numbers}
+        ends = {number: topic.partitions[number].end for number in numbers}
         if not self._permitted:
             # Deletes nothing, and is refused before any task is moved.
             await delete_before(self._admin, dict.fromkeys(starts, 0))
             self._permitted = True
-        unread = await records_from(self._settings, starts, LIMIT, within_s=READ_S)
+        unread = await self._reader.read(starts, LIMIT, within_s=READ_S)
         # Again: the worker may have taken some meanwhile.
         await self._lag_poller.poll(topic)
         attempts = {
@@ -128,7 +181,7 @@ class Withdrawal:
             )
         for tp, records in unread.items():
             kept = [offset for offset, attempt_id in attempts[tp] if attempt_id in locked]
-            await self._delete(topic, tp, records, kept, has_tasks=bool(attempts[tp]))
+            await self._delete(topic, tp, records, kept, ends[tp.partition], has_tasks=bool(attempts[tp]))
 
     async def _delete(
         self,
@@ -136,31 +189,38 @@ class Withdrawal:
         tp: TopicPartition,
         records: Sequence[Any],
         kept: Sequence[int],
+        end_before: int,
         *,
         has_tasks: bool,
     ) -> None:
         """Deletes the records before those that are kept, and lets a mark follow."""
         number = tp.partition
+        # Otherwise the release loop may have written records behind those that were read.
+        unchanged = topic.partitions[number].end == end_before
         if not records:
-            # Fewer records than were believed to be there.
-            topic.partitions.correct({number: topic.partitions[number].taken})
+            if unchanged:
+                # Fewer records than were believed to be there.
+                topic.partitions.correct({number: topic.partitions[number].taken})
             return
         last = records[-1].offset
         # A mark that is alone stays: the worker has one to take.
         end = min(kept, default=last + 1 if has_tasks else last)
+        self._session.ensure()
         await delete_before(self._admin, {tp: end})
         topic.begins[number] = max(end, topic.begins.get(number, 0))
         topic.partitions.withdraw(number, end)
-        if not has_tasks:
+        if not has_tasks and unchanged:
             topic.partitions.find_mark(number, last + 1, asyncio.get_running_loop().time())
-        elif not kept and len(records) < LIMIT:
+        elif has_tasks and not kept and len(records) < LIMIT:
             await self._mark(topic, number, withdrawn=True)
 
     async def _mark(self, topic: ReadyTopic, number: int, *, withdrawn: bool) -> None:
+        self._session.ensure()
+        end = topic.partitions[number].end
         with translated():
             written = await self._producer.send_and_wait(topic.topic, MARK, partition=number)
-        now_s = asyncio.get_running_loop().time()
-        topic.partitions.add_mark(number, written.offset, now_s, withdrawn=withdrawn)
+        now_s, behind = asyncio.get_running_loop().time(), topic.partitions[number].end - end
+        topic.partitions.add_mark(number, written.offset, now_s, behind=behind, withdrawn=withdrawn)
 
 
 def _attempts(type_name: str, records: Sequence[Any]) -> list[tuple[int, AttemptId]]:

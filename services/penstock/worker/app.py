@@ -143,6 +143,7 @@ class Worker:
                 slots,
                 lambda attempt_id: platform.call_soon(client.announce, attempt_id),
                 lambda attempt_id: platform.call_soon(client.ended, attempt_id),
+                lambda holds: platform.call_soon(client.hold, holds),
             )
             pulled = asyncio.Event()
 

@@ -28,6 +28,7 @@ CANCEL_S = 1.0
 TURN_S = 3.0
 # Attempts that wait for a handler go back when none began for so long: another worker may be idle.
 STUCK_S = 0.5
+ALONE_REASON = "a suspect runs alone on the worker"
 # Characters of a failure's message in the log; the task has the whole message and the traceback.
 ERROR_CHARS = 500
 
@@ -43,6 +44,8 @@ class HandlerPool:
         ended: called with a suspect that has ended; `end_turn` follows when its result is stored.
             Otherwise the next attempt could kill the process before, and the loss would be charged
             to both.
+        hold: called with True when the worker must take no further attempts for now, because a
+            suspect that runs alone lasts, and with False when it may again.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class HandlerPool:
         size: int,
         announce: Callable[[AttemptId], object],
         ended: Callable[[AttemptId], object],
+        hold: Callable[[bool], object] = lambda _holds: None,
     ) -> None:
         self._execution = execution
         self._report = report
@@ -60,6 +64,7 @@ class HandlerPool:
         self._backlog = PriorityQueue()
         self._announce = announce
         self._ended = ended
+        self._hold = hold
         self._gate: SuspectGate[AttemptId] = SuspectGate()
         # Suspects that have not begun.
         self._suspects: dict[AttemptId, ReadyTask] = {}
@@ -67,6 +72,9 @@ class HandlerPool:
         # When an attempt last began, or the gate was closed; and the next look at those that wait.
         self._moved_s = 0.0
         self._look: asyncio.TimerHandle | None = None
+        # When the gate will have been closed for a turn; whether it has been.
+        self._gate_timer: asyncio.TimerHandle | None = None
+        self._holds = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start_all(self, claimed: list[ReadyTask]) -> None:
@@ -76,6 +84,8 @@ class HandlerPool:
         for ready in claimed:
             if self._closed:
                 self._report(returned_result(ready, "the worker is stopping"))
+            elif self._holds:
+                self._report(returned_result(ready, ALONE_REASON))
             elif ready.isolation is None:
                 self._backlog.add(ready)
             else:
@@ -203,6 +213,36 @@ class HandlerPool:
             self._start(self._backlog.take())
         if self._backlog and self._look is None:
             self._look = asyncio.get_running_loop().call_later(STUCK_S, self._return_stuck)
+        self._watch_gate()
+
+    def _watch_gate(self) -> None:
+        """Begins to hold when the gate stays closed for a turn, and ends that when it opens."""
+        if self._gate.closed:
+            if self._gate_timer is None:
+                self._gate_timer = asyncio.get_running_loop().call_later(TURN_S, self._begin_hold)
+            return
+        if self._gate_timer is not None:
+            self._gate_timer.cancel()
+            self._gate_timer = None
+        if self._holds:
+            self._holds = False
+            self._hold(self._holds)
+
+    def _begin_hold(self) -> None:
+        if self._closed:
+            return
+        self._holds = True
+        self._hold(self._holds)
+        behind = self._gate.behind_alone()
+        log.info(
+            "A suspect runs alone for long; waiting tasks go to other workers",
+            extra={"event": "worker_held_by_suspect", "attempts": len(self._backlog) + len(behind)},
+        )
+        while self._backlog:
+            self._report(returned_result(self._backlog.take(), ALONE_REASON))
+        self._gate.drop(behind)
+        for attempt_id in behind:
+            self._report(returned_result(self._suspects.pop(attempt_id), ALONE_REASON))
 
     def _return_stuck(self) -> None:
         """Returns the backlog if no attempt began for `STUCK_S`; else looks again later."""
@@ -211,7 +251,7 @@ class HandlerPool:
         if self._closed or not self._backlog:
             return
         if self._gate.closed:
-            # A worker that lets a suspect run alone still pulls: it would get the same tasks again.
+            # After a turn the worker holds. Before, it still pulls: it would get the same tasks again.
             self._moved_s = loop.time()
         left_s = self._moved_s + STUCK_S - loop.time()
         if left_s > 0:

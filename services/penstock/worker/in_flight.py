@@ -55,6 +55,7 @@ class InFlight:
         backlog: Callable[[], int] = lambda: 0,
     ) -> None:
         self._capacity = capacity
+        self._holds = False
         self._limit = limit
         self._backlog = backlog
         self.types = types
@@ -75,6 +76,8 @@ class InFlight:
     @property
     def room(self) -> int:
         """How many more attempts may be reserved."""
+        if self._holds:
+            return 0
         return (
             int(min(self._capacity + self._backlog() - len(self._attempts), self._limit())) - self._reserved
         )
@@ -83,6 +86,11 @@ class InFlight:
     def is_ample(self) -> bool:
         """Whether each type may keep room for an attempt while it waits for its next task."""
         return self.room >= self.types
+
+    def hold(self, holds: bool) -> None:
+        """Sets whether there is no room, however few attempts are in flight."""
+        self._holds = holds
+        self._grant()
 
     @asynccontextmanager
     async def reserve(self, type_name: str, most: int, timeout_s: float) -> AsyncIterator[Reservation]:

@@ -108,6 +108,10 @@ class PlatformClient:
         """Waits until the result of a suspect is stored."""
         self._turns.put_nowait((attempt_id, False))
 
+    def hold(self, holds: bool) -> None:
+        """Sets whether no further attempts are taken for now."""
+        self._in_flight.hold(holds)
+
     async def _serve_suspects(self) -> None:
         while True:
             attempt_id, begins = await self._turns.get()

@@ -199,6 +199,18 @@ async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(sett
     assert found["due_at"] <= found["updated_at"], "without a back-off"
 
 
+async def test_a_retry_that_the_handler_asks_for_clears_what_its_stage_has_lost(settings, pool):
+    """W8: a handler that returns `RetryAfter` has lived to its end, so its process has survived. A handler
+    that polls for weeks is no suspect for the hosts that were lost beneath it."""
+    [fence] = await submit_and_release(pool, settings)
+    await pool.execute("UPDATE task SET failures = 2, losses = 2 WHERE id = $1", fence.id)
+    asked = Failure(kind="RetryAfter", message="the job is still running")
+    async with running_service(create_app(settings)):
+        await send_results(settings, result(fence, Outcome.RETRY, error=asked))
+        found = await in_state(pool, fence, "scheduled")
+    assert (found["attempt"], found["failures"], found["losses"]) == (1, 0, 0)
+
+
 async def test_a_stage_limit_and_a_permanent_failure_prevent_retries(settings, pool):
     """W1: the stage's max_attempts overrides the type's; a permanent failure is not retried."""
     strict, final = await submit_and_release(pool, settings, 2)

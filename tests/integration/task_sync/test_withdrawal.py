@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 
 import pytest
@@ -17,9 +17,12 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
+from penstock.errors import SessionLost
+from penstock.kafka import records
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
+from penstock.task_sync import withdrawal
 from penstock.worker import Done, Worker, WorkerSettings
 
 # Seconds that a quick task may wait while a slot is free, and as many for a machine that is busy.
@@ -229,6 +232,24 @@ async def test_tasks_of_a_second_beside_long_tasks(system):
     assert not system.ended_s.keys() & set(longs)
 
 
+async def test_quick_tasks_do_not_wait_behind_a_suspect_that_runs_alone(resting):
+    """S13, W8: a suspect runs alone for long on one of two workers. Quick tasks run on the other, also
+    those that the first worker had taken."""
+    [long] = await resting.add(1, "long")
+    await resting.pool.execute("UPDATE task SET losses = 2 WHERE id = $1", long)
+    await resting.start("heartbeats", "stages")
+    await resting.start_task_sync()
+    await resting.worker("a", slots=4)
+    await wait_until(lambda: long in resting.began_s, timeout=60)
+    quick = await resting.add(20)
+    await resting.worker("b", slots=4)
+    await resting.done(quick)
+    assert long not in resting.ended_s
+    assert not resting.runs_of["a"].keys() & set(quick)
+    resting.end_long.set()
+    await resting.become(succeeded=21)
+
+
 async def test_a_new_replica_withdraws_what_another_has_released(system):
     """S7, S13: a replica of task-sync that takes over finds the records behind a busy worker."""
     await system.worker("a")
@@ -277,3 +298,82 @@ async def test_records_of_a_gateway_without_a_worker_go_to_a_worker(system):
     await system.done(tasks_)
     assert (await gateway.post("/hold_task", request)).body["tasks"] == []
     assert {system.runs[id_] for id_ in tasks_} == {1}
+
+
+class SlowBroker:
+    """Holds the reads of records until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.asked = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        make = records.make_consumer
+
+        def make_slow(*given, **named):
+            consumer = make(*given, **named)
+            end_offsets = consumer.end_offsets
+
+            async def slow(partitions):
+                self.asked.set()
+                await self.goes_on.wait()
+                return await end_offsets(partitions)
+
+            consumer.end_offsets = slow
+            return consumer
+
+        monkeypatch.setattr(records, "make_consumer", make_slow)
+        monkeypatch.setattr(withdrawal, "READ_S", 300.0)
+
+
+async def wait_behind(system, slow):
+    """Puts tasks behind a busy worker; returns them once their records are being read."""
+    await system.worker("a")
+    await system.worker("b")
+    await system.warm(2)
+    [long] = await system.add(1, "long")
+    await wait_until(lambda: long in system.began_s)
+    waiting = []
+    while not slow.asked.is_set():
+        waiting += await system.add(8)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(slow.asked.wait(), 5)
+    return waiting
+
+
+async def test_a_slow_withdrawal_delays_no_release(system, monkeypatch):
+    """S13: while the broker is slow to return the records that are to be withdrawn, task-sync releases
+    tasks of other types, and of this one."""
+    slow = SlowBroker(monkeypatch)
+    await types.register(system.pool, types.TaskType(name="u"))
+    waiting = await wait_behind(system, slow)
+    [other] = await tasks.submit(system.pool, [Submission(type="u", context=Context.encode(0))])
+
+    async def released():
+        return await system.pool.fetchval("SELECT state = 'queued' FROM task WHERE id = $1", other.id)
+
+    await wait_until(released, timeout=60, what="the other type is released")
+    further = await system.add(8)
+    await wait_until(lambda: system.began_s.keys() & set(further), timeout=60, what="the type is released")
+    assert not slow.goes_on.is_set()
+    slow.goes_on.set()
+    await system.done([*waiting, *further])
+
+
+async def test_a_withdrawal_ends_with_the_ownership(system, monkeypatch):
+    """S7, S13: task-sync loses its session while it reads records that are to be withdrawn. It ends, and
+    neither moves a task nor deletes a record afterwards."""
+    slow = SlowBroker(monkeypatch)
+    waiting = await wait_behind(system, slow)
+    deleted = []
+    monkeypatch.setattr(withdrawal, "delete_before", lambda *given: deleted.append(given))
+    await system.pool.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name LIKE 'penstock task-sync gate %' AND datname = current_database()"
+    )
+    await wait_until(system.services["task-sync"].done, what="task-sync has ended")
+    with pytest.raises(SessionLost):
+        await system.task_sync.aclose()
+    assert not slow.goes_on.is_set()
+    slow.goes_on.set()
+    attempts = await system.pool.fetch("SELECT DISTINCT attempt FROM task WHERE id = ANY ($1)", waiting)
+    assert [row["attempt"] for row in attempts] == [0]
+    assert not deleted

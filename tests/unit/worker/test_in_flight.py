@@ -113,3 +113,22 @@ async def test_the_room_for_heartbeats_bounds_reservations():
     in_flight = InFlight(10, lambda: 3)
     async with in_flight.reserve("a", 100, NEVER_S) as reservation:
         assert reservation.size == 3
+
+
+async def test_a_held_worker_has_no_room():
+    """S13, W8: while the worker holds, a puller gets no room. It gets some when the worker goes on."""
+    in_flight = InFlight(10)
+    in_flight.hold(holds=True)
+    async with in_flight.reserve("t", 5, 0) as reservation:
+        assert reservation.size == 0
+    async with asyncio.TaskGroup() as group:
+
+        async def reserve():
+            async with in_flight.reserve("t", 5, 60) as reservation:
+                return reservation.size
+
+        reserving = group.create_task(reserve())
+        await asyncio.sleep(0)
+        assert not reserving.done()
+        in_flight.hold(holds=False)
+    assert reserving.result() == 5

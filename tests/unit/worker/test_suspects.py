@@ -34,6 +34,7 @@ class Rig:
 
     def __init__(self):
         self.announced, self.ended, self.results, self.running = [], [], [], {}
+        self.holds = []
 
         async def handler(task):
             self.running[task.id] = asyncio.Event()
@@ -44,7 +45,14 @@ class Rig:
             return Done()
 
         execution = Execution({("t", "s"): Stage(handler, 60, None)}, None, 1)
-        self.pool = HandlerPool(execution, self.results.append, 10, self.announced.append, self.ended.append)
+        self.pool = HandlerPool(
+            execution,
+            self.results.append,
+            10,
+            self.announced.append,
+            self.ended.append,
+            self.holds.append,
+        )
 
     async def become(self, *running):
         await wait_until(lambda: sorted(self.running) == sorted(running), every=0)
@@ -182,3 +190,52 @@ def test_records_of_earlier_versions_are_read():
     assert (decoded.begun, decoded.kind, faults) == (False, Kind.CLAIM, [])
     [by_gateway] = claims_of("w", [ready(1, Isolation.ONE)], {}, isolates=False)
     assert by_gateway.begun
+
+
+async def test_a_worker_holds_while_a_suspect_runs_alone_for_long(rig, monkeypatch):
+    """S13, W8: after its turn, what waits beside a suspect that runs alone goes back to other workers, also
+    what comes later. The worker takes no attempts until the suspect has ended."""
+    monkeypatch.setattr(handler_pool, "TURN_S", 0.0)
+    rig.pool.start_all([ready(1, Isolation.ALONE), ready(2), ready(3, Isolation.ONE)])
+    rig.pool.begin(rig.announced[0])
+    await wait_until(lambda: rig.holds == [True], every=0)
+    rig.pool.start_all([ready(4), ready(5, Isolation.ONE)])
+    assert [result.fence.id for result in rig.results] == [2, 3, 4, 5]
+    assert all(result.handed_back for result in rig.results)
+    await rig.become(1)
+    rig.finish(1)
+    await wait_until(lambda: rig.ended, every=0)
+    assert rig.holds == [True]
+    rig.pool.end_turn(rig.ended[0])
+    assert rig.holds == [True, False]
+    rig.pool.start_all([ready(6)])
+    await rig.become(6)
+
+
+async def test_a_suspect_that_waits_to_run_alone_keeps_its_place(rig, monkeypatch):
+    """S13, W8: while a suspect that is to run alone waits for a long attempt to end, what waits behind it
+    goes back. The suspect stays, and begins next."""
+    rig.pool.start_all([ready(1)])
+    await rig.become(1)
+    monkeypatch.setattr(handler_pool, "TURN_S", 0.0)
+    rig.pool.start_all([ready(2, Isolation.ALONE), ready(3, Isolation.ALONE), ready(4)])
+    await wait_until(lambda: rig.holds == [True], every=0)
+    assert sorted(result.fence.id for result in rig.results) == [3, 4]
+    rig.finish(1)
+    await wait_until(lambda: ids(rig.announced) == [2], every=0)
+    rig.pool.begin(rig.announced[0])
+    await rig.become(2)
+
+
+async def test_a_suspect_that_ends_in_time_holds_up_no_worker(rig, monkeypatch):
+    """S13: a suspect that ends within its turn causes no hand-back."""
+    monkeypatch.setattr(handler_pool, "TURN_S", 60.0)
+    rig.pool.start_all([ready(1, Isolation.ALONE), ready(2)])
+    rig.pool.begin(rig.announced[0])
+    await rig.become(1)
+    rig.finish(1)
+    await wait_until(lambda: rig.ended, every=0)
+    rig.pool.end_turn(rig.ended[0])
+    await rig.become(2)
+    assert rig.holds == []
+    assert [result.fence.id for result in rig.results] == [1]

@@ -21,8 +21,8 @@ LASTS_S = 4.0
 # Four workers with one slot each, and no backlog.
 WORKERS = 4
 ONE_SLOT = {"LEDGER_POOL": "1", "LEDGER_BACKLOG": "0"}
-# Beside the lease and the restart of task-sync, the time in which an idle worker must get a task that
-# waits.
+# Beside the lease and the restart of task-sync, the time in which an idle worker must get a task
+# that waits.
 WAIT_S = 5.0
 
 
@@ -130,9 +130,9 @@ def longest_idle_s(executions: list[ledger.Execution], quick: dict[int, float]) 
 
 @pytest.mark.long
 async def test_kills_while_tasks_are_withdrawn(tmp_path):
-    """S13, W4, design's guarantees 2, 3 and 6: task-sync and a worker are killed while tasks behind busy
-    workers are withdrawn. No task is lost, no stage takes effect twice, the check is clean, and no worker
-    is idle for more than five seconds and a lease while a quick task waits."""
+    """S13, W4, design's guarantees 2, 3 and 6: task-sync and a worker are killed while tasks behind
+    busy workers are withdrawn. No task is lost, no stage takes effect twice, the check is clean,
+    and no worker is idle for more than five seconds and a lease while a quick task waits."""
     async with run_scenario(tmp_path, "withdrawal", workers=0, kind=WithdrawalScenario) as scenario:
         for _ in range(WORKERS):
             scenario.start_worker()

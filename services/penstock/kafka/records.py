@@ -87,7 +87,8 @@ class RecordReader:
                 if not kept:
                     await start(consumer)
                 yield consumer
-                # Otherwise it would go on fetching. After `unsubscribe` the client's fetcher may fail.
+                # Otherwise it would go on fetching. After `unsubscribe` the client's fetcher may
+                # fail.
                 consumer.assign([])
             except BaseException:
                 await stop(consumer)

@@ -251,7 +251,8 @@ class HandlerPool:
         if self._closed or not self._backlog:
             return
         if self._gate.closed:
-            # After a turn the worker holds. Before, it still pulls: it would get the same tasks again.
+            # After a turn the worker holds. Before, it still pulls: it would get the same tasks
+            # again.
             self._moved_s = loop.time()
         left_s = self._moved_s + STUCK_S - loop.time()
         if left_s > 0:

@@ -45,7 +45,8 @@ def values(found):
 
 
 async def test_one_consumer_serves_one_read_after_the_other(partitions, made):
-    """S13: each read has its own partitions and offsets, and a consumer that has read is used again."""
+    """S13: each read has its own partitions and offsets, and a consumer that has read is used
+    again."""
     settings, [first, second] = partitions
     reader = records.RecordReader(settings, 1)
     try:
@@ -61,7 +62,8 @@ async def test_one_consumer_serves_one_read_after_the_other(partitions, made):
 
 
 async def test_a_read_that_takes_too_long_closes_its_consumer(partitions, made, monkeypatch):
-    """S13: a read ends in time while the broker does not answer, and the next one has a new consumer."""
+    """S13: a read ends in time while the broker does not answer, and the next one has a new
+    consumer."""
     settings, [first, _second] = partitions
     reader = records.RecordReader(settings, 1)
     read = records._read

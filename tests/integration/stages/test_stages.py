@@ -200,8 +200,8 @@ async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(sett
 
 
 async def test_a_retry_that_the_handler_asks_for_clears_what_its_stage_has_lost(settings, pool):
-    """W8: a handler that returns `RetryAfter` has lived to its end, so its process has survived. A handler
-    that polls for weeks is no suspect for the hosts that were lost beneath it."""
+    """W8: a handler that returns `RetryAfter` has lived to its end, so its process has survived. A
+    handler that polls for weeks is no suspect for the hosts that were lost beneath it."""
     [fence] = await submit_and_release(pool, settings)
     await pool.execute("UPDATE task SET failures = 2, losses = 2 WHERE id = $1", fence.id)
     asked = Failure(kind="RetryAfter", message="the job is still running")

@@ -233,8 +233,8 @@ async def test_tasks_of_a_second_beside_long_tasks(system):
 
 
 async def test_quick_tasks_do_not_wait_behind_a_suspect_that_runs_alone(resting):
-    """S13, W8: a suspect runs alone for long on one of two workers. Quick tasks run on the other, also
-    those that the first worker had taken."""
+    """S13, W8: a suspect runs alone for long on one of two workers. Quick tasks run on the other,
+    also those that the first worker had taken."""
     [long] = await resting.add(1, "long")
     await resting.pool.execute("UPDATE task SET losses = 2 WHERE id = $1", long)
     await resting.start("heartbeats", "stages")
@@ -340,8 +340,8 @@ async def wait_behind(system, slow):
 
 
 async def test_a_slow_withdrawal_delays_no_release(system, monkeypatch):
-    """S13: while the broker is slow to return the records that are to be withdrawn, task-sync releases
-    tasks of other types, and of this one."""
+    """S13: while the broker is slow to return the records that are to be withdrawn, task-sync
+    releases tasks of other types, and of this one."""
     slow = SlowBroker(monkeypatch)
     await types.register(system.pool, types.TaskType(name="u"))
     waiting = await wait_behind(system, slow)
@@ -359,8 +359,8 @@ async def test_a_slow_withdrawal_delays_no_release(system, monkeypatch):
 
 
 async def test_a_withdrawal_ends_with_the_ownership(system, monkeypatch):
-    """S7, S13: task-sync loses its session while it reads records that are to be withdrawn. It ends, and
-    neither moves a task nor deletes a record afterwards."""
+    """S7, S13: task-sync loses its session while it reads records that are to be withdrawn. It
+    ends, and neither moves a task nor deletes a record afterwards."""
     slow = SlowBroker(monkeypatch)
     waiting = await wait_behind(system, slow)
     deleted = []

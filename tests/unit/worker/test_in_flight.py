@@ -116,7 +116,8 @@ async def test_the_room_for_heartbeats_bounds_reservations():
 
 
 async def test_a_held_worker_has_no_room():
-    """S13, W8: while the worker holds, a puller gets no room. It gets some when the worker goes on."""
+    """S13, W8: while the worker holds, a puller gets no room. It gets some when the worker goes
+    on."""
     in_flight = InFlight(10)
     in_flight.hold(holds=True)
     async with in_flight.reserve("t", 5, 0) as reservation:

@@ -193,8 +193,8 @@ def test_records_of_earlier_versions_are_read():
 
 
 async def test_a_worker_holds_while_a_suspect_runs_alone_for_long(rig, monkeypatch):
-    """S13, W8: after its turn, what waits beside a suspect that runs alone goes back to other workers, also
-    what comes later. The worker takes no attempts until the suspect has ended."""
+    """S13, W8: after its turn, what waits beside a suspect that runs alone goes back to other
+    workers, also what comes later. The worker takes no attempts until the suspect has ended."""
     monkeypatch.setattr(handler_pool, "TURN_S", 0.0)
     rig.pool.start_all([ready(1, Isolation.ALONE), ready(2), ready(3, Isolation.ONE)])
     rig.pool.begin(rig.announced[0])
@@ -213,8 +213,8 @@ async def test_a_worker_holds_while_a_suspect_runs_alone_for_long(rig, monkeypat
 
 
 async def test_a_suspect_that_waits_to_run_alone_keeps_its_place(rig, monkeypatch):
-    """S13, W8: while a suspect that is to run alone waits for a long attempt to end, what waits behind it
-    goes back. The suspect stays, and begins next."""
+    """S13, W8: while a suspect that is to run alone waits for a long attempt to end, what waits
+    behind it goes back. The suspect stays, and begins next."""
     rig.pool.start_all([ready(1)])
     await rig.become(1)
     monkeypatch.setattr(handler_pool, "TURN_S", 0.0)

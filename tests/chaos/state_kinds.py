@@ -179,7 +179,7 @@ class StateFaults:
         """Records of another deployment, and records that break their contracts, at every topic of
         ours."""
         scenario = self._scenario
-        # Not of quarantined tasks: each writer of the topic may report late on a lost attempt (H10).
+        # Not quarantined tasks: each writer of the topic may report late on a lost attempt (H10).
         ids = await scenario.fetch_value(
             "SELECT array_agg(id) FROM (SELECT id FROM penstock.task WHERE state = 'succeeded' LIMIT 50) AS t"
         )

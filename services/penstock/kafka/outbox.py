@@ -200,8 +200,8 @@ class Publisher:
     One batch is on its way at a time: many concurrent writes to one partition wait for each other's
     batches, and aiokafka's producer gives up on one that was overtaken some hundred times.
 
-    When a publication fails the row stays, and the sweeper publishes it again. This process tries its
-    revocations again: handlers run on until their workers receive them.
+    When a publication fails the row stays, and the sweeper publishes it again. This process tries
+    its revocations again: handlers run on until their workers receive them.
 
     Args:
         producer: acks=all.

@@ -405,7 +405,8 @@ async def test_the_sweeper_publishes_the_outbox_of_a_crashed_process(settings, p
 
 async def test_the_sweeper_revokes_what_a_crashed_process_cancelled(settings, pool):
     """H3: the gateway dies between the commit of cancellations and their publication, or Kafka is
-    away until it dies. The sweeper reads the cancelled attempts from the outbox and revokes them."""
+    away until it dies. The sweeper reads the cancelled attempts from the outbox, and revokes
+    them."""
     first, second, done = await submit_and_release(pool, settings, 3)
     await pool.execute("UPDATE task SET attempt = 3 WHERE id = $1", second.id)
     conclusion = conclude(done, Outcome.DONE)

@@ -182,7 +182,7 @@ async def follow(watched: Watched, ids: list[int]) -> None:
 
 def show(files: list[Path], tasks: list[Task], watched: Watched) -> None:
     """Prints the outcome of each file."""
-    table = Table("file", "state", "what came of it", "callback")
+    table = Table("file", "state", "result", "callback")
     for file, task in zip(files, tasks, strict=True):
         if task.state == "succeeded":
             found = task.result["probe"]

@@ -12,10 +12,10 @@ WITH free AS MATERIALIZED (
         updated_at = now()
     FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::integer[], $6::integer[],
                 $7::integer[], $8::boolean[])
-         AS i (id, step, attempt, worker, partition, lease_ms, max_attempts, beaten)
+         AS i (id, step, attempt, worker, partition, lease_ms, max_attempts, by_heartbeat)
     WHERE t.id = ANY (ARRAY(SELECT id FROM free))
       AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt AND t.state IN ('queued', 'running')
-      AND (NOT i.beaten OR t.worker IS NULL OR t.worker = i.worker)
+      AND (NOT i.by_heartbeat OR t.worker IS NULL OR t.worker = i.worker)
     RETURNING t.id, t.step, t.attempt
 )
 SELECT id, step, attempt, NULL::bigint[] AS locked FROM written

@@ -83,7 +83,7 @@ class Drainer:
             if room <= 0:
                 break
             waiting = self._router.diverted.waiting_for(target_id)
-            allowed = min(target.drain.allow(now_s, hanging=target.hanging, waiting=waiting), room)
+            allowed = min(target.drain.allow(now_s, suspect=target.suspect, waiting=waiting), room)
             if allowed:
                 wanted[target_id] = allowed
                 room -= allowed

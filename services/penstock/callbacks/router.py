@@ -137,10 +137,10 @@ class Router:
         self._random_share = random_share
         # Shared by both paths, because a target has one rate.
         self._pacer = CallPacer(cache.rate_of)
-        self.normal = Lanes(settings.lane_bounds, is_suspect=cache.is_hanging, pacer=self._pacer)
+        self.normal = Lanes(settings.lane_bounds, is_suspect=cache.is_suspect, pacer=self._pacer)
         self.diverted = Lanes(
             settings.diverted_lane_bounds,
-            is_suspect=cache.is_hanging,
+            is_suspect=cache.is_suspect,
             pacer=self._pacer,
             max_rate=cache.drain_rate_of,
         )
@@ -167,7 +167,7 @@ class Router:
             return [Withdrawal(in_flight, None)]
         if diverted and (
             # One probe at a time is enough to see whether the target answers again.
-            (target.hanging and (lanes.waiting_for(target_id) or lanes.slots_of(target_id)))
+            (target.suspect and (lanes.waiting_for(target_id) or lanes.slots_of(target_id)))
             or lanes.waiting >= self._settings.callback_waiting
         ):
             return [Withdrawal(in_flight, None)]

@@ -65,10 +65,10 @@ class Target:
         window: its health.
         drain: how many of its held callbacks may be drained.
         attempts: the last few.
-        hanging: whether its latest call was slow.
+        suspect: whether its latest call was slow.
     """
 
-    __slots__ = ("attempts", "disabled", "drain", "hanging", "partition", "rate", "window")
+    __slots__ = ("attempts", "disabled", "drain", "partition", "rate", "suspect", "window")
 
     def __init__(self, stored: StoredTarget, partition: int, settings: CallbacksSettings) -> None:
         self.partition = partition
@@ -81,7 +81,7 @@ class Target:
             (Attempt(**attempt) for attempt in stored.attempts), maxlen=SHOWN_ATTEMPTS
         )
         # A target that was stored as abnormal must be probed first.
-        self.hanging = stored.health.abnormal
+        self.suspect = stored.health.abnormal
 
     def to_stored(self, target_id: TargetId, now_s: float) -> StoredTarget:
         """The state to save.
@@ -107,17 +107,17 @@ class TargetCache:
     Attributes:
         held: targets for which callbacks may be held in PostgreSQL; the first one is drained next.
         unsaved: targets whose health must be saved soon.
-        unsaved_attempts: targets with attempts to be saved at some time.
+        unsaved_attempts: targets with attempts that are not saved yet.
         urgent: set when the store has something to do before its next tick.
     """
 
     def __init__(self, settings: CallbacksSettings) -> None:
         self._settings = settings
         self._targets: OrderedDict[TargetId, Target] = OrderedDict()
-        # Dropped targets whose attempts are shown again after the next load.
+        # Targets that another process changed; `put` keeps their attempts.
         self._changed: dict[TargetId, Target] = {}
         # How many targets share a URL.
-        self._addresses: Counter[str] = Counter()
+        self._url_counts: Counter[str] = Counter()
         self._partitions: frozenset[int] = frozenset()
         self._self_check = SelfCheck(settings.health)
         self.held: dict[TargetId, None] = {}
@@ -132,9 +132,9 @@ class TargetCache:
         return target_id in self._targets
 
     @property
-    def addresses(self) -> int:
+    def url_count(self) -> int:
         """How many different URLs the targets have."""
-        return len(self._addresses)
+        return len(self._url_counts)
 
     def get(self, target_id: TargetId) -> Target | None:
         """Returns a target and marks it as used; None when it is not loaded or not owned."""
@@ -149,7 +149,7 @@ class TargetCache:
 
     def put(self, target_id: TargetId, target: Target) -> None:
         """Adds or replaces a target; attempts that were not saved yet are kept."""
-        self._addresses[target_id.url] += target_id not in self._targets
+        self._url_counts[target_id.url] += target_id not in self._targets
         before = self._targets.get(target_id) or self._changed.get(target_id)
         self._changed.pop(target_id, None)
         last_s = target.attempts[-1].at_s if target.attempts else 0.0
@@ -164,9 +164,9 @@ class TargetCache:
         """Removes a target if it is there."""
         if self._targets.pop(target_id, None) is None:
             return
-        self._addresses[target_id.url] -= 1
-        if not self._addresses[target_id.url]:
-            del self._addresses[target_id.url]
+        self._url_counts[target_id.url] -= 1
+        if not self._url_counts[target_id.url]:
+            del self._url_counts[target_id.url]
 
     def drop_changed(self, target_id: TargetId) -> None:
         """Removes a target that another process has changed; `put` keeps its attempts."""
@@ -209,10 +209,10 @@ class TargetCache:
             del self._changed[target_id]
         self.held = {target_id: None for target_id in self.held if target_id in self._targets}
 
-    def is_hanging(self, target_id: TargetId) -> bool:
+    def is_suspect(self, target_id: TargetId) -> bool:
         """Whether its latest call was slow."""
         target = self._targets.get(target_id)
-        return target is not None and target.hanging
+        return target is not None and target.suspect
 
     def is_abnormal(self, target: Target) -> bool:
         """Whether its circuit breaker is open, so that its callbacks are diverted."""
@@ -245,7 +245,7 @@ class TargetCache:
         return self._self_check.was_active(time.monotonic())
 
     def disable(self, target_id: TargetId) -> None:
-        """Nothing may be sent to it from now on; `TargetStore.disable` records that."""
+        """Marks a target as disabled; `TargetStore.disable` records that."""
         if (target := self._targets.get(target_id)) is not None:
             target.disabled = True
 
@@ -260,7 +260,7 @@ class TargetCache:
             self.unsaved_attempts.add(target_id)
 
     def record_call(self, target_id: TargetId, *, slow: bool, failed: bool = False) -> bool:
-        """Records that a call turned out slow, or ended before that.
+        """Records that a call was slow, or ended in time.
 
         Returns:
             Whether this has opened or closed the target's circuit breaker.
@@ -268,7 +268,7 @@ class TargetCache:
         target = self._targets.get(target_id)
         if target is None:
             return False
-        target.hanging = slow
+        target.suspect = slow
         if self._self_check.is_active(time.monotonic()):
             return False
         now_s = time.time()
@@ -285,7 +285,7 @@ class TargetCache:
                 "A target is abnormal; its callbacks are diverted",
                 extra={"event": "target_diverted", **log_fields(target_id)},
             )
-            self._reset(self._self_check.trip(target_id, time.monotonic(), self.addresses))
+            self._reset(self._self_check.trip(target_id, time.monotonic(), self.url_count))
         else:
             log.info("A target is normal again", extra={"event": "target_recovered", **log_fields(target_id)})
         return target.window.is_abnormal(now_s) != before

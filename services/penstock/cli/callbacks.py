@@ -119,7 +119,7 @@ def _no_callbacks_text(filters: Mapping[str, Any]) -> str:
 def replay(
     ids: tuple[str, ...], gateway: str | None, json_: bool, dry_run: bool, yes: bool, **options: Any
 ) -> None:
-    """Requeues dead callbacks, by id or by filter; the status is 4 if none matches.
+    """Replays dead callbacks, by id or by filter; the status is 4 if none matches.
 
     With a filter the command counts the callbacks and asks first; --yes does not ask.
 

@@ -99,13 +99,13 @@ class DeploymentSettings(Generic[Kind]):
             yield self.settings
         except (Unavailable, Fatal) as error:
             sources = {name: self._source(name) for name in names}
-            error.add_note("; ".join(f"{name} is {source}" for name, source in sources.items()))
             if "the default" in sources.values():
                 options = " and ".join(f"--{name}" for name in names)
                 error.add_note(
                     f"no `penstock up` runs in {data_dir_here()}: name its directory with --data-dir or "
                     f"{DATA_DIR_VARIABLE}, or servers with {options}"
                 )
+            error.add_note("; ".join(f"{name} is {source}" for name, source in sources.items()))
             raise
 
     def _source(self, name: str) -> str:

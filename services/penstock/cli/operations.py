@@ -205,7 +205,11 @@ def _not_found(verb: Verb) -> NotFound:
 def _preview_text(verb: Verb, outcome: Operated) -> str:
     count = f"{outcome.count:,}" if outcome.complete else f"at least {outcome.count:,}"
     states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
-    return f"{count} tasks would be {_PARTICIPLES[verb]}{states}"
+    return f"{count} {_tasks(outcome.count)} would be {_PARTICIPLES[verb]}{states}"
+
+
+def _tasks(count: int) -> str:
+    return "task" if count == 1 else "tasks"
 
 
 def _print_outcome(verb: Verb, outcome: Operated) -> None:
@@ -214,9 +218,12 @@ def _print_outcome(verb: Verb, outcome: Operated) -> None:
         for task in outcome.examples:
             click.echo(f"  {task['id']} ({task['type']}, {task['stage']}, {task['state']})")
         return
-    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
     suffix = "" if outcome.state == "done" else f"; the operation is {outcome.state}"
-    click.echo(f"{outcome.count:,} tasks {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
+    count = f"{outcome.count:,} {_tasks(outcome.count)}"
+    states = f" (before: {counts_text(outcome.found_in)})" if outcome.count else ""
+    click.echo(f"{count} {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
+    if verb is Verb.PAUSE and outcome.found_in.get(State.RUNNING):
+        click.echo("  a running task is paused when its stage ends")
 
 
 @tasks.command()
@@ -249,9 +256,17 @@ def why(task_id: int, gateway: str | None, json_: bool) -> None:
         return
     click.echo(f"task {answer['id']} ({answer['type']}, {answer['state']}): {answer['sentence']}")
     fields(
-        (name.replace("_", " "), moment(value) if name in _MOMENT_FIGURES else str(value))
+        ("lease" if name == "lease_s" else name.replace("_", " "), _figure(name, value))
         for name, value in answer["figures"].items()
+        # The sentence has it.
+        if name != "due_in_s"
     )
+
+
+def _figure(name: str, value: Any) -> str:
+    if name in _MOMENT_FIGURES:
+        return moment(value)
+    return f"{value:g} s" if name == "lease_s" else str(value)
 
 
 @click.command()

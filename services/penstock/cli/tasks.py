@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -238,7 +239,9 @@ def _print_task(task: Task) -> None:
 
 
 def _shorten(value: Any) -> str:
-    text = repr(value) if isinstance(value, bytes) else str(value)
+    # JSON can be submitted again.
+    structured = isinstance(value, Mapping | list)
+    text = json.dumps(value, ensure_ascii=False) if structured else str(value)
     return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
 
 

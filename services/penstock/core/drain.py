@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# A drained callback reaches its path within this many seconds; waiting for its call comes on top.
+# A drained callback reaches its path within this many seconds; its wait for the call is extra.
 TRANSIT_S = 2.0
 
 
@@ -60,18 +60,18 @@ class Drain:
         self._allowed_at_s = -math.inf
         self._draining_until_s = -math.inf
 
-    def allow(self, now_s: float, *, hanging: bool, waiting: int = 0) -> int:
+    def allow(self, now_s: float, *, suspect: bool, waiting: int = 0) -> int:
         """How many callbacks may be drained now; they count as drained.
 
         Args:
             now_s: seconds on a monotonic clock.
-            hanging: whether the target's latest call was slow.
+            suspect: whether the target's latest call was slow.
             waiting: callbacks of the target that already wait on the diverted path. Together with
                 the drained ones they may amount to one second of calls, because surplus callbacks
                 are better held in PostgreSQL.
         """
         passed_s, self._allowed_at_s = now_s - self._allowed_at_s, now_s
-        if hanging:
+        if suspect:
             self._budget = 0.0
             if now_s < self._probe_at_s:
                 return 0

@@ -6,7 +6,7 @@ first, and moves them to backup once their heartbeat is confirmed. Step B moves 
 the end of each cycle. An attempt is due half a cycle after its last contact, which is its claim or
 a confirmed heartbeat.
 
-Guarantees, while `step` runs about once a step and heartbeats are confirmed
+Guarantees, while `step` runs every `step_s` seconds and heartbeats are confirmed
 - The time between two contacts is at most two cycles and two steps, which the policy fits into the
   timeout.
 - No step sends more than the limit allows. After a stall, overdue heartbeats follow at the limit,
@@ -290,7 +290,7 @@ class HeartbeatQueue(Generic[K]):
         self._compact()
 
     def _compact(self) -> None:
-        """Removes stale entries once they are the most: a cycle may last for hours."""
+        """Removes stale entries once they are the majority: a cycle may last for hours."""
         if len(self._main) + len(self._end) <= 2 * len(self._attempts) + FEW_ENTRIES:
             return
         self._main = [entry for entry in self._main if self._is_current(*entry[2:])]

@@ -5,7 +5,7 @@ when all records before it in its partition are settled. Records in flight belon
 the consumer group. When a new one begins, every partition is read again from its committed offset,
 and the records in flight are dropped.
 
-When in doubt, a record counts as unsettled: it is delivered again.
+A record of unknown state counts as unsettled and is delivered again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from enum import Enum
 # The topic's name and the partition's number.
 Partition = tuple[str, int]
 
-# So many settled records that wait for an earlier one count as one record against the limit: they
-# cost little memory.
+# This many settled records behind an unsettled one count as one record against the limit, because
+# they use little memory.
 SETTLED_PER_RECORD = 10
 
 
@@ -107,7 +107,7 @@ class OffsetTracker:
         self.limit = limit
         self.generation = -1
         self._count = 0
-        self._sequences: dict[Partition, PartitionOffsets] = {}
+        self._partitions: dict[Partition, PartitionOffsets] = {}
         self._committed: dict[Partition, int] = {}
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class OffsetTracker:
         """Whether no more records may be read."""
         if self._count < self.limit:
             return False
-        unsettled = sum(sequence.unsettled for sequence in self._sequences.values())
+        unsettled = sum(offsets.unsettled for offsets in self._partitions.values())
         return unsettled + (self._count - unsettled) // SETTLED_PER_RECORD >= self.limit
 
     def begin(self, generation: int, starts: Mapping[Partition, int]) -> None:
@@ -130,43 +130,45 @@ class OffsetTracker:
         """
         self.generation = generation
         self._count = 0
-        self._sequences = {partition: PartitionOffsets(start) for partition, start in starts.items()}
+        self._partitions = {partition: PartitionOffsets(start) for partition, start in starts.items()}
         self._committed = dict(starts)
 
     def arrive(self, generation: int, partition: Partition, offset: int) -> Arrival:
         """Adds a record if it is of this generation and the expected one."""
-        sequence = self._sequences.get(partition)
-        if sequence is None or generation != self.generation:
+        offsets = self._partitions.get(partition)
+        if offsets is None or generation != self.generation:
             return Arrival.FOREIGN
-        arrival = sequence.arrive(offset)
+        arrival = offsets.arrive(offset)
         if arrival is Arrival.NEXT:
             self._count += 1
         return arrival
 
     def skip_to(self, generation: int, partition: Partition, offset: int) -> None:
         """Skips offsets without a record, from the expected one to this one."""
-        if generation == self.generation and partition in self._sequences:
-            self._sequences[partition].skip_to(offset)
+        if generation == self.generation and partition in self._partitions:
+            self._partitions[partition].skip_to(offset)
 
     def settle(self, generation: int, partition: Partition, offset: int) -> None:
         """Settles a record, whose effects are durable; ignored when its generation is over."""
-        if generation == self.generation and partition in self._sequences:
-            self._count -= self._sequences[partition].settle(offset)
+        if generation == self.generation and partition in self._partitions:
+            self._count -= self._partitions[partition].settle(offset)
 
     def expected(self) -> dict[Partition, int]:
         """The offset of the next record, by partition."""
-        return {partition: sequence.expected for partition, sequence in self._sequences.items()}
+        return {partition: offsets.expected for partition, offsets in self._partitions.items()}
 
     def oldest(self) -> dict[Partition, int]:
         """The offset of the oldest record in flight, by partition that has one."""
-        return {partition: s.frontier for partition, s in self._sequences.items() if len(s)}
+        return {
+            partition: offsets.frontier for partition, offsets in self._partitions.items() if len(offsets)
+        }
 
     def committable(self) -> dict[Partition, int]:
         """Offsets to commit: those that have moved since the last commit."""
         return {
-            partition: sequence.frontier
-            for partition, sequence in self._sequences.items()
-            if sequence.frontier > self._committed[partition]
+            partition: offsets.frontier
+            for partition, offsets in self._partitions.items()
+            if offsets.frontier > self._committed[partition]
         }
 
     def committed(self, offsets: Mapping[Partition, int]) -> None:

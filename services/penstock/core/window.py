@@ -141,7 +141,7 @@ class Window:
             self._sample = {attempt_id: 2 * weight for attempt_id, weight in every_other}
 
     def discard(self, attempt_ids: Collection[AttemptId]) -> None:
-        """These attempts were withdrawn: their end says nothing about the workers."""
+        """Removes withdrawn attempts: workers did not end them."""
         for attempt_id in attempt_ids:
             self._sample.pop(attempt_id, None)
 

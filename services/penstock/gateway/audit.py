@@ -1,10 +1,10 @@
 """The audit of requests: who sent each request that may change something, and its status.
 
-What this module guarantees: every authenticated request that may change something is in
-`audit_request` after `WRITE_DELAY_S`, also when it was refused or failed. It fails closed: while
-`MAX_PENDING` entries wait for PostgreSQL, such requests are answered 503 and not executed. Those
-refusals are not in the audit; the log has their number. A process that is killed loses the entries
-of its last moments, and an orderly end writes all.
+Every authenticated request that may change something is in `audit_request` after `WRITE_DELAY_S`,
+also when it was refused or failed. It fails closed: while `MAX_PENDING` entries wait for
+PostgreSQL, such requests are answered 503 and not executed. Those refusals are not in the audit;
+the log has their number. A killed process loses the entries of its last moments; a normal stop
+writes all.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RequestAudit:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Adds an entry with the status of the response; the outermost middleware, to see it."""
+        """Adds an entry; it is the outermost middleware, so that it sees the final status."""
         status = CLIENT_CLOSED_REQUEST
         try:
             response = await handler(request)
@@ -98,7 +98,7 @@ class RequestAudit:
         self._added.set()
 
     def require_room(self) -> None:
-        """Returns while a change can be audited.
+        """Checks that a change can be audited.
 
         Raises:
             PostgresUnavailable: too many entries wait.
@@ -113,7 +113,7 @@ class RequestAudit:
         while True:
             try:
                 await asyncio.wait_for(self._added.wait(), max(0.0, prune_at - loop.time()))
-                # Entries of this time share one statement.
+                # Entries that arrive during this delay share one statement.
                 await asyncio.sleep(WRITE_DELAY_S)
             except TimeoutError:
                 pass
@@ -141,13 +141,13 @@ class RequestAudit:
         while self._pending:
             entries = [self._pending[i] for i in range(min(_ENTRIES_PER_STATEMENT, len(self._pending)))]
             await audit.write(self._pool, entries)
-            # Only now, so that a failed write loses nothing. Meanwhile entries were added at the
-            # end only.
+            # Entries are removed after the write, so that a failed write loses none. Meanwhile
+            # entries are added at the end only.
             for _ in entries:
                 self._pending.popleft()
         if self._omitted:
             log.warning(
-                "The audit is written again; it lacks refused requests",
+                "The audit can be written again; it lacks refused requests",
                 extra={"event": "audit_recovered", "omitted": self._omitted},
             )
             self._omitted = 0

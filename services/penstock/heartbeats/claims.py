@@ -26,7 +26,7 @@ class ClaimRecord:
     remaining: int
 
     def resolve(self) -> None:
-        """One of its attempts was released or written."""
+        """The lease of one of its attempts has ended or is stored."""
         self.remaining -= 1
         if self.remaining == 0:
             self.delivery.settle()
@@ -40,13 +40,13 @@ class Claim:
         lease: of its attempt.
         record: that it came with.
         since_s: when it came.
-        beaten: whether it came as a beat.
+        by_heartbeat: whether a heartbeat brought it, not a claim record.
     """
 
     lease: Lease
     record: ClaimRecord
     since_s: float
-    beaten: bool
+    by_heartbeat: bool
 
 
 async def write_claims(
@@ -66,7 +66,9 @@ async def write_claims(
     locked: set[int] = set()
 
     async def write(part: Sequence[Claim]) -> tuple[set[AttemptId], set[int]]:
-        return await leases.claimed(pool, [claim.lease for claim in part], [claim.beaten for claim in part])
+        return await leases.claimed(
+            pool, [claim.lease for claim in part], [claim.by_heartbeat for claim in part]
+        )
 
     for part, answer in await in_halves(claims, write):
         if not isinstance(answer, ValueRefused):

@@ -1,4 +1,4 @@
-"""Tracks leases: reads claims, beats and releases; writes, restores and expires leases."""
+"""Tracks leases: reads claims, heartbeats and ends; writes, restores and expires leases."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ class LeaseTracker:
         if not_written := [
             claim.lease.attempt_id
             for claim in settled
-            if claim.beaten and claim.lease.attempt_id not in current
+            if claim.by_heartbeat and claim.lease.attempt_id not in current
         ]:
             holders = await leases.holders(self._pool, not_written)
             held_by_others = {

@@ -25,7 +25,7 @@ class SentBatch:
     """A batch on its way to Kafka.
 
     Attributes:
-        producer: that sends it.
+        producer: sends the batch.
         topic: in full.
         partition: of the topic.
         records: of the batch.
@@ -84,7 +84,7 @@ async def send_in_batches(
             if batch.append(key=key, value=value, timestamp=None) is not None:
                 unsent.append((key, value))
             else:
-                # Larger than a batch may be: sent alone, up to the limit of the topic.
+                # A record larger than a batch is sent alone, up to the topic's limit.
                 add(await _send_alone(producer, topic, partition, (key, value)), [(key, value)])
                 batch = producer.create_batch()
         if unsent:

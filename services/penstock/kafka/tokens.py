@@ -1,6 +1,7 @@
 """Tokens for SASL/OAUTHBEARER, fetched by client credentials (RFC 6749, 4.4) and cached.
 
-Fails closed: without a token no connection is made. No error and no log contains a token or secret.
+Fails closed: the client makes no connection without a token. No error and no log contains a token
+or secret.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafk
     """Gets tokens for one client.
 
     Several event loops use it (Faust's consumer has one of its own), so it keeps no object of a
-    loop. Two that ask at the same moment both fetch a token, which is harmless.
+    loop. Two concurrent calls may both fetch a token, which is harmless.
 
     Args:
         settings: where tokens are issued, and for whom.
@@ -83,7 +84,13 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafk
             form["scope"] = settings.kafka_scope
         try:
             secret = read_secret(settings.kafka_client_secret_file)
-            # Encoded first, as RFC 6749, 2.3.1 requires.
+        except (OSError, ValueError) as error:
+            raise TokenUnavailableError(
+                f"no token: PENSTOCK_KAFKA_CLIENT_SECRET_FILE={settings.kafka_client_secret_file} cannot be read: "
+                f"{error}"
+            ) from error
+        try:
+            # Id and secret are encoded first, as RFC 6749, 2.3.1 requires.
             credentials = aiohttp.encode_basic_auth(quote_plus(settings.kafka_client_id), quote_plus(secret))
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_S)) as session,
@@ -117,7 +124,8 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafk
 
 
 def _trust(ca_file: str) -> ssl.SSLContext:
-    # The system's authorities and the brokers': a private CA usually signs both.
+    # Trusts the system's authorities and the brokers': a private CA usually signs brokers and
+    # issuer.
     context = ssl.create_default_context()
     if ca_file:
         context.load_verify_locations(ca_file)

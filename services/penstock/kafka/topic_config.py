@@ -30,8 +30,8 @@ from penstock.settings import Kafka
 # The cluster's default.
 CLUSTER_DEFAULT = -1
 
-# The broker stamps records: it refuses a record that a writer's clock stamps more than an hour
-# ahead, and it deletes by stamps.
+# The broker sets the timestamps. With writers' timestamps it would refuse records from a clock that
+# is an hour ahead, and would delete records by wrong times.
 STAMP = "message.timestamp.type"
 BY_BROKER = "LogAppendTime"
 
@@ -160,7 +160,9 @@ def _problems(where: str, table: Any) -> list[str]:
         or isinstance(days, bool)
         or not (days == _FOREVER or 0 < days <= 36_500)
     ):
-        found.append(f"{where}.retention_days={days!r} must be a number above 0, or -1 for no limit")
+        found.append(
+            f"{where}.retention_days={days!r} must be a number above 0 and at most 36500, or -1 for no limit"
+        )
     if table.get("cleanup", "delete") != "delete":
         found.append(
             f"{where}.cleanup={table['cleanup']!r} must be 'delete': records with the same key are not versions of one object, "

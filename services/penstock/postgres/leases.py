@@ -17,7 +17,7 @@ ROWS_PER_FETCH = 5_000
 
 
 async def claimed(
-    pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease], beaten: Sequence[bool]
+    pool: asyncpg.Pool[asyncpg.Record], leases: Sequence[Lease], by_heartbeat: Sequence[bool]
 ) -> tuple[set[AttemptId], set[int]]:
     """Writes claims as `running`, with their terms.
 
@@ -28,8 +28,8 @@ async def claimed(
     Args:
         pool: of the database.
         leases: of the claims.
-        beaten: of each, whether it came as a beat; such a claim takes no attempt from another
-            worker.
+        by_heartbeat: of each, whether a heartbeat brought it; such a claim takes no attempt from
+            another worker.
 
     Raises:
         PostgresUnavailable: nothing was written.
@@ -44,7 +44,7 @@ async def claimed(
             [lease.partition for lease in leases],
             [round(lease.timeout_s * 1000) for lease in leases],
             [lease.max_attempts for lease in leases],
-            list(beaten),
+            list(by_heartbeat),
         )
     locked = set(rows.pop()["locked"]) if rows and rows[-1]["locked"] else set()
     return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}, locked

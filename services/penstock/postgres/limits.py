@@ -39,8 +39,8 @@ async def track(session: Session, type_name: str, limit: int, *, begun: bool) ->
         begun: also track delayed and paused tasks of later stages.
 
     Returns:
-        How many were found untracked, 0 when every task is tracked, and how many of them were
-        tracked now; the rest is locked by other transactions.
+        The number of untracked tasks found (0 when all are tracked), and how many of them are
+        tracked now. Other transactions lock the rest.
     """
     [row] = await session.fetch("limits.track", type_name, begun, limit)
     return row["found"], row["done"]
@@ -99,7 +99,7 @@ class PageSize:
     """Bounds of a page of key queues.
 
     Attributes:
-        level: the priority.
+        level: the effective level, which is the priority or that of a begun task.
         tasks: most tasks that will be selected from it.
         keys: most concurrency keys.
         excluded: tasks that are left out.
@@ -159,7 +159,7 @@ async def release_selected(
         session: the owner of the type.
         task_type: the type of the tasks.
         ids: the tasks, in order of release.
-        take_confirmed: returns the batches that Kafka has; their notes are deleted.
+        take_confirmed: returns the batches that Kafka has; their rows in `release` are deleted.
         levels: effective levels by id, by which workers keep this order; None stands for the
             priorities.
     """

@@ -1,7 +1,7 @@
 """A dedicated session: its locks and subscriptions last exactly as long as its connection.
 
 The server ends a session that sends nothing for `VANISHED_S` seconds, and frees its locks. So a
-frozen process and a host without power or network give up what they own. A live process pings.
+frozen process and a host without power or network lose their locks. A live process pings.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PING_EVERY_S = 2.0
 
 log = logging.getLogger(__name__)
 
-# A statement of a session that repeats it waits so long for a lock: longer than PostgreSQL takes to
-# find a deadlock, and a fraction of PENSTOCK_STALL_TIMEOUT_S.
+# Lock timeout of sessions that repeat conflicting statements: longer than PostgreSQL takes to find
+# a deadlock, and much shorter than PENSTOCK_STALL_TIMEOUT_S.
 LOCK_TIMEOUT = "2s"
 CONFLICT_PAUSE_S = 0.05
 
@@ -49,7 +49,8 @@ class Session:
         self._connection = connection
         self._repeats_conflicts = repeats_conflicts
         self.lock_conflicts = 0
-        # The driver refuses two statements at once, and pings come between those of the owner.
+        # The driver refuses two statements at once, and pings and statements of the owner take
+        # turns.
         self._turn = asyncio.Lock()
         self.lost = asyncio.Event()
         connection.add_termination_listener(self._on_termination)
@@ -103,9 +104,8 @@ class Session:
         """The rows of a named query.
 
         Raises:
-            SessionLost: the connection has ended.
-            PostgresUnavailable: the server refused for now.
-            LockConflict: unless the session repeats such statements.
+            SessionLost: the connection has ended. PostgresUnavailable: the server refused for now.
+                LockConflict: a statement met locks, and the session does not repeat it.
         """
         while True:
             try:
@@ -129,11 +129,11 @@ class Session:
         return rows[0][0] if rows else None
 
     async def keep_alive(self) -> None:
-        """Pings until the session is lost; a server that does not answer loses it."""
+        """Pings until the session is lost; a ping without an answer ends it."""
         while not self.lost.is_set():
             await asyncio.sleep(PING_EVERY_S)
             if self._turn.locked():
-                continue  # a statement tells the server as much
+                continue  # a statement keeps the session alive, too
             async with self._turn:
                 try:
                     await _ping(self._connection)
@@ -145,7 +145,7 @@ class Session:
 async def _ping(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     """Closes a statement that does not exist, which the server answers without a transaction.
 
-    An idle deployment makes close to no queries (S6), and a query every two seconds would be one.
+    An idle deployment makes close to no queries (S6), so a ping must not be a query.
     """
     protocol: Any = connection._protocol  # type: ignore[attr-defined]  # noqa: SLF001 (the driver has no such call)
     none = PreparedStatementState("penstock_ping", "", protocol, asyncpg.Record, False)  # noqa: FBT003 (it takes no names)
@@ -169,7 +169,7 @@ async def open_session(
         name: shown in `pg_stat_activity`.
         durable: False when a commit need not wait for the disk: a crash of the server may then undo
             the last transactions of this session.
-        locks: False for a session that holds none: the server keeps it while it is silent.
+        locks: False for a session that holds none: it needs no pings.
         repeats_conflicts: whether a statement that meets the locks of another transaction is
             repeated until it succeeds. `lock_conflicts` counts its repetitions, which show that the
             session is not stalled.

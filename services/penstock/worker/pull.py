@@ -1,8 +1,8 @@
 """Pulls tasks from Kafka. There is one puller for each task type.
 
 A few new records are started first (`core.early_start`). They are claimed if they last, and their
-offsets are committed once each of them has its result or its claim on Kafka. All other polls are
-claimed and committed before their handlers begin.
+offsets are committed once each of them has its result or its claim on Kafka. The records of all
+other polls are claimed and committed before their handlers begin.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ FETCH_S = 1.0
 # A full worker polls this often: Kafka takes partitions from a member that does not poll.
 MAX_POLL_INTERVAL_S = 30.0
 TOPIC_RETRY_S = 1.0
-# Task-sync withdraws records that a worker does not take. After so many seconds without room, or
-# with a loop that stood still, what was fetched before is fetched again.
+# Task-sync withdraws records that no worker takes. After this many seconds without room, or with a
+# stalled event loop, fetched records may be withdrawn, so they are fetched again.
 FULL_S = 0.25
-# Seconds in which claims must reach Kafka before partitions go to another member. Without them it
+# Seconds in which claims must reach Kafka before partitions are revoked. Otherwise the next member
 # runs the attempts, too.
 HAND_OVER_S = 2.0
 
@@ -83,7 +83,7 @@ class KafkaPuller:
 
         async def pull() -> None:
             await self._wait_topic(topic)
-            # Group eviction finds a worker whose leases have expired by this name.
+            # Group eviction uses this name to find a worker whose leases have expired.
             consumer = make_consumer(self._settings, group, name=self._worker_id)
             member = Member(consumer, self._type, self._in_flight, self._unclaimed, self._start)
             positions = GroupPositions(consumer, member)
@@ -148,7 +148,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         """Pulls and commits until cancelled.
 
         Args:
-            positions: checks those of the consumer.
+            positions: checks the consumer's positions.
 
         Raises:
             KafkaUnavailable: no broker answers, or records must be read again.
@@ -159,11 +159,11 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             await self._hand_over()
 
     async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
-        """Claims what runs, and commits: the next members begin behind it."""
+        """Claims running attempts and commits, so that the next members begin after them."""
         await self._hand_over()
 
     async def on_partitions_assigned(self, _assigned: Iterable[TopicPartition]) -> None:
-        """Begins the time in which records are claimed first."""
+        """Begins the period in which records are claimed before they start."""
         self._assigned_s = time.monotonic()
 
     async def _hand_over(self) -> None:
@@ -178,7 +178,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 "Records are given to other members without a claim",
                 extra={"event": "handed_over_unclaimed", "task_type": self._type, "error": repr(error)},
             )
-        # Their records bring them back.
+        # Lost attempts start again when their records are read again.
         self._unclaimed.end(self._unclaimed.lost(unsettled))
         self._offsets.clear()
 
@@ -213,7 +213,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         consumer = self._consumer
         began_s = time.monotonic()
         with translated():
-            # Before the reservation: an idle type keeps no room from the others.
+            # Wait before the reservation, so that an idle type reserves no room.
             if not await wait_fetched(consumer, FETCH_S):
                 return
         waiting_s = time.monotonic()
@@ -224,14 +224,14 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             if late:
                 drop_fetched(consumer)
             if reservation.size:
-                # With the room kept: another type would take it, and this one would be full again.
+                # Keep the reservation: otherwise another type takes the room.
                 with translated():
                     fetched = not late or await wait_fetched(consumer, FULL_S)
                 if fetched:
                     await self._take(reservation)
                 return
-        # Full for a long time: poll with paused partitions, so that Kafka keeps this member and no
-        # record is taken.
+        # The worker has been full for long: poll with paused partitions, so that Kafka keeps this
+        # member and no record is taken.
         paused = consumer.assignment()
         consumer.pause(*paused)
         with translated():
@@ -259,8 +259,8 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 await self._unclaimed.claim(self._offsets.unsettled)
                 await self._commit()
         finally:
-            # Also when Kafka is unavailable or the worker stops: claimed attempts are run or handed
-            # back. Attempts that were revoked or lost meanwhile are left out.
+            # Start them also when Kafka is unavailable or the worker stops: claimed attempts are
+            # run or handed back. Attempts that were revoked or lost meanwhile are left out.
             if wanted := [ready for ready in tasks if ready.fence.attempt_id in self._in_flight]:
                 self._start(wanted)
 
@@ -287,13 +287,13 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         return list(tasks.values()), oldest_ms
 
     def _decode(self, record: Any) -> ReadyTask | None:
-        """The task of a record; None for a record that stands for no task."""
+        """The task of a record; None for a mark and for an invalid record."""
         if record.value == MARK:
             return None
         try:
             return ReadyTask.decode(record.value or b"", self._type)
         except InvalidRecord as invalid:
-            # Only task-sync writes here: a foreign record stands for no task.
+            # Only task-sync writes here: a foreign record has no task.
             log.error(  # noqa: TRY400 (the error is a field)
                 "Skipped an invalid record of a ready topic",
                 extra={

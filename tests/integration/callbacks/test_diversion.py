@@ -202,10 +202,11 @@ async def test_a_hanging_call_holds_back_no_records(platform: Bench, target: Tar
     hanging = make_callback(f"{target.url}/blocked")
     healthy = make_callbacks(target, "/healthy", 400, 100)
     settings = {
-        "callback_horizon_s": 28.0,
+        "callback_horizon_s": 120.0,
         "max_in_flight": 40,
         "callback_slots": 20,
-        "callback_timeout_s": 14.0,
+        # Longer than the healthy callbacks take on a busy machine.
+        "callback_timeout_s": 60.0,
     }
     async with platform.service(**settings):
         await platform.enqueue(hanging)
@@ -213,7 +214,7 @@ async def test_a_hanging_call_holds_back_no_records(platform: Bench, target: Tar
         await platform.enqueue(*healthy, publish=False)
         for callback in healthy:
             await platform.send(callback.encode(), hanging.target.url.encode())
-        await wait_until(lambda: _all_delivered(platform, healthy))
+        await wait_until(lambda: _all_delivered(platform, healthy), timeout=50)
         assert len(target.ids("/blocked")) == 1
         blocking.unblocked.set()
         await wait_until(platform.all_delivered)
@@ -302,7 +303,7 @@ async def test_a_stop_leaves_prerecorded_attempts_of_a_slow_target(platform: Ben
     assert all(row["attempt"] == (row["spent"] or 0) for row in rows)
     blocking.unblocked.set()
     async with platform.service(**FAST):
-        await wait_until(platform.all_delivered)
+        await wait_until(platform.all_delivered, timeout=90)
 
 
 async def test_a_slow_call_is_not_cancelled(platform: Bench, target: Target) -> None:

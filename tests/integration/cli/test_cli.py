@@ -108,7 +108,7 @@ async def test_a_task_is_submitted_shown_listed_and_cancelled(penstock: Invoke, 
     assert (task["context"], task["priority"], task["state"]) == ({"file": "a.mp4"}, "HIGH", "scheduled")
     shown = (await penstock("get", str(first["id"]))).stdout
     assert "customer=acme" in shown
-    assert "{'file': 'a.mp4'}" in shown
+    assert '{"file": "a.mp4"}' in shown
     [listed] = documents(await penstock("list", "--label", "customer=acme", "--json"))
     assert listed["id"] == first["id"]
     assert "scheduled" in (await penstock("list")).stdout
@@ -344,9 +344,9 @@ async def test_a_change_by_filter_is_confirmed(penstock: Invoke, monkeypatch: py
     assert "3 tasks would be cancelled (3 ready). Go on?" in declined.stderr
     assert (await penstock("audit")).stdout == "no operations\n"
     agreed = await penstock("tasks", *selections[0], input="y\n")
-    assert "3 tasks cancelled (3 ready), operation " in agreed.stdout
+    assert "3 tasks cancelled (before: 3 ready), operation " in agreed.stdout
     [task] = documents(await penstock("submit", "media", "--json"))
-    assert "1 tasks paused" in (await penstock("tasks", "pause", str(task["id"]))).stdout
+    assert "1 task paused" in (await penstock("tasks", "pause", str(task["id"]))).stdout
 
 
 async def test_tasks_are_changed_by_filter_and_audited(penstock: Invoke, database: str) -> None:
@@ -366,7 +366,7 @@ async def test_tasks_are_changed_by_filter_and_audited(penstock: Invoke, databas
     assert result.stdout.splitlines()[1] == f"  {ids[0]} (media, probe, ready)"
     assert (await penstock("audit")).stdout == "no operations\n"
     paused = await penstock("tasks", "pause", *selection, "--yes")
-    assert "3 tasks paused (3 ready), operation " in paused.stdout
+    assert "3 tasks paused (before: 3 ready), operation " in paused.stdout
     assert (await penstock("tasks", "pause", *selection)).exit_code == 4
     [document] = documents(
         await penstock("tasks", "reprioritise", str(ids[0]), "--to", "high", "--by", "ann", "--json")
@@ -389,9 +389,9 @@ async def test_tasks_are_changed_by_filter_and_audited(penstock: Invoke, databas
         "2026-01-01",
         "--yes",
     )
-    assert "2 tasks recovered (2 failed)" in (await penstock(*again)).stdout
+    assert "2 tasks recovered (before: 2 failed)" in (await penstock(*again)).stdout
     assert (
-        "4 tasks cancelled (4 ready)"
+        "4 tasks cancelled (before: 4 ready)"
         in (await penstock("tasks", "cancel", "--type", "media", "--yes")).stdout
     )
 

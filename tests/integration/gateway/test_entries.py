@@ -208,7 +208,7 @@ async def test_each_id_of_a_request_is_judged_alone(gateway: Caller) -> None:
 
 async def test_the_client_submits_all_tasks_but_the_refused_ones(gateway: Caller, database: str) -> None:
     """T5: the client raises the faults after it has submitted all other tasks, also those of later
-    requests, and tells which task each of them became."""
+    requests, and maps each draft to its task."""
     drafts = [Draft(type="media", context=n, stage="" if n in (3, 700) else None) for n in range(1_200)]
     async with Client(gateway.url) as client:
         with pytest.raises(SubmissionsRefused) as refused:

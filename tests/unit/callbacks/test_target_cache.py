@@ -283,8 +283,8 @@ async def test_slow_calls_count_in_their_namespace_only(rows: Rows) -> None:
     await targets.load(acme, beta)
     assert [cache.record_call(acme, slow=True) for _ in range(10)] == [False] * 9 + [True]
     assert sorted(cache.states()) == ["abnormal", "normal"]
-    assert cache.is_hanging(acme)
-    assert not cache.is_hanging(beta)
+    assert cache.is_suspect(acme)
+    assert not cache.is_suspect(beta)
     assert (cache.drain_rate_of(acme), cache.drain_rate_of(beta)) == (SETTINGS.drain.rate, None)
 
 
@@ -360,7 +360,7 @@ class CacheMachine(RuleBasedStateMachine):
     def is_exact(self) -> None:
         assert len(self.cache) == len(self.model)
         assert all(self.cache.peek(target_id) is target for target_id, target in self.model.items())
-        assert self.cache.addresses == len({target_id.url for target_id in self.model})
+        assert self.cache.url_count == len({target_id.url for target_id in self.model})
 
 
 CacheMachine.TestCase.settings = settings(deadline=None, max_examples=50)

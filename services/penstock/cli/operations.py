@@ -165,7 +165,7 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
         with open_client(options["gateway"]) as client:
             preview = client.operate(verb, task_filter, priority=priority, dry_run=True)
         if not preview.count:
-            raise _not_found(verb)
+            raise _not_found(verb, task_filter)
         confirm(_preview_text(verb, preview))
     operation_ids: list[str] = []
     with open_client(options["gateway"]) as client, progress(quiet=json_ or dry_run) as bar:
@@ -195,10 +195,14 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
     if outcome.error is not None:
         raise PenstockError(f"operation {outcome.id} failed: {outcome.error}")
     if not outcome.count:
-        raise _not_found(verb)
+        raise _not_found(verb, task_filter)
 
 
-def _not_found(verb: Verb) -> NotFound:
+def _not_found(verb: Verb, task_filter: TaskFilter) -> NotFound:
+    if task_filter.ids:
+        return NotFound(
+            f"none of the tasks exists and can be {_PARTICIPLES[verb]}; `penstock get ID` shows the state of one"
+        )
     return NotFound(f"no task matches that can be {_PARTICIPLES[verb]}; `penstock list` lists tasks")
 
 

@@ -60,18 +60,18 @@ async def test_no_revocation_of_a_replaced_topic_is_missed(settings, monkeypatch
         return response
 
     monkeypatch.setattr(AIOKafkaClient, "send", gated)
-    heard = []
+    received = []
     listening = asyncio.create_task(
-        listen(settings, lambda revocation: heard.extend(each.task_id for each in revocation.tasks))
+        listen(settings, lambda revocation: received.extend(each.task_id for each in revocation.tasks))
     )
     try:
         numbers = iter(range(1, 1_000))
 
-        async def hears():
+        async def receives():
             await revoke(settings, next(numbers))
-            return heard
+            return received
 
-        await wait_until(hears, what="the worker hears revocations")
+        await wait_until(receives, what="the worker receives revocations")
         async with admin_client(settings) as admin:
             await admin.delete_topics([settings.prefix + REVOKED.name])
         await failed.wait()
@@ -81,12 +81,12 @@ async def test_no_revocation_of_a_replaced_topic_is_missed(settings, monkeypatch
         failed.clear()
         may_fetch.set()
 
-        async def hears_all():
+        async def receives_all():
             # Another error of the new topic, whose leader may not be known yet.
             may_fetch.set()
-            return set(missed) <= set(heard)
+            return set(missed) <= set(received)
 
-        await wait_until(hears_all, what="the worker hears all", timeout=60)
+        await wait_until(receives_all, what="the worker receives all", timeout=60)
     finally:
         listening.cancel()
         with suppress(asyncio.CancelledError):

@@ -200,6 +200,6 @@ async def test_a_secret_that_cannot_be_read_is_named(
 ) -> None:
     """O5: without its secret the client asks nobody, and the error names the file."""
     (tmp_path / "secret").unlink()
-    with pytest.raises(tokens.TokenUnavailableError, match="PENSTOCK_KAFKA_CLIENT_SECRET_FILE.*secret"):
+    with pytest.raises(tokens.TokenUnavailableError, match=r"PENSTOCK_KAFKA_CLIENT_SECRET_FILE.*secret"):
         await credentials[0].token()
     assert issuer["asked"] == 0

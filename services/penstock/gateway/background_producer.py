@@ -68,14 +68,10 @@ class BackgroundProducer:
                 recover, `run` raises as well, and the process is replaced.
         """
         try:
-            await send_all(self.ensure_connected(), self._settings.prefix + topic.name, records)
+            await self._send_all(topic, records)
         except RecordsRefused as error:
             # Records of ours are small: the topic takes none at all, until an operator changes it.
             raise KafkaUnavailable(str(error)) from error
-        except Fatal as error:
-            if self._publisher is not None:
-                self._publisher.fail(error)
-            raise KafkaUnavailable(f"{error}: this gateway restarts") from error
 
     async def send_results(self, worker: str, results: Sequence[StageResult]) -> None:
         """Writes results as one record; the attempt of a result that Kafka refuses fails.
@@ -83,12 +79,19 @@ class BackgroundProducer:
         Raises:
             KafkaUnavailable: Kafka may lack some; send all of them again.
         """
-        topic = self._settings.prefix + STAGE_RESULTS.name
 
         async def write(value: bytes) -> None:
-            await send_all(self.ensure_connected(), topic, [(worker.encode(), value)])
+            await self._send_all(STAGE_RESULTS, [(worker.encode(), value)])
 
         await write_results(write, worker, results)
+
+    async def _send_all(self, topic: Topic, records: Iterable[tuple[bytes | None, bytes]]) -> None:
+        try:
+            await send_all(self.ensure_connected(), self._settings.prefix + topic.name, records)
+        except Fatal as error:
+            if self._publisher is not None:
+                self._publisher.fail(error)
+            raise KafkaUnavailable(f"{error}: this gateway restarts") from error
 
     def enqueue(self, entry: OutboxEntry) -> None:
         """Publishes the outbox entry of a committed transaction in the background.

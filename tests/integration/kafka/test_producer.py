@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import OutOfOrderSequenceNumber, UnknownProducerId
 from tests.support.waiting import wait_until
 
 from penstock.concurrency.retry import retry_until_available
-from penstock.errors import KafkaUnavailable, RecordsRefused
+from penstock.errors import KafkaUnavailable, RecordsRefused, SessionLost
 from penstock.kafka import topic_plan
 from penstock.kafka.connection import (
     admin_client,
@@ -131,3 +135,107 @@ async def test_used_up_epochs_get_a_new_producer_id(small: Kafka) -> None:
                 await producer.send_and_wait(topic, b"after %d" % number, partition=0)
         assert manager.producer_id != old
     assert await read(small, 4) == [b"before", b"after 0", b"after 1", b"after 2"]
+
+
+PRODUCE = 0
+
+
+def refusing(producer: AIOKafkaProducer, error: int, refuses: Callable[[], bool]) -> None:
+    """Lets a producer receive `error` in place of the broker's answer while `refuses` is true."""
+    send = producer.client.send
+
+    async def answered(node: int, request: Any, **options: Any) -> Any:
+        refused = request.API_KEY == PRODUCE and refuses()
+        response = await send(node, request, **options)
+        if refused:
+            response.topics = [
+                (topic, [(number, error, *rest) for number, _error, *rest in partitions])
+                for topic, partitions in response.topics
+            ]
+        return response
+
+    producer.client.send = answered
+
+
+async def test_a_producer_that_the_broker_fences_repeatedly_gets_another_id(small: Kafka) -> None:
+    """H6: the broker refuses each batch of a producer id, and serves others. After consecutive
+    refusals the producer gets another id, and writes."""
+    topic = small.prefix + SMALL.name
+    async with running(make_producer(small)) as producer:
+        await send_all(producer, topic, [(None, b"before")])
+        old = producer._txn_manager.producer_id
+        refusing(producer, UnknownProducerId.errno, lambda: producer._txn_manager.producer_id == old)
+        await asyncio.wait_for(
+            retry_until_available(
+                lambda: send_all(producer, topic, [(None, b"after")]), waiting_for="another id"
+            ),
+            30,
+        )
+        assert producer._txn_manager.producer_id != old
+
+
+async def test_a_producer_that_the_broker_refuses_with_every_id_ends_its_process(small: Kafka) -> None:
+    """H6: when another id does not help either, the producer ends its process with a clear error,
+    instead of trying again for ever beside a broker that answers others."""
+    topic = small.prefix + SMALL.name
+    async with running(make_producer(small)) as producer:
+        refusing(producer, OutOfOrderSequenceNumber.errno, lambda: True)
+        with pytest.raises(SessionLost, match="refuses each batch"):
+            await asyncio.wait_for(
+                retry_until_available(
+                    lambda: send_all(producer, topic, [(None, b"x")]), waiting_for="the broker"
+                ),
+                60,
+            )
+        with pytest.raises(SessionLost):
+            await send_all(producer, topic, [(None, b"y")])
+
+
+async def test_a_success_clears_the_count_of_refusals(small: Kafka) -> None:
+    """H6: refusals with successes in between are not consecutive: the producer keeps its id."""
+    topic = small.prefix + SMALL.name
+    async with running(make_producer(small)) as producer:
+        refused = iter([True, False] * 10)
+        refusing(producer, OutOfOrderSequenceNumber.errno, lambda: next(refused))
+        old = producer._txn_manager.producer_id
+        for number in range(10):
+            # Its batch is refused once and sent again.
+            await send_all(producer, topic, [(None, b"%d" % number)])
+        assert producer._txn_manager.producer_id == old
+
+
+async def test_batches_that_are_refused_together_count_once(kafka_servers: str, prefix: str) -> None:
+    """H6: a broker that lost the state of a producer refuses a batch on each partition. That is one
+    refusal: the batches are sent again with the same id."""
+    settings = Kafka(kafka=kafka_servers, prefix=prefix)
+    await create_topics(settings, [Topic("wide", 20, None, "Many partitions.")])
+    async with running(make_producer(settings)) as producer:
+        first = iter([True])
+        refusing(producer, OutOfOrderSequenceNumber.errno, lambda: next(first, False))
+        old = producer._txn_manager.producer_id
+        records = [(b"%d" % number, b"x") for number in range(200)]
+        await send_all(producer, prefix + "wide", records)
+        assert producer._txn_manager.producer_id == old
+
+
+async def test_a_producer_whose_sender_has_ended_ends_its_process(
+    small: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H6: aiokafka's sender ends at an error that it does not expect, and then no batch is ever
+    sent. The process ends with a clear error."""
+    topic = small.prefix + SMALL.name
+    producer = make_producer(small)
+    async with running(producer):
+        await send_all(producer, topic, [(None, b"before")])
+
+        def broken(**_options: Any) -> None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(producer._message_accumulator, "drain_by_nodes", broken)
+        with pytest.raises(SessionLost, match="producer"):
+            await asyncio.wait_for(
+                retry_until_available(
+                    lambda: send_all(producer, topic, [(None, b"x")]), waiting_for="the sender"
+                ),
+                30,
+            )

@@ -19,8 +19,9 @@ COMMIT_RECORDS = 100
 
 # Records of one poll from which on one claim for all of them costs little.
 MANY_RECORDS = 100
-# A record of this age may have run before, on a worker that it killed.
-OLD_S = 1.0
+# A record of this age may have run before, on a worker that it killed. Or task-sync may be about to
+# withdraw it: it withdraws records that were not taken for `ready_partitions.STUCK_S`.
+OLD_S = 0.75
 # So may a record that is read within this time after partitions were assigned.
 AFTER_ASSIGNMENT_S = 10.0
 

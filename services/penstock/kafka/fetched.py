@@ -6,8 +6,9 @@ The client has no such call: `getmany` takes what it finds.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 
 async def wait_fetched(consumer: AIOKafkaConsumer, timeout_s: float) -> bool:
@@ -42,15 +43,50 @@ async def wait_fetched(consumer: AIOKafkaConsumer, timeout_s: float) -> bool:
     return bool(fetcher._records) and not subscription.reassignment_in_progress  # noqa: SLF001 (see the header)
 
 
-def drop_fetched(consumer: AIOKafkaConsumer) -> None:
-    """Drops the records that the client has fetched and not returned; it fetches them again.
+class FetchedSince:
+    """Since when a client has had the records that it has fetched and not returned.
 
     Args:
         consumer: subscribed and started.
     """
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+        # By partition, its buffer and when that was first seen.
+        self._seen: dict[TopicPartition, tuple[object, float]] = {}
+
+    def since(self, age_s: float, now_s: float) -> list[TopicPartition]:
+        """The partitions whose records were there for `age_s`; their time begins anew.
+
+        Only what an earlier call has seen counts, so a caller asks at each poll.
+        """
+        buffers = self._consumer._fetcher._records  # noqa: SLF001 (see the header)
+        aged = [
+            partition
+            for partition, (buffer, at_s) in self._seen.items()
+            if buffers.get(partition) is buffer and now_s - at_s >= age_s
+        ]
+        self._seen = {
+            partition: self._seen[partition]
+            if partition not in aged and self._seen.get(partition, (None,))[0] is buffer
+            else (buffer, now_s)
+            for partition, buffer in buffers.items()
+        }
+        return aged
+
+
+def drop_fetched(consumer: AIOKafkaConsumer, partitions: Iterable[TopicPartition] | None = None) -> None:
+    """Drops records that the client has fetched and not returned; it fetches them again.
+
+    Args:
+        consumer: subscribed and started.
+        partitions: whose records; None for all.
+    """
     subscription = consumer._subscription.subscription  # noqa: SLF001 (see the header)
     assignment = None if subscription is None else subscription.assignment
-    for partition in list(consumer._fetcher._records):  # noqa: SLF001 (see the header)
+    if partitions is None:
+        partitions = consumer._fetcher._records  # noqa: SLF001 (see the header)
+    for partition in list(partitions):
         state = None if assignment is None else assignment.state_value(partition)
         if state is not None and state.has_valid_position:
             # A seek drops the client's buffer.

@@ -19,10 +19,10 @@ from penstock import process
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.attempt import AttemptId
-from penstock.core.early_start import claims_first
+from penstock.core.early_start import MANY_RECORDS, OLD_S, claims_first
 from penstock.errors import InvalidRecord, KafkaUnavailable, SessionLost
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
-from penstock.kafka.fetched import drop_fetched, wait_fetched
+from penstock.kafka.fetched import FetchedSince, drop_fetched, wait_fetched
 from penstock.kafka.group_positions import GroupPositions
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
@@ -41,7 +41,8 @@ FETCH_S = 1.0
 MAX_POLL_INTERVAL_S = 30.0
 TOPIC_RETRY_S = 1.0
 # Task-sync withdraws records that no worker takes. After this many seconds without room, or with a
-# stalled event loop, fetched records may be withdrawn, so they are fetched again.
+# stalled event loop, fetched records may be withdrawn, so they are fetched again. A worker that
+# takes records also fetches those again that it has held for so long, if they are old enough.
 FULL_S = 0.25
 # Seconds in which claims must reach Kafka before partitions are revoked. Otherwise the next member
 # runs the attempts, too.
@@ -142,6 +143,11 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._unclaimed = unclaimed
         self._start = start
         self._offsets = ReadOffsets(unclaimed)
+        self._fetched = FetchedSince(consumer)
+        # By partition, the timestamp of the last record that was taken.
+        self._taken_ms: dict[TopicPartition, float] = {}
+        # Records that were taken since some were found to be held for long.
+        self._taken = 0
         self._assigned_s = time.monotonic()
 
     async def run(self, positions: GroupPositions) -> None:
@@ -220,13 +226,15 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         # A handler may hold the interpreter, and with it this loop.
         stalled = waiting_s - began_s > FETCH_S + FULL_S
         async with self._in_flight.reserve(self._type, POLL_RECORDS, MAX_POLL_INTERVAL_S) as reservation:
-            late = stalled or time.monotonic() - waiting_s > FULL_S
-            if late:
-                drop_fetched(consumer)
+            now_s = time.monotonic()
+            late = stalled or now_s - waiting_s > FULL_S
+            held = self._withdrawable(now_s)
+            if late or held:
+                drop_fetched(consumer, None if late else held)
             if reservation.size:
                 # Keep the reservation: otherwise another type takes the room.
                 with translated():
-                    fetched = not late or await wait_fetched(consumer, FULL_S)
+                    fetched = not (late or held) or await wait_fetched(consumer, FULL_S)
                 if fetched:
                     await self._take(reservation)
                 return
@@ -237,6 +245,17 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         with translated():
             await consumer.getmany(timeout_ms=0)
         consumer.resume(*(paused & consumer.assignment()))
+
+    def _withdrawable(self, now_s: float) -> list[TopicPartition]:
+        """Partitions whose fetched records may have been withdrawn meanwhile.
+
+        Not while many are taken: no other worker is idle then, and a fetch costs some of them.
+        """
+        if not (held := self._fetched.since(FULL_S, now_s)):
+            return []
+        taken, self._taken = self._taken, 0
+        old_ms = (time.time() - OLD_S) * 1000
+        return [tp for tp in held if taken < MANY_RECORDS and self._taken_ms.get(tp, 0.0) <= old_ms]
 
     async def _take(self, reservation: Reservation) -> None:
         with translated():
@@ -272,6 +291,9 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         read: list[tuple[TopicPartition, int, AttemptId | None]] = []
         oldest_ms = float("inf")
         for partition, records in fetched.items():
+            if records:
+                self._taken_ms[partition] = records[-1].timestamp
+                self._taken += len(records)
             for record in records:
                 ready = self._decode(record)
                 attempt_id = None if ready is None else ready.fence.attempt_id

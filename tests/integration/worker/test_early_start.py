@@ -316,6 +316,33 @@ async def test_a_full_worker_runs_no_record_that_was_withdrawn(settings, caplog)
     assert len(starts) == 1, "no other consumer was needed"
 
 
+async def test_a_worker_that_takes_records_runs_few_that_were_withdrawn(settings):
+    """W2: records that are deleted while a worker runs others are not run, though it had fetched
+    them: what it has had for a quarter of a second is fetched again."""
+    worker, ran = Worker(WorkerSettings(**{**vars(settings), "pool": 1})), []
+
+    @worker.stage("t.quick")
+    async def quick(task):
+        ran.append(task.id)
+        # Too short for a worker that counts as full.
+        await asyncio.sleep(0.1)
+        return Done()
+
+    topic = f"{settings.prefix}ready.t"
+    async with running_service(worker.serve):
+        # In one batch, so that the client fetches all at once.
+        await release(settings, *range(1, 101))
+        await wait_until(lambda: len(ran) >= 12)
+        async with admin_client(settings) as admin:
+            await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=100)})
+        before = len(ran)
+        await write(settings.kafka, topic, MARK)
+        await release(settings, 101)
+        await wait_until(lambda: 101 in ran)
+    # Those of a quarter of a second, and as many while the records are fetched.
+    assert len(ran) <= before + 10
+
+
 async def test_a_worker_starts_behind_withdrawn_records_without_an_alarm(settings, caplog):
     """W2: a worker that is assigned a partition whose oldest records were deleted begins at the
     oldest one that is left. Task-sync has deleted them, so this is no fault."""

@@ -346,6 +346,8 @@ async def test_tasks_claimed_during_a_stop_reach_the_pool(monkeypatch):
     committing = asyncio.Event()
 
     class Consumer:
+        _fetcher = SimpleNamespace(_records={})
+
         async def getmany(self, **_limits):
             return {"partition": [SimpleNamespace(value=READY.encode(), offset=0, timestamp=0)]}
 

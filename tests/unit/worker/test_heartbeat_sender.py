@@ -1,6 +1,7 @@
 """The heartbeat sender: heartbeats in batches, and attempts that are cut off."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,6 +142,8 @@ async def fetched(_consumer, _timeout_s):
 
 class TaskSource:
     """A source without tasks, for Kafka and the gateway, which records the requested numbers."""
+
+    _fetcher = SimpleNamespace(_records={})
 
     def __init__(self):
         self.requests = []

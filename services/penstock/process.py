@@ -3,7 +3,8 @@
 Guarantees: SIGTERM or SIGINT makes the service drain and stop. A second signal, at least a second
 later, or a drain that exceeds its grace period, ends the process at once (status 70). An exception
 that leaves the service ends the process with its message and the status of `exit_status`, so that a
-supervisor restarts it. Tasks and threads that outlive the service cannot keep the process. A
+supervisor restarts it. A service that lacks a server, or loses a session, begins again in its
+process: an outage ends none. Tasks and threads that outlive the service cannot keep the process. A
 process that cannot make progress ends instead of looking alive.
 """
 
@@ -17,9 +18,11 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from penstock import logs, tracing
+from penstock.concurrency.retry import retry_until_available
 from penstock.concurrency.stall_detector import LoopWatchdog
 from penstock.errors import (
     CannotStart,
@@ -30,6 +33,7 @@ from penstock.errors import (
     NotFound,
     OtherDeployment,
     PenstockError,
+    SessionLost,
     SettingsError,
     Unauthenticated,
     Unavailable,
@@ -62,15 +66,32 @@ _STATUSES: tuple[tuple[type[PenstockError], int], ...] = (
     (KafkaRefused, 6),
 )
 
+# A service that ran for so many seconds had reached its servers: delays begin anew.
+STEADY_S = 20.0
+
 # Called once the service is ready.
 Ready = Callable[[], None]
 # A service runs until `stopping` is set and nothing is in flight any more, or raises.
 Service = Callable[[asyncio.Event, Ready], Awaitable[None]]
+# Called with the error of a service that begins again.
+OnWait = Callable[[PenstockError], Awaitable[None]]
 
 log = logging.getLogger("penstock.process")
 
 
-def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | None = None) -> int:
+async def _do_nothing(_error: PenstockError) -> None:
+    """Is called for a program without a metrics server."""
+
+
+def run(
+    name: str,
+    service: Service,
+    *,
+    grace_s: float = 40.0,
+    stall_s: float | None = None,
+    on_wait: OnWait = _do_nothing,
+    resumes: bool = True,
+) -> int:
     """Runs `service` to its end and returns the exit status.
 
     Args:
@@ -79,6 +100,9 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
         grace_s: seconds a drain may take before the process ends by force.
         stall_s: seconds for which the event loop may stall before the process ends; None for a
             service with its own watchdog.
+        on_wait: called whenever the service waits for a server, before it begins again.
+        resumes: False if the service may begin again only until it is ready. The handlers of a
+            worker may outlive it.
     """
     if stall_s is not None:
         service = _with_watchdog(service, stall_s)
@@ -97,7 +121,7 @@ def run(name: str, service: Service, *, grace_s: float = 40.0, stall_s: float | 
         )
     reduce_garbage_collection()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        status = runner.run(_supervise(name, service, grace_s))
+        status = runner.run(_supervise(name, service, grace_s, on_wait, resumes=resumes))
         # The runner now waits for all remaining tasks and threads. A task that swallows its
         # cancellation would block it without end.
         exit_timer = _after(EXIT_TIMEOUT_S, lambda: _abandon(name, status))
@@ -216,7 +240,9 @@ def stop_signals(
             loop.remove_signal_handler(number)
 
 
-async def _supervise(name: str, service: Service, grace_s: float) -> int:
+async def _supervise(
+    name: str, service: Service, grace_s: float, on_wait: OnWait = _do_nothing, *, resumes: bool = True
+) -> int:
     stopping = asyncio.Event()
 
     def stop() -> None:
@@ -232,12 +258,54 @@ async def _supervise(name: str, service: Service, grace_s: float) -> int:
         os._exit(EXIT_FORCED)
 
     with stop_signals(stop, end, signal.SIGTERM, signal.SIGINT):
-        return await _status_of(name, service, stopping)
+        return await _status_of(name, partial(_serve, name, service, stopping, on_wait, resumes))
 
 
-async def _status_of(name: str, service: Service, stopping: asyncio.Event) -> int:
+async def _serve(
+    name: str, service: Service, stopping: asyncio.Event, on_wait: OnWait, resumes: bool
+) -> None:
+    """Runs the service, and again after an outage.
+
+    Raises:
+        PenstockError: what the service raised while it stopped, or any other error of it.
+    """
+    final: PenstockError | None = None
+    was_ready = False
+
+    def ready() -> None:
+        nonlocal was_ready
+        was_ready = True
+        _report_ready(name)
+
+    async def attempt() -> None:
+        nonlocal final, was_ready
+        if stopping.is_set():
+            return
+        try:
+            await service(stopping, ready)
+        except (Unavailable, SessionLost) as error:
+            if stopping.is_set() or (was_ready and not resumes):
+                final = error
+                return
+            if was_ready:
+                was_ready = False
+                withdraw_ready(name)
+            await on_wait(error)
+            raise
+
+    await retry_until_available(
+        attempt,
+        waiting_for=f"start of {name}",
+        retry_on=(Unavailable, SessionLost),
+        restarts_after_s=STEADY_S,
+    )
+    if final is not None:
+        raise final
+
+
+async def _status_of(name: str, serve: Callable[[], Awaitable[None]]) -> int:
     try:
-        await service(stopping, lambda: _report_ready(name))
+        await serve()
     except PenstockError as error:
         _log_failure(name, error)
         return exit_status(error)

@@ -10,9 +10,14 @@ import sys
 import time
 from contextlib import suppress
 
+import aiohttp
 import pytest
 
 from penstock import process
+from penstock.errors import KafkaUnavailable, PostgresUnavailable, SessionLost
+from penstock.local.ports import choose_port
+from penstock.metrics.serving import serving, stand_in
+from penstock.settings import Metered
 
 
 async def stuck(stopping, ready):
@@ -117,6 +122,61 @@ def test_the_ready_file_of_an_earlier_process_is_removed(tmp_path):
     program += "async def service(stopping, ready): sys.exit(7 if __import__('pathlib').Path(sys.argv[1]).exists() else 8)\n"
     program += "process.run('test', service)"
     assert run_python("-c", program, str(ready_file), PENSTOCK_READY_FILE=str(ready_file)).returncode == 8
+
+
+OUTAGE = [PostgresUnavailable("no server"), KafkaUnavailable("no broker"), SessionLost("it ended")]
+
+
+@pytest.mark.parametrize("error", OUTAGE)
+async def test_a_service_begins_again_after_an_outage(error, tmp_path, monkeypatch):
+    """O2: a service that lacks a server, or loses a session, begins again in its process. It is not
+    ready meanwhile, and its metrics server answers with the reason."""
+    ready_file = tmp_path / "ready"
+    monkeypatch.setenv(process.READY_VARIABLE, str(ready_file))
+    settings = Metered(metrics_port=choose_port(0))
+    attempts, waits = 0, []
+
+    async def service(stopping, ready):
+        nonlocal attempts
+        attempts += 1
+        if attempts == 2:
+            ready()
+            assert ready_file.exists()
+        if attempts < 4:
+            raise error
+        async with serving(settings, "test", lambda: (), {}):
+            assert (await page("/readyz"))["status"] == "ready"
+        stopping.set()
+
+    async def page(path):
+        url = f"http://127.0.0.1:{settings.metrics_port}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return await response.json()
+
+    async def wait(why):
+        await stand_in(settings, "test", why)
+        assert (await page("/livez"))["status"] == "ok"
+        document = await page("/readyz")
+        waits.append((document["status"], *document["checks"].values()))
+        assert not ready_file.exists()
+
+    assert await process._supervise("test", service, 60.0, wait) == 0
+    assert waits == [("not ready", str(error))] * 3
+
+
+async def test_a_worker_begins_again_only_until_it_is_ready():
+    """O2, W1: handlers in threads may outlive a worker, so its process ends with it."""
+    attempts = 0
+
+    async def worker(_stopping, ready):
+        nonlocal attempts
+        attempts += 1
+        if attempts == 2:
+            ready()
+        raise KafkaUnavailable("no broker")
+
+    assert await process._supervise("worker", worker, 60.0, resumes=False) == 5
+    assert attempts == 2
 
 
 async def draining(stopping, ready):

@@ -22,7 +22,7 @@ from penstock.kafka.outbox import partition_of
 from penstock.kafka.processor import Processor
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
 from penstock.metrics.processing import processor_samples
-from penstock.metrics.serving import serving
+from penstock.metrics.serving import serving, stand_in
 from penstock.postgres import health as postgres_health
 from penstock.postgres import targets
 from penstock.postgres.connection import open_pool
@@ -88,4 +88,5 @@ def create_app(settings: CallbacksSettings) -> process.Service:
 
 def main() -> int:
     """Runs the service with settings from the environment."""
-    return process.run(NAME, create_app(CallbacksSettings.load()))
+    settings = CallbacksSettings.load()
+    return process.run(NAME, create_app(settings), on_wait=partial(stand_in, settings, NAME))

@@ -42,6 +42,9 @@ class Failure:
 
 # The kind of the error of attempts that a worker returns.
 HANDED_BACK = "HandedBack"
+# Milliseconds until an attempt is tried again whose context could not be read, because the object
+# store was away.
+AWAY_MS = 5_000
 
 
 # Not frozen: constructing a frozen dataclass is slower, and one is made for each attempt that ends.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 
 from aiohttp import web
 
@@ -30,7 +31,7 @@ from penstock.gateway.why import BacklogRoutes
 from penstock.http.listener import listen
 from penstock.http.server import add_security_headers, problem_middleware, same_origin_middleware
 from penstock.metrics import Sample
-from penstock.metrics.serving import serving
+from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
 from penstock.postgres.deployment import deployment_id
@@ -164,4 +165,7 @@ async def _accept(
 
 def main() -> int:
     """Runs the service with settings from the environment."""
-    return process.run(NAME, create_app(GatewaySettings.load()), stall_s=process.STALL_S)
+    settings = GatewaySettings.load()
+    return process.run(
+        NAME, create_app(settings), stall_s=process.STALL_S, on_wait=partial(stand_in, settings, NAME)
+    )

@@ -8,7 +8,6 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -17,19 +16,16 @@ from aiohttp import ClientError, web
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms, group_by_terms
-from penstock.contracts.inbound import read_result
-from penstock.contracts.parsing import Unreadable
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import HANDED_BACK, RESULTS_PER_RECORD, Failure, StageResult, encode_results
-from penstock.contracts.validation import problems
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
 from penstock.core.idle_backoff import IdleBackoff
 from penstock.core.task import IN_FLIGHT, State
 from penstock.errors import (
     Fatal,
-    Invalid,
     InvalidRecord,
+    ObjectsUnavailable,
     PostgresUnavailable,
     TooLarge,
     Unavailable,
@@ -39,8 +35,9 @@ from penstock.gateway.access import grant_of
 from penstock.gateway.audit import NOTHING_CHANGED
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.bodies import read_entries, read_json
-from penstock.gateway.openapi import conform, find_faults
+from penstock.gateway.openapi import conform
 from penstock.gateway.ready_consumer import ReadyConsumer
+from penstock.gateway.report_entries import BeatEntry, parse_entries, rejection
 from penstock.gateway.report_limiter import ReportLimiter
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import visible_ids
@@ -56,18 +53,6 @@ log = logging.getLogger(__name__)
 MAX_RECORD_BYTES = 700_000
 
 DEFAULT_WAIT_S = 20.0
-DEFAULT_LEASE_MS = 300_000
-
-
-@dataclass(frozen=True, slots=True)
-class BeatEntry:
-    """A heartbeat in a request: its index, attempt, terms of the claim, whether it has begun."""
-
-    index: int
-    attempt_id: AttemptId
-    lease_ms: int
-    max_attempts: int | None
-    begun: bool
 
 
 class WorkerRoutes:
@@ -180,7 +165,7 @@ class WorkerRoutes:
                 pointer="/results",
             )
         worker = raw["worker"]
-        beats, by_index, rejected = _parse_entries(entries)
+        beats, by_index, rejected = parse_entries(entries)
         foreign = await self._foreign_tasks(request, beats, by_index.values())
         # Tasks of other namespaces are handled like tasks that do not exist: results have no
         # effect, beats are answered "over".
@@ -189,8 +174,11 @@ class WorkerRoutes:
             worker, [beat.attempt_id for beat in beats if beat.attempt_id.task_id not in foreign]
         )
         lost |= {beat.attempt_id: "over" for beat in beats if beat.attempt_id.task_id in foreign}
-        results = await self._store_contexts(by_index, rejected)
+        results, waiting = await self._store_contexts(by_index, rejected)
         await self._send(worker, [beat for beat in beats if beat.attempt_id not in lost], results)
+        if waiting is not None:
+            # All other entries are accepted, and a repetition of them changes nothing.
+            raise waiting
         gone = [
             {"index": beat.index, "why": lost[beat.attempt_id]} for beat in beats if beat.attempt_id in lost
         ]
@@ -255,16 +243,15 @@ class WorkerRoutes:
 
     async def _store_contexts(
         self, results: Mapping[int, StageResult], rejected: list[dict[str, Any]]
-    ) -> list[StageResult]:
-        """The results, whose large contexts are stored now.
+    ) -> tuple[list[StageResult], Unavailable | None]:
+        """The results, whose large contexts are stored now; why others must be sent again.
+
+        A result with a large context needs PostgreSQL, for the namespace of its task, and the
+        object store. While one of them is away, the results beside it do not wait.
 
         Args:
             results: by their index in the request.
             rejected: gets the results that refer to objects of other namespaces.
-
-        Raises:
-            PostgresUnavailable: the namespace of a task with a large context is not known.
-            ObjectsUnavailable: a context is not stored.
         """
         large = {
             index: result.context
@@ -273,13 +260,21 @@ class WorkerRoutes:
             and (result.context.ref is not None or result.context.size > INLINE_LIMIT_BYTES)
         }
         if not large:
-            return list(results.values())
-        owners = await tasks.object_owners(self._pool, (results[index].fence.id for index in large))
+            return list(results.values()), None
+        waiting: Unavailable | None = None
+        owners: Mapping[int, tasks.ObjectOwner] = {}
+        try:
+            owners = await tasks.object_owners(self._pool, (results[index].fence.id for index in large))
+        except PostgresUnavailable as error:
+            waiting = error
         kept: list[StageResult] = []
         for index, result in results.items():
             context = large.get(index)
             if context is None:
                 kept.append(result)
+                continue
+            if waiting is not None:
+                # The next one would wait for the same server.
                 continue
             owner = owners.get(result.fence.id)
             if owner is None:
@@ -289,11 +284,15 @@ class WorkerRoutes:
                 if context.ref is not None:
                     owner.require_own(context.ref, "/context_ref")
             except InvalidRecord as fault:
-                rejected.append(_rejection(index, [fault]))
+                rejected.append(rejection(index, [fault]))
                 continue
-            stored = await self._objects.check_in(context, owner.namespace)
+            try:
+                stored = await self._objects.check_in(context, owner.namespace)
+            except ObjectsUnavailable as error:
+                waiting = error
+                continue
             kept.append(dataclasses.replace(result, context=stored))
-        return kept
+        return kept, waiting
 
     async def _send(self, worker: str, beats: Sequence[BeatEntry], results: Sequence[StageResult]) -> None:
         record_key = worker.encode()
@@ -335,49 +334,6 @@ async def _write_response(request: web.Request, response: web.Response) -> bool:
     except (ConnectionError, ClientError):
         return False
     return _is_connected(request)
-
-
-def _parse_entries(
-    entries: Sequence[Any],
-) -> tuple[list[BeatEntry], dict[int, StageResult], list[dict[str, Any]]]:
-    """Heartbeats, results by their index, and the faults of invalid entries (`rejected`)."""
-    beats: list[BeatEntry] = []
-    results: dict[int, StageResult] = {}
-    rejected: list[dict[str, Any]] = []
-    for index, raw in enumerate(entries):
-        try:
-            if isinstance(raw, Unreadable):
-                faults = [raw.fault]
-            elif isinstance(raw, dict) and raw.get("outcome") == "progress":
-                faults = find_faults(raw, "Progress")
-                if not faults:
-                    attempt_id = AttemptId(int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
-                    max_attempts = int(raw["max_attempts"]) if "max_attempts" in raw else None
-                    lease_ms = int(raw.get("lease_ms", DEFAULT_LEASE_MS))
-                    beats.append(BeatEntry(index, attempt_id, lease_ms, max_attempts, raw.get("begun", True)))
-            else:
-                faults = _result_faults(raw)
-                if not faults:
-                    results[index] = read_result(raw)
-        except Invalid as error:
-            faults = [InvalidRecord(error.reason, pointer=error.pointer)]
-        if faults:
-            rejected.append(_rejection(index, faults))
-    return beats, results, rejected
-
-
-def _rejection(index: int, faults: Iterable[Invalid]) -> dict[str, Any]:
-    return {
-        "index": index,
-        "errors": [
-            {"pointer": f"/results/{index}{fault.pointer}", "detail": fault.reason} for fault in faults
-        ],
-    }
-
-
-def _result_faults(raw: Any) -> list[InvalidRecord]:
-    faults = problems({"worker": "worker", "results": [raw]}, "stage-results")
-    return [InvalidRecord(fault.reason, pointer=fault.pointer.removeprefix("/results/0")) for fault in faults]
 
 
 def _chunks(results: Sequence[StageResult]) -> Iterator[list[StageResult]]:

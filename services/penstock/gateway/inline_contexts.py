@@ -6,7 +6,7 @@ import dataclasses
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import Failure, StageResult
+from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
 from penstock.core.access import namespace_of
 from penstock.core.completion import Outcome
 from penstock.errors import CorruptObject, ObjectsUnavailable, TooLarge
@@ -15,14 +15,14 @@ from penstock.objects import ObjectStore
 
 
 async def with_inline_context(objects: ObjectStore, task: ReadyTask) -> ReadyTask | StageResult:
-    """The task with its context inline, or its failure when its context cannot be read.
+    """The task with its context inline, or the end of its attempt when its context cannot be read.
+
+    While the store does not answer at all, the attempt is handed back, which is not charged. The
+    tasks beside it, which may not need the store, do not wait.
 
     Args:
         objects: the object store.
         task: as its ready record has it.
-
-    Raises:
-        ObjectsUnavailable: the store does not answer at all.
     """
     if task.context.ref is None:
         return task
@@ -37,7 +37,8 @@ async def with_inline_context(objects: ObjectStore, task: ReadyTask) -> ReadyTas
         # it.
         if await objects.answers():
             return _failed(task, error, permanent=False)
-        raise
+        failure = Failure(kind=HANDED_BACK, message=str(error)[:2000])
+        return StageResult(fence=task.fence, outcome=Outcome.RETRY, delay_ms=AWAY_MS, error=failure)
     return dataclasses.replace(task, context=context)
 
 

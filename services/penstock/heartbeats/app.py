@@ -22,7 +22,7 @@ from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import HEARTBEATS
 from penstock.metrics.processing import processor_samples
-from penstock.metrics.serving import serving
+from penstock.metrics.serving import serving, stand_in
 from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
 from penstock.postgres.connection import open_pool
@@ -92,4 +92,5 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
 
 def main() -> int:
     """Runs the service with settings from the environment."""
-    return process.run(NAME, create_app(HeartbeatsSettings.load()))
+    settings = HeartbeatsSettings.load()
+    return process.run(NAME, create_app(settings), on_wait=partial(stand_in, settings, NAME))

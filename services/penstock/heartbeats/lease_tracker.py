@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 import asyncpg
 
+from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.inbound import decode_heartbeat
@@ -16,7 +17,7 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
-from penstock.errors import ValueRefused
+from penstock.errors import PostgresUnavailable, ValueRefused
 from penstock.heartbeats.claims import Claim, ClaimRecord, write_claims
 from penstock.heartbeats.metrics import Metrics
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
@@ -39,11 +40,9 @@ FindUnwatched = Callable[[Collection[int], Callable[[AttemptId], bool], float], 
 # is verified first.
 MASS_COUNT = 3
 MASS_SHARE = 0.1
-# How long the verification waits until all heartbeats are read. If they are not, no lease expires
-# and it starts again later.
+# How long the verification waits until all heartbeats are read; without them no lease expires.
 VERIFY_WITHIN_S = 5.0
-# A loop that is late by more than this has stalled; the scheduler of a busy machine makes it late
-# by less.
+# A loop that is later than this has stalled; the scheduler of a busy machine makes it late by less.
 STALL_S = 1.0
 
 
@@ -89,6 +88,8 @@ class LeaseTracker:
         # Lost workers whose loss was charged to a suspect, while they have leases.
         self._suspected: set[str | None] = set()
         self._chance = chance
+        self._next_tick_s = clock() + settings.tick_s / 2
+        self._next_recount_s = clock() + settings.recount_s
         self._metrics = Metrics()
 
     def samples(self) -> Iterator[Sample]:
@@ -190,32 +191,28 @@ class LeaseTracker:
             del self._claims[attempt_id]
 
     async def run(self) -> None:
-        """Writes and expires leases until cancelled.
-
-        Raises:
-            PostgresUnavailable: claims that are not written are not acknowledged; another process
-                reads them again.
-        """
-        # A lease's slot is half a tick wide, and it is checked every half tick: an expiry is late
-        # by at most a tick.
-        half_s = self._settings.tick_s / 2
-        interval_s = min(self._settings.settle_s / 2, half_s)
+        """Writes and expires leases until cancelled; beats are read while PostgreSQL is away."""
+        interval_s = min(self._settings.settle_s / 2, self._settings.tick_s / 2)
         last_s = self._clock()
-        next_tick_s = last_s + half_s
-        next_recount_s = last_s + self._settings.recount_s
         while True:
             await asyncio.sleep(interval_s)
-            now_s = self._clock()
-            self._extend_after_stall(now_s - last_s - interval_s)
-            await self._write_settled(now_s)
-            if now_s >= next_tick_s:
-                next_tick_s = now_s + half_s
-                await self._expire(now_s)
-            if now_s >= next_recount_s:
-                next_recount_s = now_s + self._settings.recount_s
-                await self._recount(now_s)
+            self._extend_after_stall(self._clock() - last_s - interval_s)
+            await retry_until_available(
+                self._step, waiting_for="claims and leases", retry_on=(PostgresUnavailable,)
+            )
             # A wait for PostgreSQL is no stall: beats are read meanwhile.
             last_s = self._clock()
+
+    async def _step(self) -> None:
+        now_s = self._clock()
+        await self._write_settled(now_s)
+        if now_s >= self._next_tick_s:
+            # A lease's slot is half a tick wide, so an expiry is late by at most a tick.
+            self._next_tick_s = now_s + self._settings.tick_s / 2
+            await self._expire(now_s)
+        if now_s >= self._next_recount_s:
+            await self._recount(now_s)
+            self._next_recount_s = now_s + self._settings.recount_s
 
     def _extend_after_stall(self, stalled_s: float) -> None:
         """Extends all leases by the time of a stall, in which this process read no beats."""
@@ -294,8 +291,15 @@ class LeaseTracker:
             self._publisher.enqueue(OutboxEntry(revocation=Revocation("over", over)))
 
     async def _expire(self, now_s: float) -> None:
-        if expired := await self._take_expired(now_s):
-            await self._end(expired)
+        expired = await self._take_expired(now_s)
+        try:
+            if expired:
+                await self._end(expired)
+        except PostgresUnavailable:
+            for lease in expired:
+                if lease.partition in self._partitions:
+                    self._wheel.grant(lease)
+            raise
 
     async def _take_expired(self, now_s: float) -> list[Lease]:
         """Takes expired leases out of the wheel; if many, only after all heartbeats are read."""
@@ -315,10 +319,10 @@ class LeaseTracker:
         )
         for lease in expired:
             self._wheel.grant(lease)
-        expired = []
         asked_s = self._clock()
-        if await self._watermark.update(asked_s, within_s=VERIFY_WITHIN_S):
-            expired = self._wheel.expired(asked_s + self._settings.tick_s, self._read_until_s())
+        verified = await self._watermark.update(asked_s, within_s=VERIFY_WITHIN_S)
+        until_s = asked_s + self._settings.tick_s
+        expired = self._wheel.expired(until_s, self._read_until_s()) if verified else []
         log.warning(
             "The verification of a mass expiry has ended",
             extra={"event": "mass_expiry_verified", "expired": len(expired), "leases": total},

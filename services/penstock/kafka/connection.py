@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 from typing import TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -20,11 +21,17 @@ from aiokafka.errors import (
     InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
+    KafkaStorageError,
+    KafkaTimeoutError,
+    NodeNotReadyError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
     RebalanceInProgressError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     UnknownMemberIdError,
 )
+from aiokafka.producer.message_accumulator import MessageAccumulator
 
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
@@ -43,6 +50,9 @@ MAX_RECORD_BYTES = 1_000_000
 
 # How long a start that failed or was cancelled may take to end.
 _ABANDON_S = 5.0
+
+# How long a producer that stops may write what it has.
+STOP_S = 5.0
 
 # Until a topic that was created must have leaders, and how often the brokers are asked.
 DESCRIBED_WITHIN_S = 30.0
@@ -91,7 +101,21 @@ def translated() -> Iterator[None]:
                 f"Kafka: {error!r}: this process's clock differs from the broker's; set the clock, and run "
                 "`penstock topics`, so that brokers stamp the records"
             ) from error
-        raise KafkaUnavailable(f"Kafka: {error!r}") from error
+        raise KafkaUnavailable(f"Kafka: {_reason_of(error)}") from error
+
+
+# What an operator needs to know of errors in whose texts the client library describes itself.
+_REASONS: tuple[tuple[tuple[type[KafkaError], ...], str], ...] = (
+    ((KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError), "no broker answers"),
+    ((NotEnoughReplicasError, NotEnoughReplicasAfterAppendError), "too few replicas are in sync for a write"),
+    ((KafkaStorageError,), "a broker cannot use its disk"),
+)
+
+
+def _reason_of(error: KafkaError) -> str:
+    if type(error) is KafkaError and "cluster metadata" in str(error):
+        error = KafkaConnectionError(str(error))
+    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), repr(error))
 
 
 def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
@@ -219,13 +243,33 @@ async def _start(
 
 
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
-    """Stops a producer or consumer; closes its connections in any case."""
+    """Stops a producer or consumer; closes its connections in any case.
+
+    The records that a producer cannot write within `STOP_S` fail. Otherwise it would wait for a
+    broker, and hold up the end of its service for as long as an outage lasts.
+    """
+    timer: asyncio.TimerHandle | None = None
+    if isinstance(client, AIOKafkaProducer) and client._sender.sender_task is not None:  # noqa: SLF001 (as above)
+        timer = asyncio.get_running_loop().call_later(STOP_S, client._sender.sender_task.cancel)  # noqa: SLF001 (as above)
     try:
         await client.stop()
     except BaseException:
         # Raised again. After some failures `stop` raises before it has closed its connections.
         await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
         raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+            _fail_unwritten(client._message_accumulator)  # noqa: SLF001 (as above)
+
+
+def _fail_unwritten(accumulator: MessageAccumulator) -> None:
+    batches = [*accumulator._pending_batches, *chain.from_iterable(accumulator._batches.values())]  # noqa: SLF001 (it has no other way in)
+    accumulator.fail_all(KafkaTimeoutError())
+    for future in chain.from_iterable((b.future, *(f for f, _ in b._msg_futures)) for b in batches):  # noqa: SLF001 (as above)
+        if future.done() and not future.cancelled():
+            # Retrieved, or asyncio logs an exception that was never retrieved.
+            future.exception()
 
 
 @asynccontextmanager

@@ -10,7 +10,14 @@ from typing import Any
 
 from aiohttp import web
 
-from penstock.errors import CannotStart, PenstockError
+from penstock.errors import (
+    CannotStart,
+    KafkaUnavailable,
+    ObjectsUnavailable,
+    PenstockError,
+    PostgresUnavailable,
+    SessionLost,
+)
 from penstock.metrics import Source
 from penstock.metrics.page import Page
 from penstock.settings import Metered
@@ -24,6 +31,13 @@ Probe = Callable[[], Awaitable[None]]
 OK = "ok"
 READY = "ready"
 ALIVE = {"status": OK}
+# The names of probes by the errors of what they probe.
+_PROBES: tuple[tuple[type[PenstockError], str], ...] = (
+    (PostgresUnavailable, "postgres"),
+    (KafkaUnavailable, "kafka"),
+    (ObjectsUnavailable, "objects"),
+    (SessionLost, "session"),
+)
 # Probes of what only some work needs: the process goes on with all other, so it is ready in part.
 PARTIAL = frozenset({"objects"})
 
@@ -63,11 +77,59 @@ async def serving(
     Raises:
         CannotStart: the address cannot be listened on.
     """
+    await end_stand_in()
     if not settings.metrics_port:
         yield
         return
     page = Page(service, source)
+    runner = await _listen(settings, page, probes)
+    logging.getLogger().addHandler(page.logged)
+    address = f"http://{settings.metrics_host}:{settings.metrics_port}/metrics"
+    log.info("The metrics server listens", extra={"event": "metrics_listening", "address": address})
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(page.logged)
+        await runner.cleanup()
 
+
+# The server of a service that waits for another server; a process has one at most.
+_stand_in: web.AppRunner | None = None
+
+
+async def stand_in(settings: Metered, service: str, error: PenstockError) -> None:
+    """Runs the metrics server of a service that waits for another server: alive, and not ready.
+
+    It ends when `serving` begins. Without it, a supervisor that probes would end the process.
+
+    Args:
+        settings: the address to listen on.
+        service: name of the service, for the page.
+        error: why the service waits.
+
+    Raises:
+        CannotStart: the address cannot be listened on.
+    """
+    global _stand_in  # noqa: PLW0603 (the service does not know it)
+
+    async def unavailable() -> None:
+        raise error
+
+    await end_stand_in()
+    if settings.metrics_port:
+        name = next((name for kind, name in _PROBES if isinstance(error, kind)), service)
+        _stand_in = await _listen(settings, Page(service, lambda: ()), {name: unavailable})
+
+
+async def end_stand_in() -> None:
+    """Ends the server of `stand_in`, if it runs."""
+    global _stand_in
+    if _stand_in is not None:
+        runner, _stand_in = _stand_in, None
+        await runner.cleanup()
+
+
+async def _listen(settings: Metered, page: Page, probes: Mapping[str, Probe]) -> web.AppRunner:
     async def metrics(request: web.Request) -> web.Response:
         body, content_type = page.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
@@ -86,18 +148,12 @@ async def serving(
     app.router.add_get("/readyz", readyz)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    logging.getLogger().addHandler(page.logged)
     try:
-        try:
-            await web.TCPSite(runner, settings.metrics_host, settings.metrics_port).start()
-        except OSError as error:
-            raise CannotStart(
-                f"cannot listen on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}): "
-                "set PENSTOCK_METRICS_PORT to a free port, or to 0 for no metrics"
-            ) from error
-        address = f"http://{settings.metrics_host}:{settings.metrics_port}/metrics"
-        log.info("The metrics server listens", extra={"event": "metrics_listening", "address": address})
-        yield
-    finally:
-        logging.getLogger().removeHandler(page.logged)
+        await web.TCPSite(runner, settings.metrics_host, settings.metrics_port).start()
+    except OSError as error:
         await runner.cleanup()
+        raise CannotStart(
+            f"cannot listen on {settings.metrics_host}:{settings.metrics_port} ({error.strerror}): "
+            "set PENSTOCK_METRICS_PORT to a free port, or to 0 for no metrics"
+        ) from error
+    return runner

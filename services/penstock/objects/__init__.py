@@ -59,6 +59,7 @@ class ObjectStore:
     Raises:
         SettingsError: the URL is empty, its scheme is unknown, or the folder cannot be created or
             written.
+        ObjectsUnavailable: there is something else where the folder was.
     """
 
     def __init__(self, url: str) -> None:
@@ -71,6 +72,9 @@ class ObjectStore:
             )
         try:
             parts = urlsplit(url)
+            folder = unquote(parts.path) if parts.scheme == "file" else None
+            if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+                raise ObjectsUnavailable(f"the object store is away: {folder} is not a folder")
             options: dict[str, Any] = {"mkdir": True} if parts.scheme == "file" else {}
             self._store = from_url(url, **options)
         except (BaseError, ValueError, OSError) as error:
@@ -79,7 +83,7 @@ class ObjectStore:
             raise SettingsError(
                 f"PENSTOCK_OBJECTS={url!r} is not an object store ({reason}): {_REMEDY}"
             ) from error
-        self._folder = unquote(parts.path) if parts.scheme == "file" else None
+        self._folder = folder
         if self._folder is not None and not os.access(self._folder, os.R_OK | os.W_OK | os.X_OK):
             raise SettingsError(
                 f"PENSTOCK_OBJECTS={url!r} cannot be read and written by this user: {_REMEDY}"

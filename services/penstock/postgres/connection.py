@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -30,6 +31,10 @@ from penstock.sockets import (
 )
 
 SCHEMA = "penstock"
+
+# The pool logs each failed connection with its traceback. Whoever needs a connection reports the
+# outage once.
+logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
 
 # Raised for a transaction that may be repeated: a deadlock, a serialization failure, or a lock that
 # was not free within `lock_timeout`.

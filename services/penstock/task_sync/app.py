@@ -16,7 +16,7 @@ from penstock.kafka.connection import admin_client, make_consumer, make_producer
 from penstock.kafka.offset_reader import OffsetReader
 from penstock.kafka.topics import SUBMITTED
 from penstock.metrics.processing import position_samples
-from penstock.metrics.serving import serving
+from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
 from penstock.postgres.connection import open_pool
@@ -126,4 +126,7 @@ def _host() -> str:
 
 def main() -> int:
     """Runs the service with settings from the environment."""
-    return process.run(NAME, create_app(TaskSyncSettings.load()), stall_s=process.STALL_S)
+    settings = TaskSyncSettings.load()
+    return process.run(
+        NAME, create_app(settings), stall_s=process.STALL_S, on_wait=partial(stand_in, settings, NAME)
+    )

@@ -108,7 +108,7 @@ class Worker:
             SystemExit: always.
         """
         drain_s = 0.0 if isinstance(self._settings, SettingsError) else self._settings.drain_timeout_s
-        raise SystemExit(process.run("worker", self.serve, grace_s=drain_s + LAST_RESULTS_S))
+        raise SystemExit(process.run("worker", self.serve, grace_s=drain_s + LAST_RESULTS_S, resumes=False))
 
     async def serve(self, stopping: asyncio.Event, ready: process.Ready = lambda: None) -> None:
         """Works until `stopping` is set, then drains.

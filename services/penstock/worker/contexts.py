@@ -16,9 +16,6 @@ from penstock.core.access import namespace_of
 from penstock.errors import ObjectsUnavailable, Unavailable
 from penstock.objects import ObjectStore
 
-# Milliseconds until an attempt is tried again whose context could not be read.
-AWAY_MS = 5_000
-
 
 class Contexts:
     """Reads and stores the contexts of attempts.

@@ -21,13 +21,13 @@ from typing import Any, cast
 from penstock import tracing
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import HANDED_BACK, Failure, StageResult
+from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
 from penstock.core import completion
 from penstock.core.access import namespace_of
 from penstock.core.task import Priority
 from penstock.errors import CorruptObject, ObjectsUnavailable
 from penstock.objects import ObjectStore
-from penstock.worker.contexts import AWAY_MS, Contexts
+from penstock.worker.contexts import Contexts
 from penstock.worker.missing_handlers import MissingHandlers
 from penstock.worker.outcomes import KEEP, Done, Fail, Next, Outcome, RetryAfter, Task
 from penstock.worker.priority_semaphore import PrioritySemaphore

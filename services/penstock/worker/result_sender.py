@@ -11,7 +11,7 @@ from typing import Protocol
 import orjson
 
 from penstock.concurrency.batcher import Batcher
-from penstock.contracts.context import ContentType, Context
+from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, unwritable
 from penstock.core.attempt import AttemptId
@@ -76,6 +76,9 @@ class ResultSender:
         self._results: Batcher[StageResult] = Batcher(
             self._send, max_size=MAX_BATCH_BYTES, size_of=_size_bytes
         )
+        # Results that a gateway can take only while the object store answers. Others do not wait
+        # behind them.
+        self._large: Batcher[StageResult] = Batcher(self._send, max_size=MAX_BATCH_BYTES, size_of=_size_bytes)
         self._ended: Batcher[AttemptId] = Batcher(self._end_leases, linger_s=lambda _previous: END_LEASES_S)
 
     def add(self, result: StageResult) -> None:
@@ -89,7 +92,8 @@ class ResultSender:
     def _move_added(self) -> None:
         self._move_scheduled = False
         while self._added:
-            self._results.add(self._added.popleft())
+            result = self._added.popleft()
+            (self._large if _needs_store(result) else self._results).add(result)
 
     async def run(self) -> None:
         """Sends until cancelled.
@@ -97,7 +101,7 @@ class ResultSender:
         Raises:
             Fatal: no result can be sent any more.
         """
-        await run_all(self._results.run(), self._ended.run())
+        await run_all(self._results.run(), self._large.run(), self._ended.run())
 
     async def wait_sent(self) -> None:
         """Waits until all added results are stored and their leases have ended.
@@ -107,6 +111,7 @@ class ResultSender:
         """
         self._move_added()
         await self._results.wait_idle()
+        await self._large.wait_idle()
         await self._ended.wait_idle()
 
     async def _send(self, results: Sequence[StageResult]) -> None:
@@ -136,6 +141,14 @@ class ResultSender:
                 extra={"event": "results_dropped", "results": len(results) - len(batch)},
             )
         return batch
+
+
+def _needs_store(result: StageResult) -> bool:
+    """Whether its context is not stored yet, and is too large to be inline."""
+    context = result.context
+    # A result of other types is a defect, which `_encodable` finds.
+    data = context.data if isinstance(context, Context) else None
+    return isinstance(data, bytes) and len(data) > INLINE_LIMIT_BYTES
 
 
 def _encodable(result: StageResult) -> StageResult:

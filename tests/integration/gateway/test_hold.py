@@ -286,6 +286,62 @@ async def test_large_contexts_are_sent_inline(kafka: Kafka, database: str, tmp_p
         assert result.error.kind == "CorruptObject"
 
 
+async def test_only_tasks_with_large_contexts_wait_for_the_object_store(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T4, T6: while the object store is away, a poll answers with the tasks that need no object. An
+    attempt that needs one is handed back, which is not charged."""
+    folder = tmp_path / "objects"
+    large = await ObjectStore(f"file://{folder}").check_in(
+        Context(ContentType.TEXT, b"y" * 50_000), "default"
+    )
+    async with ready_gateway(kafka, database, folder) as gateway:
+        folder.rename(tmp_path / "away")
+        await release(kafka, ready_task(2, large), ready_task(4))
+        held: list[int] = []
+
+        async def held_small() -> bool:
+            answer = await gateway.post("/hold_task", {**HOLD, "max": 2})
+            assert answer.status == 200
+            held.extend(task["id"] for task in answer.body["tasks"])
+            return bool(held)
+
+        await wait_until(held_small)
+        assert held == [4]
+        [record] = await records(kafka, STAGE_RESULTS.name, 1)
+        _, [result], _ = decode_results(record.value)
+        assert (result.fence.id, result.handed_back) == (2, True)
+        assert result.delay_ms
+
+
+async def test_only_results_with_large_contexts_wait_for_the_object_store(
+    kafka: Kafka, database: str, tmp_path: Path
+) -> None:
+    """T4, T6: while the object store is away, the results of a batch that need no object are
+    written. The gateway answers 503, and accepts the same batch when the store is back."""
+    folder = tmp_path / "objects"
+    async with ready_gateway(kafka, database, folder) as gateway:
+        submitted = await gateway.post("/tasks", [{"type": "media"}] * 2)
+        ids = [task["id"] for task in submitted.body["tasks"]]
+        fields = {"step": 0, "stage": "s", "attempt": 0, "outcome": "done", "content_type": "text"}
+        batch = {
+            "worker": "w-1",
+            "results": [
+                {"id": ids[0], **fields, "context": "y" * 50_000},
+                {"id": ids[1], **fields, "context": "small"},
+            ],
+        }
+        folder.rename(tmp_path / "away")
+        refused = await gateway.post("/set_task", batch)
+        assert (refused.status, "Retry-After" in refused.headers) == (503, True)
+        assert "the object store" in refused.body["detail"]
+        [record] = await records(kafka, STAGE_RESULTS.name, 1)
+        assert [result.fence.id for result in decode_results(record.value)[1]] == [ids[1]]
+        (tmp_path / "away").rename(folder)
+        answer = await gateway.post("/set_task", batch)
+        assert (answer.status, answer.body["accepted"]) == (200, 2)
+
+
 HOSTILE_KEYS = ["a//b", "../x", "a\0b", "k" * 300, "./contexts/x", "history/2026-01-01/part-0", ""]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import OutOfOrderSequenceNumber, UnknownProducerId
+from aiokafka.errors import KafkaConnectionError, OutOfOrderSequenceNumber, UnknownProducerId
 from tests.support.waiting import wait_until
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.errors import KafkaUnavailable, RecordsRefused, SessionLost
-from penstock.kafka import topic_plan
+from penstock.kafka import connection, topic_plan
 from penstock.kafka.connection import (
     admin_client,
     create_topics,
@@ -239,3 +239,20 @@ async def test_a_producer_whose_sender_has_ended_ends_its_process(
                 ),
                 30,
             )
+
+
+async def test_a_producer_stops_while_kafka_is_away(small: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O1, O2: records that no broker takes do not hold up the stop of a producer, and so not the
+    service that begins again. They fail."""
+
+    async def away(*_arguments: object, **_more: object) -> None:
+        raise KafkaConnectionError
+
+    topic = small.prefix + SMALL.name
+    async with asyncio.timeout(connection.STOP_S + 30):
+        async with running(make_producer(small)) as producer:
+            await producer.send_and_wait(topic, b"written", partition=0)
+            monkeypatch.setattr(producer.client, "send", away)
+            unwritten = await producer.send(topic, b"unwritten", partition=0)
+    with pytest.raises(KafkaUnavailable, match="no broker answers"), translated():
+        await unwritten

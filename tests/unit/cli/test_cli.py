@@ -93,7 +93,9 @@ def test_each_kind_of_error_has_its_exit_status(error: PenstockError, status: in
     assert Failure(error).exit_code == status
     assert f"\n    {status} " in (penstock.cli.__doc__ or "")
 
-    async def service(_stopping: asyncio.Event, _ready: process.Ready) -> None:
+    async def service(stopping: asyncio.Event, _ready: process.Ready) -> None:
+        # Before a stop, it would begin again after an outage.
+        stopping.set()
         raise error
 
     assert asyncio.run(process._supervise("test", service, 1.0)) == status

@@ -36,6 +36,13 @@ def test_an_invalid_store_is_a_settings_error(url: str, words: str) -> None:
     assert "\n" not in message
 
 
+def test_a_file_in_place_of_the_folder_is_an_outage(tmp_path: Path) -> None:
+    """T4, O2: a process that starts during the outage waits for the store, as the others do."""
+    (tmp_path / "objects").write_text("not a folder")
+    with pytest.raises(ObjectsUnavailable, match="is not a folder"):
+        ObjectStore(f"file://{tmp_path}/objects")
+
+
 def test_there_is_no_store_by_default() -> None:
     """T4: a worker with a local default folder could not find contexts of other processes."""
     with pytest.raises(SettingsError, match=r"objects is not set.*PENSTOCK_OBJECTS"):

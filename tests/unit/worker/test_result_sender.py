@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from tests.support.waiting import wait_until
 
+from penstock.contracts.context import INLINE_LIMIT_BYTES, Context
 from penstock.contracts.heartbeat import Heartbeat
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
@@ -118,3 +120,32 @@ async def test_a_failed_write_ends_the_other_writes() -> None:
     with pytest.raises(Fatal, match="broken"):
         await running
     assert blocked.ended
+
+
+async def test_results_do_not_wait_behind_a_large_one() -> None:
+    """T4, T6: a gateway takes no large result while the object store is away. Others are sent."""
+    large = StageResult(
+        fence=Fence(2, 0, "s", 0),
+        outcome=Outcome.DONE,
+        context=Context.encode("x" * (INLINE_LIMIT_BYTES + 1)),
+    )
+    back = asyncio.Event()
+    sent: list[AttemptId] = []
+
+    class Gateway(Transport):
+        async def send_results(self, results: Sequence[StageResult]) -> None:
+            if large in results:
+                await back.wait()
+
+    sender = _sender(Gateway(), sent)
+    running = asyncio.create_task(sender.run())
+    sender.add(large)
+    sender.add(RESULT)
+    await wait_until(lambda: sent)
+    assert sent == [RESULT.fence.attempt_id]
+    back.set()
+    await sender.wait_sent()
+    assert large.fence.attempt_id in sent
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

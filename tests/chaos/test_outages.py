@@ -1,0 +1,252 @@
+"""Each server is away, or takes no writes, for longer than a session.
+
+No attempt is charged for it, no service ends, and all go on by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+import asyncpg
+import pytest
+
+from penstock.kafka.connection import admin_client
+from penstock.kafka.topic_plan import _alter
+from penstock.local.deployment import METRICS_PORT, SERVICES
+from penstock.local.ports import choose_port
+from penstock.settings import Kafka
+from tests.chaos.scenario import ENVIRONMENT, LONG, TASKS, Scenario, run_scenario
+from tests.support.callback_targets import target_server
+from tests.support.waiting import wait_until
+
+# Longer than a session (6 s), and shorter than a lease: a worker that is cut off for a lease stops
+# its attempts (W6).
+OUTAGE_S = 60 if LONG else 10
+LEASE_MS = 300_000
+# Above the inline limit: each stage reads and stores an object.
+PADDING = "x" * 5_000
+
+_FULL = """
+CREATE OR REPLACE FUNCTION public.full() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'could not extend file "base/5/16404": No space left on device' USING ERRCODE = '53100';
+END $$
+"""
+_TABLES = """
+SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = 'penstock'
+"""
+_CHARGED = """
+SELECT t.id, t.failures, t.losses, a.outcome, a.error, a.worker
+FROM penstock.task t LEFT JOIN penstock.attempt a ON a.task_id = t.id AND a.outcome NOT IN ('next', 'done')
+WHERE t.failures > 0 OR t.losses > 0
+"""
+
+
+class OutageScenario(Scenario):
+    """Tasks that never fail by themselves; every second one has large contexts."""
+
+    def _draft(self, wave: int) -> dict[str, Any]:
+        draft = super()._draft(wave)
+        draft["context"]["fails"] = None
+        if self.rng.random() < 0.5:
+            draft["context"]["padding"] = PADDING
+        return draft
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A server that is away or full.
+
+    Attributes:
+        probe: the name by which /readyz reports it.
+        services: which report it.
+        during: takes the server away for the time of a block.
+        refuses: whether the gateway answers submissions with 503.
+    """
+
+    probe: str
+    services: tuple[str, ...]
+    during: Callable[[Scenario], Any]
+    refuses: bool = False
+
+
+@asynccontextmanager
+async def postgres_away(scenario: Scenario) -> AsyncIterator[None]:
+    server = scenario.deployment.embedded_postgres
+    await server.stop()
+    try:
+        yield
+    finally:
+        await server.start()
+
+
+@asynccontextmanager
+async def postgres_full(scenario: Scenario) -> AsyncIterator[None]:
+    """No table takes a row, as when its disk is full."""
+    await _in_database(scenario, _FULL)
+    tables = await _in_database(scenario, _TABLES)
+    for table in tables:
+        await _in_database(
+            scenario,
+            f"CREATE TRIGGER disk_full BEFORE INSERT OR UPDATE ON {table['name']} FOR EACH STATEMENT EXECUTE FUNCTION public.full()",
+        )
+    try:
+        yield
+    finally:
+        for table in tables:
+            await _in_database(scenario, f"DROP TRIGGER disk_full ON {table['name']}")
+
+
+async def _in_database(scenario: Scenario, statement: str) -> list[asyncpg.Record]:
+    connection = await asyncpg.connect(scenario.deployment.postgres)
+    try:
+        async with asyncio.timeout(30):
+            if statement.strip().startswith("SELECT"):
+                return await connection.fetch(statement)
+            await connection.execute(statement)
+            return []
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def kafka_away(scenario: Scenario) -> AsyncIterator[None]:
+    broker = scenario.deployment.embedded_kafka
+    await broker.stop()
+    try:
+        yield
+    finally:
+        await broker.start()
+
+
+@asynccontextmanager
+async def kafka_full(scenario: Scenario) -> AsyncIterator[None]:
+    """No topic of ours takes a record, and each can be read: too few replicas have a disk."""
+    await _set_topics(scenario, "2")
+    try:
+        yield
+    finally:
+        await _set_topics(scenario, "1")
+
+
+async def _set_topics(scenario: Scenario, replicas: str) -> None:
+    prefix = scenario.deployment.environment["PENSTOCK_PREFIX"]
+    async with admin_client(Kafka(kafka=scenario.deployment.kafka, prefix=prefix)) as admin:
+        names = [name for name in await admin.list_topics() if name.startswith(prefix)]
+        await _alter(admin, {name: {"min.insync.replicas": replicas} for name in names})
+
+
+@asynccontextmanager
+async def objects_away(scenario: Scenario) -> AsyncIterator[None]:
+    folder = Path(unquote(urlsplit(scenario.deployment.addresses.objects).path))
+    away = folder.with_name("objects-away")
+    folder.rename(away)
+    folder.write_text("a file where the folder was")
+    try:
+        yield
+    finally:
+        folder.unlink()
+        away.rename(folder)
+
+
+OUTAGES = {
+    "postgres away": Outage("postgres", tuple(SERVICES), postgres_away, refuses=True),
+    "postgres full": Outage("postgres", (), postgres_full, refuses=True),
+    "kafka away": Outage("kafka", tuple(SERVICES), kafka_away),
+    "kafka full": Outage("kafka", (), kafka_full),
+    "objects away": Outage("objects", ("gateway", "task-sync"), objects_away),
+}
+
+
+async def _readiness(port: int) -> dict[str, Any]:
+    """The document of /readyz; empty when nobody answers."""
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}/readyz") as response,
+        ):
+            return await response.json()
+    except aiohttp.ClientError:
+        return {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OUTAGES)
+async def test_an_outage_is_charged_to_no_attempt(tmp_path, name):
+    """S11, T4, O2: a server is away or full while tasks run, submissions come and callbacks leave.
+    Every service reports the server by name, none ends more than once, and all go on by themselves.
+    Every task succeeds, without a failure or a loss."""
+    outage = OUTAGES[name]
+    first_port = choose_port(0)
+    environment = {**ENVIRONMENT, METRICS_PORT: str(first_port)}
+    ports = {service: first_port + index for index, service in enumerate(SERVICES)}
+    async with (
+        target_server() as target,
+        run_scenario(
+            tmp_path, name, workers=1, environment=environment, lease_ms=LEASE_MS, kind=OutageScenario
+        ) as scenario,
+    ):
+        scenario.targets = [f"{target.url}/{number}" for number in range(5)]
+        scenario.workers.start(environment={"PENSTOCK_WORKER_GATEWAY": scenario.deployment.gateway_url})
+        found: dict[str, str] = {}
+
+        async def reported(service: str) -> bool:
+            checks = (await _readiness(ports[service])).get("checks", {})
+            found[service] = checks.get(outage.probe, "ok")
+            return found[service] != "ok"
+
+        async def recovered(service: str) -> bool:
+            return (await _readiness(ports[service])).get("status") == "ready"
+
+        async def inject() -> None:
+            loop = asyncio.get_running_loop()
+            async with outage.during(scenario):
+                until_s = loop.time() + OUTAGE_S
+                for service in outage.services:
+                    await wait_until(
+                        lambda service=service: reported(service), timeout=30, what=f"{service} reports it"
+                    )
+                if outage.refuses:
+                    await _refuses(scenario.deployment.gateway_url)
+                await asyncio.sleep(max(0.0, until_s - loop.time()))
+            for service in SERVICES:
+                await wait_until(
+                    lambda service=service: recovered(service), timeout=60, what=f"{service} is ready again"
+                )
+
+        ended = {service: scenario.deployment.exits(service) for service in SERVICES}
+        await scenario.wave(name, inject, tasks=min(TASKS, 1_000) // 5)
+        ended = {service: scenario.deployment.exits(service) - before for service, before in ended.items()}
+        sys.stderr.write(f"\n{name}: ended {ended}, reported {found}\n")
+        charged = await _in_database(scenario, _CHARGED)
+        assert not charged, (len(charged), charged[:5], scenario.deployment.log_file)
+        assert max(ended.values()) <= 1, (ended, scenario.deployment.log_file)
+        await wait_until(
+            lambda: scenario.fetch_value(
+                "SELECT count(*) = 0 FROM penstock.callback WHERE finished_at IS NULL"
+            ),
+            timeout=120,
+            every=0.2,
+            what="every callback is settled",
+        )
+        succeeded = {name for name in target.ids() if "-succeeded-" in name}
+        assert len(succeeded) == scenario.acknowledged
+
+
+async def _refuses(url: str) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/tasks", json={"type": "count"}) as response,
+    ):
+        body = await response.text()
+        assert response.status == 503, body
+        assert int(response.headers["Retry-After"]) >= 1
+        assert "PostgreSQL" in body

@@ -2,12 +2,15 @@
 
 -- name: facts
 -- A task, the settings of its type and key, and the owner of its type (see `types.owners`). Tasks
--- in flight are counted only when they are limited.
+-- in flight are counted only when they are limited. `unrun` of its last attempts of this stage have
+-- no row: their records were withdrawn, or the task was paused.
 SELECT t.id, t.type, t.state, t.step, t.attempt, t.priority, coalesce(t.key, '') AS key, t.tracked, t.pausing,
        t.worker, t.error, t.due_at, t.created_at, t.updated_at, t.finished_at, now() AS now,
        coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
        y.paused AS type_paused, y.keyed, y.fair, y.ageing_s, y.finish_first, y.max_in_flight, y.starts_per_s,
        y.partitions,
+       least(t.attempt, 100) - (SELECT count(*) FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
+           AND a.attempt < t.attempt AND a.attempt >= t.attempt - 100) AS unrun,
        k.paused AS key_paused, coalesce(k.weight, 1) AS weight, l.key_limit,
        (SELECT count(*) FROM task f WHERE f.type = t.type AND f.state IN ('queued', 'running') AND f.tracked
            AND y.max_in_flight IS NOT NULL) AS in_flight,

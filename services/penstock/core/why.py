@@ -8,12 +8,13 @@ queued task waits for workers only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock.core.attempt import AttemptId
 from penstock.core.task import FINAL, State
 
 # Tasks ahead are counted up to this number.
@@ -64,6 +65,20 @@ class Ahead:
         return f"about {number}" if self.about else number
 
 
+class Place(NamedTuple):
+    """The place of a record that no worker has taken.
+
+    Attributes:
+        partition: of the ready topic.
+        worker: the consumer that has the partition; None while there is none.
+        before: records before it on its partition that were not taken either.
+    """
+
+    partition: int
+    worker: str | None
+    before: int
+
+
 @dataclass(frozen=True, slots=True)
 class GroupLag:
     """The consumer group of a type's workers, and its lag on the ready topic.
@@ -71,10 +86,12 @@ class GroupLag:
     Attributes:
         workers: members with partitions; None during a rebalance.
         lag: records that no worker has taken.
+        places: where the records of attempts wait, when they were read.
     """
 
     workers: int | None
     lag: int
+    places: Mapping[AttemptId, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +120,8 @@ class Facts:
         starts_per_s: most starts of its type a second; None is no limit.
         ahead: tasks before it, while it is ready.
         group: the workers' consumer group; None when Kafka did not answer.
+        place: while queued: where its record waits; None when that is unknown.
+        unrun: how many of its last attempts of this stage ended without a run.
     """
 
     now: datetime
@@ -126,6 +145,8 @@ class Facts:
     starts_per_s: float | None = None
     ahead: Ahead | None = None
     group: GroupLag | None = None
+    place: Place | None = None
+    unrun: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +184,7 @@ def why(facts: Facts) -> Why:
         reason, sentence = _queued(facts)
     else:
         reason, sentence = _ready(facts)
-    return Why(reason, sentence, figures)
+    return Why(reason, sentence + _unrun(facts), figures)
 
 
 def _running(facts: Facts) -> Why:
@@ -216,13 +237,34 @@ def _queued(facts: Facts) -> tuple[WaitReason, str]:
             f"it was released, and no worker reads its ready topic ({_records(group)} there)",
         )
     if group.lag:
-        return WaitReason.ON_KAFKA, f"it was released; there are at most {_records(group)} before it"
+        before = f"there are at most {_records(group)} before it"
+        return WaitReason.ON_KAFKA, f"it was released; {_placed(facts.place) if facts.place else before}"
     if facts.noted:
         return WaitReason.ON_KAFKA, "it was released, and its record is on its way to Kafka"
     taken = "a worker has taken it from its ready topic, and runs it or has it in its backlog"
     return (
         WaitReason.TAKEN,
         f"{taken}; if its record were lost, task-sync would find that at its next recheck",
+    )
+
+
+def _placed(place: Place) -> str:
+    before = f"{place.before:,} record{'' if place.before == 1 else 's'} before it"
+    if place.worker is None:
+        return f"its record is on partition {place.partition}, which no worker has now, with {before}"
+    return (
+        f"its record waits on partition {place.partition} for worker {place.worker}, with {before}; "
+        "if the worker stays busy while another has room, task-sync withdraws the record within seconds"
+    )
+
+
+def _unrun(facts: Facts) -> str:
+    if not facts.unrun:
+        return ""
+    attempts = "1 earlier attempt" if facts.unrun == 1 else f"{facts.unrun} earlier attempts"
+    return (
+        f"; {attempts} of its stage did not run: task-sync withdrew the record from a busy worker, "
+        "or the task was paused"
     )
 
 
@@ -295,6 +337,10 @@ def _figures(facts: Facts) -> dict[str, Any]:
         "owner": facts.owner,
         "workers": group.workers if group is not None else None,
         "lag": group.lag if group is not None else None,
+        "partition": facts.place.partition if facts.place is not None else None,
+        "worker": facts.place.worker if facts.place is not None else None,
+        "before": facts.place.before if facts.place is not None else None,
+        "unrun": facts.unrun or None,
     }
     return {name: value for name, value in figures.items() if value is not None}
 

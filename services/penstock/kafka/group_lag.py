@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
+from penstock.contracts.ready import ReadyTask
+from penstock.core.attempt import AttemptId
 from penstock.core.position import taken
-from penstock.core.why import GroupLag
-from penstock.errors import KafkaUnavailable
+from penstock.core.why import GroupLag, Place
+from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
+from penstock.kafka.records import read_records
 from penstock.kafka.topics import ready, workers_group
 from penstock.settings import Kafka
 
+log = logging.getLogger(__name__)
+
 # An HTTP client waits for the answer.
 ANSWER_S = 5.0
+# Seconds of those for the records that wait, and most of them on a partition.
+PLACES_S = 2.0
+MOST_PLACES = 200
 
 
-async def readers(settings: Kafka, type_name: str, partitions: int) -> GroupLag:
+async def readers(settings: Kafka, type_name: str, partitions: int, *, places: bool = False) -> GroupLag:
     """The workers of a type, also those behind a gateway, and their lag. Joins no group.
+
+    Args:
+        settings: where.
+        type_name: the type.
+        partitions: of its ready topic.
+        places: whether to read the records that wait, for the places of their attempts.
 
     Raises:
         KafkaUnavailable: no broker answered in time, or there is no such topic yet.
@@ -40,24 +57,65 @@ async def readers(settings: Kafka, type_name: str, partitions: int) -> GroupLag:
                     asked = [TopicPartition(topic, number) for number in range(partitions)]
                     ends = await consumer.end_offsets(asked)
                     begins = await consumer.beginning_offsets(asked)
+                offsets = {tp: meta.offset for tp, meta in committed.items()}
+                # Deleted records are no lag, and a group whose offset is beyond the end reads the
+                # topic again.
+                first = {tp: taken(offsets.get(tp, -1), begins[tp], end) for tp, end in ends.items()}
+                unread = {tp: offset for tp, offset in first.items() if offset < ends[tp]}
+                found = await _places(consumer, type_name, unread, workers) if places and unread else {}
     except TimeoutError as error:
         raise KafkaUnavailable(f"no broker at {settings.kafka} answers within {ANSWER_S:g} s") from error
-    offsets = {tp: meta.offset for tp, meta in committed.items()}
-    # Deleted records are no lag, and a group whose offset is beyond the end reads the topic again.
-    unread = (end - taken(offsets.get(tp, -1), begins[tp], end) for tp, end in ends.items())
-    return GroupLag(workers, sum(unread))
+    lag = sum(ends[tp] - offset for tp, offset in first.items())
+    return GroupLag(None if workers is None else len(workers), lag, found)
 
 
-async def _workers(admin: AIOKafkaAdminClient, group: str, topic: str) -> int | None:
+async def _places(
+    consumer: AIOKafkaConsumer,
+    type_name: str,
+    unread: Mapping[TopicPartition, int],
+    workers: Mapping[str, tuple[str, frozenset[int]]] | None,
+) -> dict[AttemptId, Place]:
+    """Where attempts wait; none if the records cannot be read in time."""
+    names = {number: name for name, numbers in (workers or {}).values() for number in numbers}
+    try:
+        async with asyncio.timeout(PLACES_S):
+            with translated():
+                records = await read_records(consumer, unread, MOST_PLACES)
+    except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
+        log.info(
+            "The records of a ready topic cannot be read",
+            extra={"event": "ready_records_unread", "task_type": type_name, "error": repr(error)},
+        )
+        return {}
+    places = {}
+    for tp, waiting in records.items():
+        before = 0
+        for record in waiting:
+            with suppress(InvalidRecord):  # a mark
+                attempt_id = ReadyTask.decode(record.value or b"", type_name).fence.attempt_id
+                places[attempt_id] = Place(tp.partition, names.get(tp.partition), before)
+                before += 1
+    return places
+
+
+async def _workers(
+    admin: AIOKafkaAdminClient, group: str, topic: str
+) -> dict[str, tuple[str, frozenset[int]]] | None:
+    """The client and the partitions of each member that has some; None during a rebalance."""
     [response] = await admin.describe_consumer_groups([group])
     described = response.to_object()["groups"][0]
     if described["state"] not in ("Stable", "Empty", "Dead"):
         return None
-    return sum(
-        any(
-            tp.topic == topic
-            for tp in ConsumerProtocolMemberAssignment.decode(member["member_assignment"]).partitions()
+    found = {
+        member["member_id"]: (
+            member["client_id"],
+            frozenset(
+                tp.partition
+                for tp in ConsumerProtocolMemberAssignment.decode(member["member_assignment"]).partitions()
+                if tp.topic == topic
+            ),
         )
         for member in described["members"]
         if member["member_assignment"]
-    )
+    }
+    return {member: each for member, each in found.items() if each[1]}

@@ -69,7 +69,7 @@ class RecordReader:
         try:
             async with asyncio.timeout(within_s), self._reads, self._consumer() as consumer:
                 with translated():
-                    return await _read(consumer, offsets, limit)
+                    return await read_records(consumer, offsets, limit)
         except TimeoutError as error:
             raise KafkaUnavailable(f"no broker returned the records within {within_s:g} s") from error
 
@@ -96,9 +96,14 @@ class RecordReader:
             self._idle.append(consumer)
 
 
-async def _read(
+async def read_records(
     consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int], limit: int
 ) -> dict[TopicPartition, list[Any]]:
+    """As `RecordReader.read`, with a consumer outside all groups, and without a limit of time.
+
+    Raises:
+        KafkaError: of the client library.
+    """
     found: dict[TopicPartition, list[Any]] = {tp: [] for tp in offsets}
     begins = await consumer.beginning_offsets(list(offsets))
     ends = await consumer.end_offsets(list(offsets))

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import orjson
 
+from penstock.core.attempt import AttemptId
 from penstock.core.completion import NO_HANDLER
 from penstock.core.release_order import Head, level_of
 from penstock.core.task import State
@@ -28,11 +29,13 @@ class TaskFacts:
     Attributes:
         type: name of the task's type.
         partitions: of its ready topic.
+        attempt_id: its current attempt.
         facts: every fact but `group`.
     """
 
     type: str
     partitions: int
+    attempt_id: AttemptId
     facts: Facts
 
 
@@ -71,8 +74,10 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         max_in_flight=row["max_in_flight"],
         starts_per_s=row["starts_per_s"],
         ahead=ahead,
+        unrun=row["unrun"],
     )
-    return TaskFacts(row["type"], row["partitions"], found)
+    attempt_id = AttemptId(row["id"], row["step"], row["attempt"])
+    return TaskFacts(row["type"], row["partitions"], attempt_id, found)
 
 
 def _unhandled(error: str | None) -> str | None:

@@ -17,13 +17,14 @@ from tests.support.waiting import wait_until
 from penstock.client import Client
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
+from penstock.core.attempt import AttemptId
 from penstock.core.task import Priority
 from penstock.core.why import WaitReason
 from penstock.errors import NotFound
 from penstock.gateway import why as gateway_why
 from penstock.kafka.connection import make_consumer, running
 from penstock.kafka.topics import workers_group
-from penstock.postgres import concurrency_keys, tasks, types, why
+from penstock.postgres import concurrency_keys, release, tasks, types, why
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
 from penstock.postgres.connection import open_pool
 from penstock.postgres.queries import query
@@ -191,6 +192,31 @@ async def test_a_rate_limit_is_a_reason(settings, pool, client):
         async with joined_worker(settings):
             assert (await wait_for_reason(client, first, WaitReason.LIMIT_STARTS))["starts_per_s"] == 0.01
             assert (await wait_for_reason(client, second, WaitReason.LIMIT_STARTS))["ahead"] == 1
+
+
+async def test_a_task_behind_a_busy_worker_has_the_place_of_its_record(settings, pool, client):
+    """S8, S13: the answer names partition and worker of a record that waits, and the records before
+    it. After a withdrawal it says that an attempt did not run."""
+    await types.register(pool, PLAIN)
+    settings = dataclasses.replace(settings, window=9, window_floor=9, release_batch=9)
+    first, second = await submit(pool, 2)
+    async with running_service(create_app(settings)), joined_worker(settings):
+        await wait_until(lambda: has_place(client, second), timeout=60)
+        found = (await client.why(second))["figures"]
+        assert (found["partition"], found["before"], found["worker"]) == (0, 1, "penstock")
+        assert "unrun" not in found
+        async with open_session(settings.postgres, "test") as session:
+            await release.withdraw(session, [AttemptId(first, 0, 0)])
+        await wait_until(lambda: has_unrun(client, first), timeout=60)
+        assert "task-sync withdrew the record" in (await client.why(first))["sentence"]
+
+
+async def has_place(client, task_id):
+    return "before" in (await client.why(task_id))["figures"]
+
+
+async def has_unrun(client, task_id):
+    return (await client.why(task_id))["figures"].get("unrun") == 1
 
 
 async def test_an_answer_without_kafka_leaves_out_the_lag(database, pool):

@@ -66,16 +66,16 @@ async def test_a_read_that_takes_too_long_closes_its_consumer(partitions, made, 
     consumer."""
     settings, [first, _second] = partitions
     reader = records.RecordReader(settings, 1)
-    read = records._read
+    read = records.read_records
 
     async def hang(*_given):
         await asyncio.Event().wait()
 
     try:
-        monkeypatch.setattr(records, "_read", hang)
+        monkeypatch.setattr(records, "read_records", hang)
         with pytest.raises(KafkaUnavailable):
             await reader.read({first: 0}, 1, within_s=1)
-        monkeypatch.setattr(records, "_read", read)
+        monkeypatch.setattr(records, "read_records", read)
         assert values(await reader.read({first: 0}, 1, within_s=60)) == {0: [b"0"]}
         assert len(made) == 2
     finally:

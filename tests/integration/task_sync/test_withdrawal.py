@@ -203,33 +203,37 @@ async def test_slow_tasks_run_side_by_side(system):
     slow = await system.add(16, 1)
     await system.done(slow)
     took_s = time.monotonic() - submitted_s
-    print(f"\n16 tasks of 1 s on 4 slots: {took_s:.2f} s")
+    doubles = sum(system.runs[task] for task in slow) - len(slow)
+    print(f"\n16 tasks of 1 s on 4 slots: {took_s:.2f} s, {doubles} run twice")
     # One after the other they would take 16.
     assert took_s < 10
     # A withdrawal may meet a task that was just taken. It runs twice, and has one result.
-    assert sum(system.runs[task] for task in slow) <= len(slow) + 4
+    assert doubles <= 2
 
 
-async def test_tasks_of_a_second_beside_long_tasks(system):
-    """S13: tasks of one second beside long ones, on four workers with two slots each of which five
-    are busy for long: while a slot is free, at most one task in a hundred waits longer than two
-    seconds."""
+async def test_quick_tasks_beside_long_tasks(system):
+    """S13: a hundred quick tasks beside long ones of their type, on four workers with two slots
+    each. One slot after the other becomes busy for long, until one is left. A slot is free whenever
+    a quick task is submitted, and at most one in a hundred waits longer than two seconds."""
     for name in "abcd":
         await system.worker(name, slots=2)
     await system.warm(4)
-    longs = []
+    longs: list[int] = []
     waits_s = []
-    for turn in range(25):
-        if turn % 5 == 0:
+    for turn in range(100):
+        if turn % 14 == 0 and len(longs) < 7:
             longs += await system.add(1, "long")
+            await wait_until(lambda long=longs[-1]: long in system.began_s, timeout=60)
         submitted_s = time.monotonic()
-        ids = await system.add(1, 1)
-        await wait_until(lambda ids=ids: ids[0] in system.began_s, timeout=60)
+        ids = await system.add(1, 0.05)
+        await system.done(ids)
         waits_s.append(system.began_s[ids[0]] - submitted_s)
     waits_s.sort()
-    print(f"\nwaits beside long tasks: p50 {waits_s[12]:.2f}, max {waits_s[-1]:.2f} s")
-    assert len([wait_s for wait_s in waits_s if wait_s > WAIT_S]) == 0
+    p50_s, p99_s, max_s = waits_s[50], waits_s[98], waits_s[99]
+    print(f"\nwaits beside long tasks: p50 {p50_s:.2f}, p99 {p99_s:.2f}, max {max_s:.2f} s")
+    assert len(longs) == 7
     assert not system.ended_s.keys() & set(longs)
+    assert p99_s <= WAIT_S
 
 
 async def test_quick_tasks_do_not_wait_behind_a_suspect_that_runs_alone(resting):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.task import FINAL, State
-from penstock.core.why import Ahead, Facts, GroupLag, WaitReason, why
+from penstock.core.why import Ahead, Facts, GroupLag, Place, WaitReason, why
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SINCE = NOW - timedelta(seconds=30)
@@ -66,6 +66,14 @@ def test_the_first_of_several_reasons_is_the_answer(chosen):
         ({"group": GroupLag(2, 1)}, WaitReason.ON_KAFKA, "at most 1 record before it"),
         ({"group": GroupLag(None, 7)}, WaitReason.ON_KAFKA, "at most 7 records"),
         ({"group": None}, WaitReason.ON_KAFKA, "Kafka did not answer"),
+        (
+            {"place": Place(3, "host-7", 12)},
+            WaitReason.ON_KAFKA,
+            "waits on partition 3 for worker host-7, with 12 records before it; if the worker stays busy",
+        ),
+        ({"place": Place(3, None, 1)}, WaitReason.ON_KAFKA, "which no worker has now, with 1 record"),
+        ({"unrun": 1}, WaitReason.ON_KAFKA, "; 1 earlier attempt of its stage did not run"),
+        ({"unrun": 2}, WaitReason.ON_KAFKA, "task-sync withdrew the record from a busy worker"),
         (
             {"group": GroupLag(0, 7)},
             WaitReason.NO_WORKER,

@@ -30,7 +30,9 @@ from penstock.gateway.types import TypeRoutes, keep_fresh
 from penstock.gateway.why import BacklogRoutes
 from penstock.http.listener import listen
 from penstock.http.server import add_security_headers, problem_middleware, same_origin_middleware
+from penstock.kafka.refusals import refused_by_topic
 from penstock.metrics import Sample
+from penstock.metrics.processing import refusal_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
@@ -106,6 +108,7 @@ def create_app(
                 yield from limiter.samples()
                 yield from request_metrics.samples()
                 yield from authentication.samples()
+                yield from refusal_samples(refused_by_topic(settings.prefix))
 
             async with authentication, serving(settings, NAME, samples, pages.probes()):
                 await process.run_with_background(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.core.offset_tracker import OffsetTracker, Partition
 from penstock.kafka import positions
+from penstock.kafka.refusals import refused_by_topic
 
 
 class ProcessorMetrics:
@@ -45,6 +46,11 @@ class ProcessorMetrics:
     def records_deleted(self) -> Mapping[str, int]:
         """Records that were deleted before they were read, by topic."""
         return positions.deleted_by_topic(self._prefix, self.rejected)
+
+    @property
+    def records_refused(self) -> Mapping[tuple[str, str], int]:
+        """Records of this process that Kafka has refused, by topic and reason."""
+        return refused_by_topic(self._prefix)
 
     def set_lag(self, by_partition: Mapping[Partition, int]) -> None:
         """Stores the lag by topic."""

@@ -23,7 +23,7 @@ from typing import Any
 from aiokafka.producer.transaction_manager import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, PidAndEpoch
 
 from penstock.errors import SessionLost
-from penstock.kafka.refusals import SEQUENCE_LOST
+from penstock.kafka.refusals import SEQUENCE_LOST, count_refusal, count_topic
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class ProducerEpoch:
         batch = self._append(builder, tp)
         set_producer_state, done, fail = batch.set_producer_state, batch.done, batch.failure
         of_batch: PidAndEpoch | None = None
+        count_topic(tp.topic)
 
         def set_state(producer_id: int, producer_epoch: int, base_sequence: int) -> None:
             nonlocal of_batch
@@ -74,6 +75,10 @@ class ProducerEpoch:
             # runs.
             if of_batch == self._manager._pid_and_epoch and not self._ended:  # noqa: SLF001 (see `__init__`)
                 self._on_failed(exception)
+            # A batch without messages of its own (`kafka.sending`) is divided until its records are
+            # alone.
+            if records := len(batch._msg_futures) or int(batch.record_count == 1):  # noqa: SLF001 (see `__init__`)
+                count_refusal(tp.topic, exception, records)
             fail(exception)
             waiter = batch._drain_waiter  # noqa: SLF001 (see `__init__`)
             if waiter.done() and not waiter.cancelled():

@@ -8,6 +8,7 @@ from aiokafka import errors
 from aiokafka.errors import (
     BrokerResponseError,
     InvalidProducerEpoch,
+    InvalidTimestampError,
     MessageSizeTooLargeError,
     OutOfOrderSequenceNumber,
     PolicyViolationError,
@@ -54,3 +55,41 @@ def refusal_error(records: Mapping[int, str]) -> RecordsRefused:
         f"Kafka refuses {len(records)} records ({why}): a limit or policy of the topic or cluster forbids them",
         records=records,
     )
+
+
+# The reasons of refusals in metrics; any other refusal is "invalid".
+_REASONS: dict[type[BaseException], str] = {
+    MessageSizeTooLargeError: "too_large",
+    RecordListTooLargeError: "too_large",
+    RecordTooLargeError: "too_large",
+    PolicyViolationError: "policy",
+    InvalidTimestampError: "timestamp",
+}
+INVALID = "invalid"
+
+# Records of this process that Kafka has refused, by full topic name and reason; 0 for each reason
+# on a topic that the process writes to.
+refused: dict[str, dict[str, int]] = {}
+
+
+def count_topic(topic: str) -> dict[str, int]:
+    """The refused records of a topic to which this process writes, by reason."""
+    counts = refused.get(topic)
+    if counts is None:
+        counts = refused[topic] = dict.fromkeys((*_REASONS.values(), INVALID), 0)
+    return counts
+
+
+def count_refusal(topic: str, error: BaseException, records: int = 1) -> None:
+    """Counts records that Kafka refuses; errors that are no refusals count for nothing."""
+    if isinstance(error, (*REFUSALS, InvalidTimestampError)):
+        count_topic(topic)[_REASONS.get(type(error), INVALID)] += records
+
+
+def refused_by_topic(prefix: str) -> dict[tuple[str, str], int]:
+    """The records of this process that Kafka has refused, by topic without prefix and reason."""
+    return {
+        (topic.removeprefix(prefix), reason): records
+        for topic, counts in refused.items()
+        for reason, records in counts.items()
+    }

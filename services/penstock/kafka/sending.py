@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from aiokafka import AIOKafkaProducer
 
 from penstock.kafka.connection import translated
-from penstock.kafka.refusals import REFUSALS, SEQUENCE_LOST
+from penstock.kafka.refusals import REFUSALS, SEQUENCE_LOST, count_refusal
 
 # Key and value.
 Record = tuple[bytes | None, bytes]
@@ -100,6 +100,7 @@ async def _send_alone(
         return await producer.send(topic, value, key=key, partition=partition)  # type: ignore[no-any-return]  # aiokafka has no types
     except REFUSALS as error:
         # The client itself refuses a record above its own limit.
+        count_refusal(topic, error)
         refused: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         refused.set_exception(error)
         return refused

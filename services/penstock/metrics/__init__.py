@@ -76,6 +76,12 @@ REJECTED = Metric(
     "Records, or parts of records, that broke their contract and were copied to TOPIC.rejected.",
     ("topic",),
 )
+RECORDS_REFUSED = Metric(
+    "penstock_records_refused_total",
+    "Records of this process that Kafka refused, by the topic to which it writes and by reason: too_large, policy, "
+    "timestamp (a writer's stamp on a topic of an older release) or invalid.",
+    ("topic", "reason"),
+)
 POSITIONS_MOVED = Metric(
     "penstock_positions_moved_total",
     "Stored positions of this process that did not fit their topic. Reasons: replaced (the topic was created again), "

@@ -37,6 +37,10 @@ class ProcessorMetrics(Protocol):
         """Records that were deleted before they were read, by topic."""
 
     @property
+    def records_refused(self) -> Mapping[tuple[str, str], int]:
+        """Records of this process that Kafka has refused, by topic and reason."""
+
+    @property
     def waits(self) -> int:
         """Times that records waited for Kafka or PostgreSQL."""
 
@@ -54,6 +58,16 @@ def position_samples(moved: Mapping[tuple[str, str], int], deleted: Mapping[str,
         yield Sample(metrics.RECORDS_DELETED, records, (topic,))
 
 
+def refusal_samples(refused: Mapping[tuple[str, str], int]) -> Iterator[Sample]:
+    """The samples of the records of a process that Kafka refuses.
+
+    Args:
+        refused: by topic and reason.
+    """
+    for (topic, reason), records in refused.items():
+        yield Sample(metrics.RECORDS_REFUSED, records, (topic, reason))
+
+
 def processor_samples(processor: ProcessorMetrics) -> Iterator[Sample]:
     """The current samples of a processor."""
     yield Sample(metrics.IN_FLIGHT, processor.in_flight)
@@ -62,5 +76,6 @@ def processor_samples(processor: ProcessorMetrics) -> Iterator[Sample]:
     for topic, records in processor.lag.items():
         yield Sample(metrics.LAG, records, (topic,))
     yield from position_samples(processor.positions_moved, processor.records_deleted)
+    yield from refusal_samples(processor.records_refused)
     for topic, records in processor.rejected.items():
         yield Sample(metrics.REJECTED, records, (topic,))

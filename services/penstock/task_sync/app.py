@@ -14,8 +14,9 @@ from penstock.kafka import positions
 from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.offset_reader import OffsetReader
+from penstock.kafka.refusals import refused_by_topic
 from penstock.kafka.topics import SUBMITTED
-from penstock.metrics.processing import position_samples
+from penstock.metrics.processing import position_samples, refusal_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
@@ -94,6 +95,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                             positions.moved_by_topic(settings.prefix, [SUBMITTED.name]),
                             positions.deleted_by_topic(settings.prefix, [SUBMITTED.name]),
                         ),
+                        *refusal_samples(refused_by_topic(settings.prefix)),
                         *metrics.history_samples(history),
                         *counters.samples(),
                     ],

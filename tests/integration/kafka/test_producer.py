@@ -24,6 +24,7 @@ from penstock.kafka.connection import (
     translated,
 )
 from penstock.kafka.outbox import send_all
+from penstock.kafka.refusals import refused_by_topic
 from penstock.kafka.topic_config import STAMP
 from penstock.kafka.topics import Topic
 from penstock.settings import Kafka
@@ -69,6 +70,27 @@ async def test_records_behind_a_refused_one_are_written(small: Kafka) -> None:
         assert sorted(refused.value.records) == [0, 5, 10, 15]
     small_ones = [value for value in values if value != LARGE]
     assert await read(small, len(small_ones)) == small_ones
+
+
+async def test_refused_records_are_counted_by_topic_and_reason(small: Kafka) -> None:
+    """O4: each record that Kafka refuses counts once, however its batch is divided. A topic to
+    which the process writes begins at 0."""
+    topic = small.prefix + SMALL.name
+    async with running(make_producer(small)) as producer:
+        await send_all(producer, topic, [(None, b"small")])
+        reasons = ("too_large", "policy", "timestamp", "invalid")
+        before = {(SMALL.name, reason): 0 for reason in reasons}
+        assert refused_by_topic(small.prefix).items() >= before.items()
+        with pytest.raises(RecordsRefused):
+            await send_all(
+                producer, topic, [(None, LARGE if number % 5 == 0 else b"x") for number in range(20)]
+            )
+        with pytest.raises(RecordsRefused), translated():
+            await producer.send_and_wait(topic, LARGE, partition=0)
+        # Above the client's own limit.
+        with pytest.raises(RecordsRefused):
+            await send_all(producer, topic, [(None, b"x" * 9_000_000)])
+    assert refused_by_topic(small.prefix).items() >= {**before, (SMALL.name, "too_large"): 6}.items()
 
 
 async def test_a_batch_larger_than_the_topic_takes_is_written_in_parts(small: Kafka) -> None:

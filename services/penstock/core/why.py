@@ -104,6 +104,7 @@ class Facts:
         attempt: the number of its current attempt.
         since: when its row last changed.
         due_at: when it is due.
+        error: kind and message of its last error.
         unhandled: why a worker handed its last attempt back, when it had no handler for the stage.
         pausing: while running: it is paused at the end of its stage.
         worker: while running: the worker that has it.
@@ -129,6 +130,7 @@ class Facts:
     since: datetime
     attempt: int = 0
     due_at: datetime | None = None
+    error: str | None = None
     unhandled: str | None = None
     pausing: bool = False
     worker: str | None = None
@@ -167,7 +169,8 @@ class Why:
 def why(facts: Facts) -> Why:
     """Decides the answer."""
     if facts.state in FINAL:
-        return Why(WaitReason.ENDED, f"it has ended: {facts.state}", {"since": facts.since})
+        error = facts.error if facts.state in (State.FAILED, State.QUARANTINED) else None
+        return Why(WaitReason.ENDED, f"it has ended: {error or facts.state}", {"since": facts.since})
     if facts.state is State.RUNNING:
         return _running(facts)
     if facts.state is State.PAUSED:

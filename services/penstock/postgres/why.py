@@ -52,13 +52,15 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
             raise NotFound(f"there is no task {task_id}")
         ahead = await _ahead(pool, row) if row["state"] == State.READY else None
     limited = row["key_limit"] is not None
+    failure = orjson.loads(row["error"]) if row["error"] else {}
     found = Facts(
         now=row["now"],
         state=State(row["state"]),
         since=row["finished_at"] or row["updated_at"],
         attempt=row["attempt"],
         due_at=row["due_at"],
-        unhandled=_unhandled(row["error"]),
+        error=f"{failure['kind']}: {failure['message']}" if failure else None,
+        unhandled=failure.get("message") if failure.get("kind") == NO_HANDLER else None,
         pausing=row["pausing"],
         worker=row["worker"],
         lease_s=row["lease_ms"] / 1000,
@@ -78,12 +80,6 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
     )
     attempt_id = AttemptId(row["id"], row["step"], row["attempt"])
     return TaskFacts(row["type"], row["partitions"], attempt_id, found)
-
-
-def _unhandled(error: str | None) -> str | None:
-    """The message of the task's last error, if its worker had no handler for the stage."""
-    failure = orjson.loads(error) if error else {}
-    return failure.get("message") if failure.get("kind") == NO_HANDLER else None
 
 
 async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:

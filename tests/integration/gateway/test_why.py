@@ -137,6 +137,9 @@ async def test_each_state_of_a_task_has_its_reason(settings, pool, client):
     assert (await wait_for_reason(client, first, WaitReason.RUNNING))["worker"] == "w-1"
     await client.cancel([first])
     await wait_for_reason(client, first, WaitReason.ENDED)
+    error = '{"kind": "Fail", "message": "there is nothing to count"}'
+    await pool.execute("UPDATE task SET state = 'failed', error = $2 WHERE id = $1", first, error)
+    assert (await client.why(first))["sentence"] == "it has ended: Fail: there is nothing to count"
     with pytest.raises(NotFound):
         await client.why(10**6)
 

@@ -138,6 +138,8 @@ def test_tasks_in_other_states_have_an_answer():
     for state in FINAL:
         ended = why(dataclasses.replace(base, state=state))
         assert (ended.reason, ended.sentence) == (WaitReason.ENDED, f"it has ended: {state}")
+    failed = why(Facts(now=NOW, state=State.FAILED, since=NOW, error="Fail: there is nothing to count"))
+    assert failed.sentence == "it has ended: Fail: there is nothing to count"
 
 
 def test_a_rate_is_the_reason_only_if_it_limits():

@@ -27,7 +27,22 @@ _OPTIONS = (
 
 def end_when_peer_vanishes(transport: asyncio.BaseTransport) -> None:
     """Ends a connection `VANISHED_S` seconds after its peer's last answer; Unix sockets stay."""
-    found: Any = transport.get_extra_info("socket")
+    _set_options(transport.get_extra_info("socket"))
+
+
+def make_socket(info: tuple[Any, ...]) -> socket.socket:
+    """A socket whose connection ends like that of `end_when_peer_vanishes`.
+
+    Args:
+        info: an entry of `getaddrinfo`; for the `socket_factory` of aiohttp's connectors.
+    """
+    family, kind, protocol, *_ = info
+    made = socket.socket(family, kind, protocol)
+    _set_options(made)
+    return made
+
+
+def _set_options(found: Any) -> None:
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     # A connection that has just ended takes no options. Its owner meets the connection's error.

@@ -40,6 +40,7 @@ from penstock.errors import (
 )
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of, relocated
+from penstock.sockets import make_socket
 
 # The gateway's limit.
 TASK_PAGE_SIZE = 500
@@ -102,7 +103,11 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
 
     async def __aenter__(self) -> Self:
         headers = {"User-Agent": f"penstock-client/{penstock.__version__}", **self._deployment}
-        self._session = aiohttp.ClientSession(timeout=self._timeout, headers=headers)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(socket_factory=make_socket),
+            timeout=self._timeout,
+            headers=headers,
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

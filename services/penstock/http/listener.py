@@ -18,6 +18,7 @@ from aiohttp import http_exceptions, web
 
 from penstock.http.problems import Problem
 from penstock.http.server import respond_problem, status_problem, with_security_headers
+from penstock.sockets import end_when_peer_vanishes
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,11 @@ class _Connection(web.RequestHandler):
     """One connection."""
 
     __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ends the connection when its client vanishes: a long poll would claim tasks for it."""
+        super().connection_made(transport)
+        end_when_peer_vanishes(transport)
 
     def handle_error(
         self,

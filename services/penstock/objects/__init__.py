@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -40,6 +41,18 @@ _REMEDY = (
 _CHUNK_BYTES = 5 * 1024 * 1024
 _CONCURRENT_PARTS = 2
 _READ_BYTES = 1024 * 1024
+
+# A few retries within one call: the callers try again by themselves. By default the library goes on
+# for three minutes, in which an outage looks like a slow store.
+_RETRIES = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=5),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=1),
+        "base": 2,
+    },
+}
 
 # Seconds for an answer to a probe.
 PROBE_S = 3.0
@@ -75,7 +88,7 @@ class ObjectStore:
             folder = unquote(parts.path) if parts.scheme == "file" else None
             if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
                 raise ObjectsUnavailable(f"the object store is away: {folder} is not a folder")
-            options: dict[str, Any] = {"mkdir": True} if parts.scheme == "file" else {}
+            options: dict[str, Any] = {"mkdir": True} if folder is not None else {"retry_config": _RETRIES}
             self._store = from_url(url, **options)
         except (BaseError, ValueError, OSError) as error:
             # Only the first line: some errors continue with internals of the library.

@@ -25,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
+from penstock.sockets import make_socket
 
 log = logging.getLogger(__name__)
 
@@ -298,4 +299,8 @@ class GatewayClient:
 
 
 def _make_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S))
+    return aiohttp.ClientSession(
+        # A gateway that has vanished would hold a long poll for the whole timeout.
+        connector=aiohttp.TCPConnector(socket_factory=make_socket),
+        timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S),
+    )

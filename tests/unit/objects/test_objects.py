@@ -43,6 +43,19 @@ def test_a_file_in_place_of_the_folder_is_an_outage(tmp_path: Path) -> None:
         ObjectStore(f"file://{tmp_path}/objects")
 
 
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "http://nowhere.invalid:9000"])
+async def test_an_outage_is_no_slow_store(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4, S11: a store that refuses connections, or whose name does not resolve, is away within
+    seconds. The library alone would try for three minutes."""
+    for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "r"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_ENDPOINT", endpoint)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    store = ObjectStore("s3://bucket/prefix")
+    with pytest.raises(ObjectsUnavailable, match="after 2 retries"):
+        await store.check_in(Context.encode("x" * 5_000), "default")
+
+
 def test_there_is_no_store_by_default() -> None:
     """T4: a worker with a local default folder could not find contexts of other processes."""
     with pytest.raises(SettingsError, match=r"objects is not set.*PENSTOCK_OBJECTS"):

@@ -6,6 +6,7 @@ No attempt is charged for it, no service ends, and all go on by themselves.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,11 +19,8 @@ import aiohttp
 import asyncpg
 import pytest
 
-from penstock.kafka.connection import admin_client
-from penstock.kafka.topic_plan import _alter
 from penstock.local.deployment import METRICS_PORT, SERVICES
 from penstock.local.ports import choose_port
-from penstock.settings import Kafka
 from tests.chaos.scenario import ENVIRONMENT, LONG, TASKS, Scenario, run_scenario
 from tests.support.callback_targets import target_server
 from tests.support.waiting import wait_until
@@ -128,20 +126,13 @@ async def kafka_away(scenario: Scenario) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def kafka_full(scenario: Scenario) -> AsyncIterator[None]:
-    """No topic of ours takes a record, and each can be read: too few replicas have a disk."""
-    await _set_topics(scenario, "2")
+async def kafka_frozen(scenario: Scenario) -> AsyncIterator[None]:
+    """The broker keeps its connections and answers nothing, as when its disk hangs."""
+    scenario.kill("kafka", signal.SIGSTOP)
     try:
         yield
     finally:
-        await _set_topics(scenario, "1")
-
-
-async def _set_topics(scenario: Scenario, replicas: str) -> None:
-    prefix = scenario.deployment.environment["PENSTOCK_PREFIX"]
-    async with admin_client(Kafka(kafka=scenario.deployment.kafka, prefix=prefix)) as admin:
-        names = [name for name in await admin.list_topics() if name.startswith(prefix)]
-        await _alter(admin, {name: {"min.insync.replicas": replicas} for name in names})
+        scenario.kill("kafka", signal.SIGCONT)
 
 
 @asynccontextmanager
@@ -161,7 +152,7 @@ OUTAGES = {
     "postgres away": Outage("postgres", tuple(SERVICES), postgres_away, refuses=True),
     "postgres full": Outage("postgres", (), postgres_full, refuses=True),
     "kafka away": Outage("kafka", tuple(SERVICES), kafka_away),
-    "kafka full": Outage("kafka", (), kafka_full),
+    "kafka frozen": Outage("kafka", tuple(SERVICES), kafka_frozen),
     "objects away": Outage("objects", ("gateway", "task-sync"), objects_away),
 }
 

@@ -4,26 +4,25 @@ No packet tells of either: there is no FIN and no RST. The replica runs in a net
 behind a link that drops its packets, or is stopped by SIGSTOP.
 """
 
-import asyncio
-import os
 import random
 import signal
 import sys
 import time
-from contextlib import asynccontextmanager
 
 import pytest
 from tests.chaos.link import link, missing
-from tests.support.postgres_servers import PostgresServer
+from tests.support.replicas import linked_postgres, replica
 from tests.support.services import make_topics, running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
-from penstock.postgres import migrations, tasks, types
+from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
+
+__all__ = ["linked_postgres"]
 
 TYPES = [f"t{number}" for number in range(4)]
 OWNED = "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'"
@@ -36,40 +35,15 @@ def _patient_sessions():
 
 
 @pytest.fixture
-async def server(tmp_path):
-    server = PostgresServer(tmp_path / "postgres")
-    try:
-        server.make()
-        with (server.data / "pg_hba.conf").open("a") as file:
-            file.write("host all all 10.251.0.0/16 scram-sha-256\n")  # behind the link
-        await server.start()
-        await migrations.migrate(server.url())
-        yield server
-    finally:
-        server.kill()
-
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, server):
+async def settings(kafka_servers, prefix, linked_postgres):
     await make_topics(kafka_servers, prefix)
     return TaskSyncSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=server.url(), objects="memory:///", recheck_s=3600
+        kafka=kafka_servers,
+        prefix=prefix,
+        postgres=linked_postgres.url(),
+        objects="memory:///",
+        recheck_s=3600,
     )
-
-
-@asynccontextmanager
-async def replica(settings, *command):
-    fields = ("kafka", "prefix", "postgres", "objects")
-    environment = {f"PENSTOCK_{name.upper()}": str(getattr(settings, name)) for name in fields}
-    process = await asyncio.create_subprocess_exec(
-        *command, sys.executable, "-m", "penstock", "run", "task-sync", env={**os.environ, **environment}
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def submit_everywhere(pool):
@@ -111,7 +85,7 @@ async def takeover_s(settings, process, vanish, appear):
 async def test_a_frozen_replica_loses_its_types(settings):
     """S7, O2: a replica that is stopped (SIGSTOP) gives up its types within ten seconds. When it
     continues, its service begins again in the same process, and owns its share of the types."""
-    async with replica(settings) as process:
+    async with replica("task-sync", settings) as process:
         took_s = await takeover_s(
             settings,
             process,
@@ -129,7 +103,7 @@ async def test_a_vanished_replica_loses_its_types(settings):
     """S7, O2: a replica whose host sends and receives no packet any more gives up its types within
     ten seconds. When its link is back, its service begins again in the same process."""
     with link(random.Random(0)) as cable:
-        async with replica(settings, *cable.prefix) as process:
+        async with replica("task-sync", settings, *cable.prefix) as process:
             took_s = await takeover_s(settings, process, lambda: cable.drop(out=1.0, back=1.0), cable.drop)
             assert process.returncode is None
     sys.stderr.write(f"\nreleases of all types {took_s:.2f} s after the last packet\n")

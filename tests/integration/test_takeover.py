@@ -1,0 +1,185 @@
+"""A replica of a service freezes, or its host vanishes, without FIN or RST: another takes over."""
+
+import random
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack, ExitStack
+
+import pytest
+from tests.chaos.link import link, missing
+from tests.support.callback_targets import LOOPBACK, SECRET, bench, make_callback
+from tests.support.replicas import linked_postgres, replica
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
+
+from penstock.callbacks import app as callbacks
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.contracts.context import Context
+from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.result import StageResult, encode_results
+from penstock.contracts.submission import Submission
+from penstock.core.completion import Outcome
+from penstock.errors import KafkaUnavailable
+from penstock.heartbeats import app as heartbeats
+from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka import membership
+from penstock.kafka.connection import make_producer, running
+from penstock.kafka.topics import service_group
+from penstock.postgres import release, tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.postgres.session import open_session
+from penstock.stages import app as stages
+from penstock.stages.settings import StagesSettings
+
+__all__ = ["linked_postgres"]
+
+# The session timeout of a group is 7 s, and the others learn of it within one heartbeat of 1 s. The
+# rest is for the new generation, which seeks and restores leases.
+TAKEOVER_S = 10.0
+TASKS = 60
+ENVIRONMENT = {
+    "PENSTOCK_CALLBACK_SECRETS": SECRET,
+    "PENSTOCK_CALLBACK_ALLOW": ",".join(LOOPBACK),
+}
+
+
+@pytest.fixture(autouse=True)
+def _patient_sessions():
+    """Sessions end as soon as in production."""
+
+
+@pytest.fixture
+async def common(kafka_servers, prefix, linked_postgres):
+    await make_topics(kafka_servers, prefix)
+    return {
+        "kafka": kafka_servers,
+        "prefix": prefix,
+        "postgres": linked_postgres.url(),
+        "objects": "memory:///",
+    }
+
+
+async def released(pool, postgres):
+    """Fences of released tasks."""
+    await types.register(pool, types.TaskType(name="t", partitions=1))
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(None)) for _ in range(TASKS)])
+    async with open_session(postgres, "test") as session:
+        batch = (await release.release(session, types.TaskType(name="t"), TASKS, [])).batch
+        return [task.fence for task in batch.tasks]
+
+
+async def ended_by_results(common, pool, begin):
+    """Results on every partition: each of their tasks succeeds once."""
+    fences = await released(pool, common["postgres"])
+    await begin()
+    async with running(make_producer(StagesSettings(**common))) as producer:
+        for number, fence in enumerate(fences):
+            record = encode_results("w", [StageResult(fence=fence, outcome=Outcome.DONE)])
+            await producer.send(f"{common['prefix']}stage-results", record, key=b"%d" % number)
+
+    async def all_ended():
+        return await pool.fetchval("SELECT count(*) FROM task WHERE state = 'succeeded'") == TASKS
+
+    await wait_until(all_ended, timeout=120, what="all tasks have succeeded")
+    assert await pool.fetchval("SELECT count(*) FROM attempt") == TASKS
+
+
+async def begun_by_claims(common, pool, begin):
+    """Claims on every partition: each of their tasks is running, and none expires."""
+    fences = await released(pool, common["postgres"])
+    await begin()
+    async with running(make_producer(HeartbeatsSettings(**common))) as producer:
+        for number, fence in enumerate(fences):
+            record = Heartbeat(Kind.CLAIM, f"w{number}", 60_000, [fence.attempt_id]).encode()
+            await producer.send(f"{common['prefix']}heartbeats", record, key=b"%d" % number)
+
+    async def all_running():
+        return await pool.fetchval("SELECT count(*) FROM task WHERE state = 'running'") == TASKS
+
+    await wait_until(all_running, timeout=120, what="all tasks are running")
+    assert await pool.fetchval("SELECT count(*) FROM attempt") == 0
+
+
+async def called(common, target, begin):
+    """Callbacks of many targets, so on every partition: each is called once."""
+    async with bench(common["kafka"], common["prefix"], common["postgres"]) as platform:
+        await begin()
+        await platform.enqueue(
+            *(make_callback(f"{target.url}/{number}", number) for number in range(1, TASKS + 1))
+        )
+        await wait_until(platform.all_delivered, timeout=120, what="all callbacks are delivered")
+    assert sorted(target.ids()) == sorted(set(target.ids()))
+    assert len(target.ids()) == TASKS
+
+
+APPS = {
+    "stages": lambda common: stages.create_app(StagesSettings(**common)),
+    "heartbeats": lambda common: heartbeats.create_app(HeartbeatsSettings(**common)),
+    "callbacks": lambda common: callbacks.create_app(
+        CallbacksSettings(**common, callback_secrets=(SECRET,), callback_allow=LOOPBACK)
+    ),
+}
+
+
+@pytest.mark.alone
+# With all partitions, so that each replica has some.
+@pytest.mark.declared_topics
+@pytest.mark.parametrize("fault", ["frozen", "vanished"])
+@pytest.mark.parametrize("service", APPS)
+async def test_another_replica_takes_over(common, target, service, fault):
+    """O1, S7: within ten seconds after a replica was stopped (SIGSTOP), or sends and receives no
+    packet any more, another one does all work, and does nothing twice. When the replica is back, it
+    joins its group again in the same process."""
+    if fault == "vanished" and missing() is not None:
+        pytest.skip(str(missing()))
+    settings = StagesSettings(**common)
+    group = service_group(common["prefix"], service)
+
+    async def alone():
+        return await members() == 1
+
+    async def both():
+        return await members() == 2
+
+    async def members():
+        try:
+            return await membership.count(settings, group)
+        except KafkaUnavailable:
+            return 0  # a new group has no coordinator for a moment
+
+    with ExitStack() as stack:
+        cable = stack.enter_context(link(random.Random(0))) if fault == "vanished" else None
+        async with (
+            open_pool(common["postgres"], "test") as pool,
+            replica(service, settings, *(cable.prefix if cable else ()), **ENVIRONMENT) as process,
+            AsyncExitStack() as second,
+        ):
+            await wait_until(alone, timeout=60, every=0.2, what="the first replica is in the group")
+            # It is ready with its share of the partitions.
+            await second.enter_async_context(running_service(APPS[service](common)))
+            await wait_until(both, timeout=60, every=0.2, what="both replicas are in the group")
+            began_s = 0.0
+
+            async def begin():
+                nonlocal began_s
+                if cable:
+                    cable.drop(out=1.0, back=1.0)
+                else:
+                    process.send_signal(signal.SIGSTOP)
+                began_s = time.monotonic()
+
+            if service == "callbacks":
+                await called(common, target, begin)
+            else:
+                work = ended_by_results if service == "stages" else begun_by_claims
+                await work(common, pool, begin)
+            took_s = time.monotonic() - began_s
+            if cable:
+                cable.drop()
+            else:
+                process.send_signal(signal.SIGCONT)
+            await wait_until(both, timeout=120, every=0.2, what="the replica is back in the group")
+            assert process.returncode is None
+    sys.stderr.write(f"\n{service}, {fault}: all work done after {took_s:.2f} s\n")
+    assert took_s < TAKEOVER_S

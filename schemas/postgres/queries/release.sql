@@ -150,13 +150,16 @@ FROM attempt a JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id,
 WHERE a.task_id = ANY ($1::bigint[]) AND a.started_at IS NOT NULL;
 
 -- name: promote
--- Makes the first `limit` ($1) due tasks ready; returns how many, by type. Any replica may promote
--- tasks of any type, so each type's owner is notified. Tasks that another transaction locks are
--- left to it.
+-- Makes the first `limit` ($1) due tasks ready, and as many of the last ones; returns how many, by
+-- type. While thousands of tasks of one type are due, a task of another type that becomes due after
+-- them does not wait for them. Any replica may promote tasks of any type, so each type's owner is
+-- notified. Tasks that another transaction locks are left to it.
 WITH due AS (
     UPDATE task SET state = 'ready', updated_at = now()
     WHERE id = ANY (ARRAY(SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
-                          ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED))
+                          ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+                    || ARRAY(SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
+                             ORDER BY due_at DESC LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING type
 )
 SELECT type, count(*) AS tasks, pg_notify('penstock_ready', type) FROM due GROUP BY type;

@@ -336,12 +336,13 @@ class ReleaseLoop:
             if wait_s is None or wait_s > 0:
                 return self._next_promotion_s(wait_s, LOCKED_RETRY_S)
         self._due_changed = False
-        limit = self._settings.release_batch
+        # As many at each end of the queue.
+        limit = (self._settings.release_batch + 1) // 2
         promoted = await release.promote(self._session, limit)
         for name in promoted.keys() & self._topics.keys():
             # Without waiting for the notification.
             self._topics[name].may_have_ready = True
-        if sum(promoted.values()) == limit:
+        if sum(promoted.values()) >= limit:
             # More tasks may be due; other types must not wait until all of them are ready.
             self._due_later = False
             return loop.time()

@@ -3,6 +3,8 @@ tasks in order within a window."""
 
 import asyncio
 import base64
+import dataclasses
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -218,6 +220,26 @@ async def test_a_delayed_task_is_released_when_due_and_not_before(settings, pool
     late_s = record.timestamp / 1000 - due.timestamp()
     assert 0 <= late_s < 5, f"released {late_s:.3f} s after it was due"
     assert await count(pool, "state = 'scheduled'") == 1
+
+
+async def test_many_due_tasks_do_not_delay_a_task_of_another_type(settings, pool):
+    """S12: thousands of tasks of one type are due. A task of another type that becomes due after
+    them is ready after the next statement, and the statements together promote each task."""
+    await types.register(pool, types.TaskType(name="quick", partitions=1))
+    now = datetime.now(UTC)
+    flood = Submission(type="t", context=Context.encode(None), run_at=now + timedelta(hours=1))
+    await tasks.submit(pool, [flood] * 3_000)
+    await tasks.submit(pool, [dataclasses.replace(flood, type="quick")])
+    await pool.execute("UPDATE task SET due_at = now() - interval '1 minute' WHERE type = 't'")
+    await pool.execute("UPDATE task SET due_at = now() WHERE type = 'quick'")
+    async with open_session(settings.postgres, "test") as session:
+        first = await release.promote(session, 100)
+        assert first["quick"] == 1
+        assert 100 <= first["t"] <= 200
+        promoted = Counter(first)
+        while more := await release.promote(session, 100):
+            promoted.update(more)
+    assert promoted == {"t": 3_000, "quick": 1}
 
 
 async def test_the_owner_releases_tasks_that_another_replica_promotes(settings, pool):

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 
-# Seconds after which an attempt that still runs, or still waits, is claimed.
+# Seconds after which an attempt that still runs is claimed, and one that still waits. The latter is
+# handed back before, as a rule. A claim says that a handler has begun, so the attempt is charged if
+# its worker is lost; and without a claim its partition would not be committed for long.
 CLAIM_AFTER_S = 0.1
+CLAIM_WAITING_AFTER_S = 0.75
 # Seconds, and records, between two commits of what is settled.
 COMMIT_EVERY_S = 0.1
 COMMIT_RECORDS = 100

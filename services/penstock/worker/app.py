@@ -136,6 +136,7 @@ class Worker:
                 lambda attempt_ids: loop.call_soon_threadsafe(pool.drop, attempt_ids),
                 lambda attempt_id: loop.call_soon_threadsafe(pool.begin, attempt_id),
                 lambda attempt_id: loop.call_soon_threadsafe(pool.end_turn, attempt_id),
+                lambda attempt_id: pool.waits(attempt_id),  # noqa: PLW0108 (the pool follows)
             )
             pool = HandlerPool(
                 Execution(self._stages, objects, settings.threads),

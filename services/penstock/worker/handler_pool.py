@@ -94,6 +94,10 @@ class HandlerPool:
                 self._gate.add(attempt_id, ready.isolation)
         self._fill()
 
+    def waits(self, attempt_id: AttemptId) -> bool:
+        """Whether an attempt waits for a handler; may be called from any thread."""
+        return attempt_id in self._backlog
+
     def begin(self, attempt_id: AttemptId) -> None:
         """Begins a suspect that was announced, unless it was dropped or returned meanwhile."""
         ready = self._suspects.pop(attempt_id, None)

@@ -61,6 +61,7 @@ class PlatformClient:
         drop: called with attempts to end without a result.
         begin: called with an announced suspect once the platform knows that it begins.
         end_turn: called with an ended suspect once its result is stored.
+        waits: whether an attempt still waits for a handler.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class PlatformClient:
         drop: Callable[[list[AttemptId]], object],
         begin: Callable[[AttemptId], object],
         end_turn: Callable[[AttemptId], object],
+        waits: Callable[[AttemptId], bool],
     ) -> None:
         self._settings = settings
         self._worker_id = worker_id
@@ -81,6 +83,7 @@ class PlatformClient:
         self._drop = drop
         self._begin = begin
         self._end_turn = end_turn
+        self._waits = waits
         # Suspects that begin (True) or have ended.
         self._turns: asyncio.Queue[tuple[AttemptId, bool]] = asyncio.Queue()
         self._stopping = asyncio.Event()
@@ -152,7 +155,7 @@ class PlatformClient:
         async with self._platform(on_ready, on_not_ready) as (transport, make_puller, further):
             self._heartbeats = HeartbeatSender(transport, self._worker_id, clock, self._stop_lost)
             self._unclaimed = UnclaimedAttempts(
-                transport, self._heartbeats, self._worker_id, self._types, clock
+                transport, self._heartbeats, self._worker_id, self._types, clock, self._waits
             )
             self._results = ResultSender(transport, self._worker_id, self._on_sent, self._still_in_flight)
             pulling = process.run_all(*(make_puller(name).run() for name in sorted(self._types)))

@@ -19,22 +19,31 @@ class PriorityQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[Priority, int, ReadyTask]] = []
         self._numbers = itertools.count()
+        self._waiting: set[AttemptId] = set()
 
     def __len__(self) -> int:
         return len(self._heap)
 
+    def __contains__(self, attempt_id: object) -> bool:
+        """Whether an attempt waits; may be asked from any thread."""
+        return attempt_id in self._waiting
+
     def add(self, ready: ReadyTask) -> None:
         """Adds an attempt."""
         heapq.heappush(self._heap, (ready.priority, next(self._numbers), ready))
+        self._waiting.add(ready.fence.attempt_id)
 
     def take(self) -> ReadyTask:
         """Removes and returns the first attempt; the queue must not be empty."""
-        return heapq.heappop(self._heap)[2]
+        ready = heapq.heappop(self._heap)[2]
+        self._waiting.discard(ready.fence.attempt_id)
+        return ready
 
     def drop(self, attempt_ids: Collection[AttemptId]) -> None:
         """Removes attempts."""
         self._heap = [entry for entry in self._heap if entry[2].fence.attempt_id not in attempt_ids]
         heapq.heapify(self._heap)
+        self._waiting.difference_update(attempt_ids)
 
 
 class PrioritySemaphore:

@@ -18,7 +18,7 @@ from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
-from penstock.core.early_start import CLAIM_AFTER_S
+from penstock.core.early_start import CLAIM_AFTER_S, CLAIM_WAITING_AFTER_S
 from penstock.worker.heartbeat_sender import HeartbeatSender
 
 
@@ -59,6 +59,7 @@ class UnclaimedAttempts:
         worker_id: of the worker.
         limits: by type, most attempts by stage, for stages with a limit of their own.
         clock: seconds on a monotonic clock, as of `heartbeats`.
+        waits: whether an attempt still waits for a handler.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class UnclaimedAttempts:
         worker_id: str,
         limits: Mapping[str, Mapping[str, int]],
         clock: Callable[[], float],
+        waits: Callable[[AttemptId], bool] = lambda _attempt_id: False,
     ) -> None:
         self._transport = transport
         self._heartbeats = heartbeats
         self._worker_id = worker_id
         self._limits = limits
         self._clock = clock
+        self._waits = waits
         # In order of arrival, the oldest first.
         self._entries: dict[AttemptId, _Entry] = {}
         self._added = asyncio.Event()
@@ -154,14 +157,18 @@ class UnclaimedAttempts:
             Fatal: no claim can be sent any more.
         """
         while True:
-            waiting = [
-                (attempt_id, entry.since_s) for attempt_id, entry in self._entries.items() if not entry.lost
-            ]
-            if not waiting:
+            entries = [(each, entry.since_s) for each, entry in self._entries.items() if not entry.lost]
+            if not entries:
                 self._added.clear()
                 await self._added.wait()
                 continue
-            _oldest, since_s = waiting[0]
-            await asyncio.sleep(max(0.0, since_s + CLAIM_AFTER_S - self._clock()))
-            due_s = self._clock() - CLAIM_AFTER_S
-            await self.claim([attempt_id for attempt_id, taken_s in waiting if taken_s <= due_s])
+            due_s = {
+                attempt_id: since_s + (CLAIM_WAITING_AFTER_S if self._waits(attempt_id) else CLAIM_AFTER_S)
+                for attempt_id, since_s in entries
+            }
+            now_s = self._clock()
+            if due := [attempt_id for attempt_id, at_s in due_s.items() if at_s <= now_s]:
+                await self.claim(due)
+            else:
+                # Not longer: one that waits may begin meanwhile.
+                await asyncio.sleep(min(CLAIM_AFTER_S, min(due_s.values()) - now_s))

@@ -15,7 +15,7 @@ from tests.support.pipeline import System
 from tests.support.services import make_topics, read, running_service
 from tests.support.waiting import wait_until
 
-from penstock.checks import moving
+from penstock.checks import in_transit
 from penstock.checks.app import check
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
@@ -29,8 +29,8 @@ COUNT = 10_000
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "SETTLE_S", 1.0)
-    monkeypatch.setattr(moving, "SEARCH_EVERY_S", 0.2)
+    monkeypatch.setattr(in_transit, "SETTLE_S", 1.0)
+    monkeypatch.setattr(in_transit, "SEARCH_EVERY_S", 0.2)
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """Attempts that run before they are claimed."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
+from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
@@ -40,12 +42,25 @@ class Rig:
         clock = asyncio.get_running_loop().time
         self.transport, self.lost = Transport(), []
         self.heartbeats = HeartbeatSender(self.transport, "w", clock, self.lost.append)
-        self.attempts = UnclaimedAttempts(self.transport, self.heartbeats, "w", {"t": {}}, clock)
+        self.waiting = set()
+        self.attempts = UnclaimedAttempts(
+            self.transport, self.heartbeats, "w", {"t": {}}, clock, self.waiting.__contains__
+        )
 
 
 @pytest.fixture
 async def rig():
     return Rig()
+
+
+@asynccontextmanager
+async def claiming(rig):
+    """Claims what lasts, for the time of a block."""
+    running = asyncio.ensure_future(rig.attempts.run())
+    try:
+        yield
+    finally:
+        running.cancel()
 
 
 async def test_attempts_that_ended_are_not_claimed(rig):
@@ -101,3 +116,26 @@ async def test_an_attempt_without_a_claim_is_cut_off_like_any_other(rig):
     await claiming
     assert rig.transport.claims == []
     assert (1, 0, 0) in rig.attempts
+
+
+async def test_an_attempt_that_waits_is_not_claimed_with_those_that_run(rig, monkeypatch):
+    """W3, W8: an attempt that waits for a handler has not begun, so no claim says that it has. It
+    is claimed soon after it begins."""
+    monkeypatch.setattr(module, "CLAIM_WAITING_AFTER_S", 600.0)
+    rig.waiting.add((1, 0, 0))
+    rig.attempts.add([task(1), task(2)])
+    async with claiming(rig):
+        await wait_until(lambda: rig.transport.claims)
+        assert rig.transport.claims == [[2]]
+        rig.waiting.clear()
+        await wait_until(lambda: len(rig.transport.claims) == 2)
+    assert rig.transport.claims == [[2], [1]]
+
+
+async def test_an_attempt_that_waits_for_long_is_claimed(rig, monkeypatch):
+    """W3: otherwise the offsets behind it could not be committed."""
+    monkeypatch.setattr(module, "CLAIM_WAITING_AFTER_S", 0.0)
+    rig.waiting.add((1, 0, 0))
+    rig.attempts.add([task(1)])
+    async with claiming(rig):
+        await wait_until(lambda: rig.transport.claims == [[1]])

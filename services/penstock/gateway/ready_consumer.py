@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
@@ -255,8 +255,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 # Before the claim is sent, since the lease starts when Kafka has the claim.
                 claimed_s = asyncio.get_running_loop().time()
                 await self._claim(served)
-                with translated():
-                    await consumer.commit(next_offsets(taken))
+                lost = await _commit(consumer, taken)
             except (Unavailable, SessionLost) as error:
                 # No worker has received these tasks, so the next round, or the next owner, claims
                 # them again.
@@ -273,6 +272,8 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                     request.fail(error)
                 raise
             await self._answer_served(served, resolved, claimed_s)
+            if isinstance(lost, SessionLost):
+                raise lost
 
     async def _answer_served(
         self,
@@ -348,6 +349,23 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
     def _fail_all(self, error: Exception) -> None:
         while self._requests:
             self._requests.popleft().fail(error)
+
+
+async def _commit(
+    consumer: AIOKafkaConsumer, taken: Sequence[FetchedRecord]
+) -> Unavailable | SessionLost | None:
+    """Commits claimed records; returns the error of a commit whose outcome is not known.
+
+    Their workers get the tasks in any case. If the offsets are committed, no other member reads the
+    records. If they are not, another member claims the tasks again, and the fence accepts one
+    result.
+    """
+    try:
+        with translated():
+            await consumer.commit(next_offsets(taken))
+    except (Unavailable, SessionLost) as error:
+        return error
+    return None
 
 
 def _decode(type_name: str, partition: TopicPartition, record: object) -> ReadyTask | None:

@@ -15,6 +15,7 @@ import asyncpg
 import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import CommitFailedError
 from tests.support.gateways import Caller, Proxy, running_gateway
 from tests.support.services import read_records, write
 from tests.support.waiting import wait_until
@@ -265,6 +266,30 @@ async def test_the_answer_has_the_age_of_its_claim(
         may_commit.set()
         answer = await waiting
         assert 500 <= answer.body["claimed_ms_ago"] <= time.time() * 1000 - claim.timestamp + 500
+
+
+async def test_a_claimed_task_reaches_its_worker_when_the_commit_fails(
+    kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T6, W3: a broker that was frozen commits an offset and refuses its member. No other worker
+    reads the record again, so the worker that it was claimed for gets the task."""
+    commit = AIOKafkaConsumer.commit
+
+    async def commit_and_refuse(consumer: AIOKafkaConsumer, offsets: Any) -> None:
+        await commit(consumer, offsets)
+        raise CommitFailedError
+
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        await release(kafka, ready_task(1))
+        monkeypatch.setattr(AIOKafkaConsumer, "commit", commit_and_refuse)
+        answer = await gateway.post("/hold_task", HOLD)
+        assert answer.status == 200
+        assert [task["id"] for task in answer.body["tasks"]] == [1]
+        monkeypatch.undo()
+        # The next request joins the group again.
+        await release(kafka, ready_task(2))
+        answer = await gateway.post("/hold_task", HOLD)
+        assert [task["id"] for task in answer.body["tasks"]] == [2]
 
 
 async def test_large_contexts_are_sent_inline(kafka: Kafka, database: str, tmp_path: Path) -> None:

@@ -245,18 +245,23 @@ async def _start(
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     """Stops a producer or consumer; closes its connections in any case.
 
+    A client that cancels a part of itself meanwhile has stopped as well.
+
     The records that a producer cannot write within `STOP_S` fail. Otherwise it would wait for a
     broker, and hold up the end of its service for as long as an outage lasts.
     """
     timer: asyncio.TimerHandle | None = None
     if isinstance(client, AIOKafkaProducer) and client._sender.sender_task is not None:  # noqa: SLF001 (as above)
         timer = asyncio.get_running_loop().call_later(STOP_S, client._sender.sender_task.cancel)  # noqa: SLF001 (as above)
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
     try:
         await client.stop()
-    except BaseException:
-        # Raised again. After some failures `stop` raises before it has closed its connections.
+    except BaseException as error:
+        # After some failures `stop` raises before it has closed its connections.
         await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
-        raise
+        if not isinstance(error, asyncio.CancelledError) or (task is not None and task.cancelling() > before):
+            raise
     finally:
         if timer is not None:
             timer.cancel()

@@ -78,3 +78,28 @@ async def test_a_client_whose_start_is_cancelled_is_closed(
     assert warnings == []
     server.close()
     await server.wait_closed()
+
+
+async def test_a_client_that_cancels_itself_while_it_stops_has_stopped(
+    no_broker: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O8: aiokafka cancels a fetch and then awaits it. Its reader ends without an error, and the
+    connections are closed."""
+    consumer, closed = make_consumer(no_broker, None), asyncio.Event()
+
+    async def stop_with_own_cancellation() -> None:
+        raise asyncio.CancelledError
+
+    async def close() -> None:
+        closed.set()
+
+    monkeypatch.setattr(consumer, "stop", stop_with_own_cancellation)
+    monkeypatch.setattr(consumer._client, "close", close)
+    await connection.stop(consumer)
+    assert closed.is_set()
+    stopping = asyncio.create_task(connection.stop(consumer))
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    monkeypatch.undo()
+    await consumer.stop()

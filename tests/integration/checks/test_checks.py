@@ -9,7 +9,7 @@ from tests.support.services import make_topics, producing, write
 from tests.support.topics import use_writers_stamps
 from tests.support.waiting import wait_until
 
-from penstock.checks import moving, queued
+from penstock.checks import in_transit, queued
 from penstock.checks.app import Rule, check
 from penstock.checks.unstamped import Unstamped
 from penstock.contracts.context import Context
@@ -35,8 +35,8 @@ LONG_AGO = "now() - interval '2 minutes'"
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch):
-    monkeypatch.setattr(moving, "SETTLE_S", 1.0)
-    monkeypatch.setattr(moving, "SEARCH_EVERY_S", 0.2)
+    monkeypatch.setattr(in_transit, "SETTLE_S", 1.0)
+    monkeypatch.setattr(in_transit, "SEARCH_EVERY_S", 0.2)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.support.pipeline import System
 from tests.support.services import make_topics, read, write
 from tests.support.waiting import wait_until
 
-from penstock.checks import moving
+from penstock.checks import in_transit
 from penstock.checks.app import Rule, check
 from penstock.checks.queued import Queued
 from penstock.cli.main import cli
@@ -37,8 +37,8 @@ from penstock.settings import Platform
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch):
-    monkeypatch.setattr(moving, "SETTLE_S", 1.0)
-    monkeypatch.setattr(moving, "SEARCH_EVERY_S", 0.2)
+    monkeypatch.setattr(in_transit, "SETTLE_S", 1.0)
+    monkeypatch.setattr(in_transit, "SEARCH_EVERY_S", 0.2)
 
 
 @pytest.fixture

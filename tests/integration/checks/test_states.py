@@ -10,7 +10,7 @@ from tests.integration.checks.test_checks import full_name, read_all, record, ta
 from tests.support.services import make_topics, write
 from tests.support.state_faults import delete_records, expire_group_offsets, recreate_topic
 
-from penstock.checks import moving
+from penstock.checks import in_transit
 from penstock.checks.app import check
 from penstock.checks.report import Rule
 from penstock.kafka.connection import create_topics
@@ -24,8 +24,8 @@ READY = ready("t", 2)
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch):
-    monkeypatch.setattr(moving, "SETTLE_S", 1.0)
-    monkeypatch.setattr(moving, "SEARCH_EVERY_S", 0.2)
+    monkeypatch.setattr(in_transit, "SETTLE_S", 1.0)
+    monkeypatch.setattr(in_transit, "SEARCH_EVERY_S", 0.2)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
@@ -25,6 +26,7 @@ from penstock.callbacks.router import Router
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target_cache import TargetCache
 from penstock.callbacks.target_store import TargetCleaner
+from penstock.concurrency.retry import retry_until_available
 from penstock.core.target import TargetId
 from penstock.errors import PostgresUnavailable
 from penstock.kafka.outbox import redeliver
@@ -145,7 +147,7 @@ class Requeuer:
 
         Raises:
             SessionLost: the lock is gone with its session.
-            PostgresUnavailable, KafkaUnavailable: callbacks that were not published come due again.
+            PostgresUnavailable: the requeuer cannot listen or ask for the lock.
         """
         await self._session.listen(callbacks.DUE_CHANNEL, lambda payload: self._poll_within(float(payload)))
         while True:
@@ -157,9 +159,7 @@ class Requeuer:
             polled_at_s = self._clock()
             self._poll_at_s = polled_at_s + self._longest_s
             self._poll_earlier.clear()
-            await self._publish_due()
-            await self._cleaner.clean()
-            wait_s = await callbacks.next_due_s(self._session)
+            wait_s = await retry_until_available(self._round, waiting_for="round of the requeuer")
             if wait_s is not None:
                 self._poll_within(min(wait_s, MAX_DUE_SLEEP_S))
             await self._sleep_until(polled_at_s + SHORTEST_SLEEP_S)
@@ -167,13 +167,24 @@ class Requeuer:
                 self._poll_earlier.clear()
                 await self._sleep(left_s)
 
+    async def _round(self) -> float | None:
+        """Publishes what is due; returns the seconds until the next callback is due."""
+        await self._publish_due()
+        await self._cleaner.clean()
+        return await callbacks.next_due_s(self._session)
+
     async def _publish_due(self) -> None:
         published = 0
         while True:
             rows = await callbacks.take_due(
                 self._session, ROWS_PER_BATCH, horizon_s=self._settings.callback_republish_s
             )
-            await callbacks.bury(self._session, await redeliver(self._producer, self._settings, rows))
+            # Without its own retry, these rows would come due again only after the horizon.
+            refused = await retry_until_available(
+                partial(redeliver, self._producer, self._settings, rows),
+                waiting_for="publication of due callbacks",
+            )
+            await callbacks.bury(self._session, refused)
             published += len(rows)
             if len(rows) < ROWS_PER_BATCH:
                 break

@@ -6,6 +6,8 @@ Any number of replicas may run it: one of them holds the lock, by its session, a
 that is published twice has the same id, so when in doubt, the sweeper publishes. Events that Kafka
 refuses stay in the outbox with the reason: `penstock check` reports them, and its repair publishes
 them.
+
+While Kafka is unavailable the sweeper keeps its lock, and tries again in its next round.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.event import cancelled_attempts
 from penstock.contracts.revocation import Revocation
-from penstock.errors import RecordsRefused
+from penstock.errors import RecordsRefused, Unavailable
 from penstock.kafka.outbox import publish, revoke
 from penstock.postgres import outbox
 from penstock.postgres.session import Session
@@ -39,14 +41,18 @@ async def sweep(
 
     Raises:
         SessionLost: the lock is gone with its session.
-        PostgresUnavailable, KafkaUnavailable: the next owner of the lock sweeps the rows that are
-            left.
     """
     owned = False
     while True:
-        owned = owned or bool(await session.fetchval("outbox.sweep", "events"))
-        if owned:
-            metrics.swept += await sweep_once(settings, session, producer)
+        try:
+            owned = owned or bool(await session.fetchval("outbox.sweep", "events"))
+            if owned:
+                metrics.swept += await sweep_once(settings, session, producer)
+        except Unavailable as error:
+            log.warning(
+                "A server is unavailable; the next sweep publishes the events that are left",
+                extra={"event": "sweep_delayed", "error": str(error)},
+            )
         # The end of the session wakes it too: then `fetchval` raises.
         try:
             await asyncio.wait_for(
@@ -61,7 +67,8 @@ async def sweep_once(settings: StagesSettings, session: Session, producer: AIOKa
     """Publishes all events that are left unpublished; returns how many.
 
     Raises:
-        SessionLost, PostgresUnavailable, KafkaUnavailable: as `sweep`.
+        SessionLost: as `sweep`.
+        PostgresUnavailable, KafkaUnavailable: the rows that are left stay in the outbox.
     """
     swept = 0
     while True:

@@ -59,23 +59,24 @@ LEFT JOIN LATERAL (
 ORDER BY l.type, l.priority, l.stage;
 
 -- name: lock_recount
-SELECT pg_advisory_xact_lock(hashtextextended('penstock.backlog', 0));
+-- Lets one process at a time correct the counters. A table lock and not an advisory one: LOCK takes
+-- no snapshot, so the snapshot of the transaction has the corrections of the process before. Writers
+-- do not wait for it, only VACUUM of this table does.
+LOCK TABLE backlog IN SHARE UPDATE EXCLUSIVE MODE;
 
--- name: recount
--- Corrects the counters while other transactions write. Later writes change tasks and counters
--- equally, so a difference in one snapshot stays. It is recorded as one more change. Only one
--- process runs this at a time (`lock_recount`).
-WITH truth AS (
-    SELECT type, stage, priority, backlog_state(state) AS state, count(*) AS tasks FROM task
-    WHERE backlog_state(state) IS NOT NULL GROUP BY type, stage, priority, backlog_state(state)
-), wrong AS (
-    SELECT type, stage, priority, state, sum(tasks) AS tasks
-    FROM (SELECT type, stage, priority, state, tasks FROM truth
-          UNION ALL SELECT type, stage, priority, state, -tasks FROM backlog
-          UNION ALL SELECT type, stage, priority, state, -tasks FROM backlog_change) AS c
-    GROUP BY type, stage, priority, state HAVING sum(tasks) <> 0
-), corrected AS (
-    INSERT INTO backlog_change (type, stage, priority, state, tasks)
-    SELECT type, stage, priority, state, tasks FROM wrong
-)
-SELECT count(*) AS lines FROM wrong;
+-- name: counted
+-- The counters and their recorded changes; read by cursor.
+SELECT type, stage, priority, state, tasks FROM backlog
+UNION ALL
+SELECT type, stage, priority, state, tasks FROM backlog_change;
+
+-- name: count_tasks
+-- Counts the next `limit` ($2) tasks after an id ($1), with the last id of each group. The state is
+-- NULL of those that the backlog does not count.
+SELECT type, stage, priority, backlog_state(state) AS state, count(*) AS tasks, max(id) AS last_id
+FROM (SELECT id, type, stage, priority, state FROM task WHERE id > $1 ORDER BY id LIMIT $2) AS t
+GROUP BY type, stage, priority, backlog_state(state);
+
+-- name: correct
+-- Records a correction as one more change.
+INSERT INTO backlog_change (type, stage, priority, state, tasks) VALUES ($1, $2, $3, $4, $5);

@@ -291,21 +291,6 @@ WHERE moved_at > now() - interval '7 days' GROUP BY reason ORDER BY reason;
 -- name: ingested
 SELECT partition, next_offset, identity FROM ingested WHERE topic = $1;
 
--- name: miscounted
--- Counters of the backlog that differ from the number of tasks, in one snapshot.
-SELECT type || '/' || stage AS id, priority, state, sum(counted)::bigint AS counted, sum(tasks)::bigint AS tasks,
-       count(*) OVER () AS found
-FROM (
-    SELECT type, stage, priority, backlog_state(state) AS state, 0 AS counted, count(*) AS tasks
-    FROM task WHERE backlog_state(state) IS NOT NULL GROUP BY type, stage, priority, backlog_state(state)
-    UNION ALL
-    SELECT type, stage, priority, state, tasks, 0 FROM backlog
-    UNION ALL
-    SELECT type, stage, priority, state, tasks, 0 FROM backlog_change
-) AS c
-GROUP BY type, stage, priority, state HAVING sum(counted) <> sum(tasks)
-ORDER BY type, stage, priority, state LIMIT $1;
-
 -- name: mend_tasks
 -- Mends tasks that are ahead (see `ahead`), by the clock of now: a delay starts anew, and a
 -- back-off has its longest length at most. A `run_at` stays.

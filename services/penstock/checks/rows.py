@@ -10,7 +10,8 @@ import asyncpg
 from penstock.checks.report import Offender, Offenders, Rule
 from penstock.core.target import TargetId
 from penstock.core.task import Priority
-from penstock.postgres import checks
+from penstock.postgres import backlog, checks
+from penstock.postgres.backlog import Miscount
 
 # A timer may be late by this many seconds before it is an offender.
 GRACE_S = 60.0
@@ -70,15 +71,6 @@ _CHECKS = (
         lambda r: f"lost {r['deleted']:,} records that were deleted before task-sync read them",
         None,
     ),
-    _Check(
-        Rule.MISCOUNTED,
-        "counter",
-        lambda r: (
-            f"at {Priority(r['priority']).name}, {r['state']}: the counter says {r['counted']:,}, and there are "
-            f"{r['tasks']:,} tasks"
-        ),
-        None,
-    ),
 )
 
 
@@ -98,4 +90,14 @@ async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Offenders]
                 Offender(check.rule, check.what or row["what"], row["id"], check.lacks(row)) for row in rows
             ]
             found.append(Offenders(first, rows[0]["found"]))
+    if wrong := await backlog.miscounted(pool):
+        found.append(Offenders([_offender(miscount) for miscount in wrong[:show]], len(wrong)))
     return found
+
+
+def _offender(miscount: Miscount) -> Offender:
+    lacks = (
+        f"at {Priority(miscount.priority).name}, {miscount.state}: the counter says {miscount.counted:,}, "
+        f"and there are {miscount.tasks:,} tasks"
+    )
+    return Offender(Rule.MISCOUNTED, "counter", f"{miscount.type}/{miscount.stage}", lacks)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import asyncpg
 
@@ -12,11 +13,26 @@ from penstock.core.task import Priority
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
-# Most rows that one statement changes.
+# Most rows that one statement reads or changes.
 ROWS_PER_STATEMENT = 20_000
 
 # The states that have counters.
 STATES = ("ready", "scheduled", "paused", "waiting", "in_flight")
+
+
+# Type, stage, priority and state.
+_Counter: TypeAlias = tuple[str, str, int, str]
+
+
+class Miscount(NamedTuple):
+    """A counter that differs from the number of tasks."""
+
+    type: str
+    stage: str
+    priority: int
+    state: str
+    counted: int
+    tasks: int
 
 
 class BacklogPosition(NamedTuple):
@@ -114,13 +130,57 @@ async def delete_empty(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[
         await pool.execute(query("backlog.delete_empty"), list(type_names), ROWS_PER_STATEMENT)
 
 
+async def miscounted(pool: asyncpg.Pool[asyncpg.Record]) -> list[Miscount]:
+    """Counters that differ from the number of tasks, by type, stage, priority and state.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        async with pool.acquire() as connection, connection.transaction(isolation="repeatable_read"):
+            return await _miscounted(connection)
+
+
 async def recount(pool: asyncpg.Pool[asyncpg.Record]) -> int:
     """Corrects the counters while other transactions write; returns how many were wrong.
+
+    Later writes change tasks and counters equally, so a difference in one snapshot stays. It is
+    recorded as one more change.
 
     Raises:
         PostgresUnavailable: the counters may or may not be corrected.
     """
     with translated():
-        async with pool.acquire() as connection, connection.transaction():
+        async with pool.acquire() as connection, connection.transaction(isolation="repeatable_read"):
             await connection.execute(query("backlog.lock_recount"))
-            return int(await connection.fetchval(query("backlog.recount")))
+            wrong = await _miscounted(connection)
+            await connection.executemany(
+                query("backlog.correct"),
+                [(m.type, m.stage, m.priority, m.state, m.tasks - m.counted) for m in wrong],
+            )
+            return len(wrong)
+
+
+async def _miscounted(connection: Any) -> list[Miscount]:
+    """Compares in the snapshot of a transaction, by statements of bounded length."""
+    counted: Counter[_Counter] = Counter()
+    cursor = await connection.cursor(query("backlog.counted"))
+    while rows := await cursor.fetch(ROWS_PER_STATEMENT):
+        for row in rows:
+            counted[_counter_of(row)] += row["tasks"]
+    tasks: Counter[_Counter] = Counter()
+    last_id = 0
+    while rows := await connection.fetch(query("backlog.count_tasks"), last_id, ROWS_PER_STATEMENT):
+        last_id = max(row["last_id"] for row in rows)
+        for row in rows:
+            if row["state"] is not None:
+                tasks[_counter_of(row)] += row["tasks"]
+    return [
+        Miscount(*counter, counted[counter], tasks[counter])
+        for counter in sorted(counted.keys() | tasks.keys())
+        if counted[counter] != tasks[counter]
+    ]
+
+
+def _counter_of(row: asyncpg.Record) -> _Counter:
+    return row["type"], row["stage"], row["priority"], row["state"]

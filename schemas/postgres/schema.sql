@@ -765,6 +765,8 @@ CREATE INDEX task_running ON penstock.task USING btree (lease_partition) WHERE (
 
 CREATE INDEX task_scheduled ON penstock.task USING btree (due_at) WHERE (state = 'scheduled'::text);
 
+CREATE INDEX task_scheduled_type ON penstock.task USING btree (type, due_at) WHERE (penstock.backlog_state(state) = 'scheduled'::text);
+
 CREATE TRIGGER outbox_ids BEFORE INSERT ON penstock.outbox FOR EACH STATEMENT EXECUTE FUNCTION penstock.advance_ids('penstock.outbox_id_seq');
 
 CREATE TRIGGER release_ids BEFORE INSERT ON penstock.release FOR EACH STATEMENT EXECUTE FUNCTION penstock.advance_ids('penstock.release_id_seq');

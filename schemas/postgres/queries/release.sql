@@ -150,16 +150,30 @@ FROM attempt a JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id,
 WHERE a.task_id = ANY ($1::bigint[]) AND a.started_at IS NOT NULL;
 
 -- name: promote
--- Makes the first `limit` ($1) due tasks ready, and as many of the last ones; returns how many, by
--- type. While thousands of tasks of one type are due, a task of another type that becomes due after
--- them does not wait for them. Any replica may promote tasks of any type, so each type's owner is
--- notified. Tasks that another transaction locks are left to it.
-WITH due AS (
+-- Makes the first `limit` ($1) due tasks ready; returns how many, by type. If there are as many, each
+-- type with due tasks gets an equal share of `limit` more, and at least one task: while thousands of
+-- tasks of one type are due, the tasks of another do not wait for them. Any replica may promote tasks
+-- of any type, so each type's owner is notified. Tasks that another transaction locks are left to it.
+WITH oldest AS MATERIALIZED (
+    SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
+    ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED
+), due_type AS MATERIALIZED (
+    SELECT y.name FROM task_type y
+    -- A limit, so that the planner probes the index once for each type.
+    CROSS JOIN LATERAL (
+        SELECT FROM task t WHERE t.type = y.name AND backlog_state(t.state) = 'scheduled' AND t.due_at <= now()
+        ORDER BY t.due_at LIMIT 1
+    ) AS first
+    WHERE (SELECT count(*) FROM oldest) >= $1
+), share AS MATERIALIZED (
+    SELECT s.id FROM due_type y
+    CROSS JOIN LATERAL (
+        SELECT id FROM task t WHERE t.type = y.name AND backlog_state(t.state) = 'scheduled' AND t.due_at <= now()
+        ORDER BY t.due_at LIMIT (SELECT greatest(1, $1 / count(*)) FROM due_type) FOR UPDATE SKIP LOCKED
+    ) AS s
+), due AS (
     UPDATE task SET state = 'ready', updated_at = now()
-    WHERE id = ANY (ARRAY(SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
-                          ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED)
-                    || ARRAY(SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
-                             ORDER BY due_at DESC LIMIT $1 FOR UPDATE SKIP LOCKED))
+    WHERE id = ANY (ARRAY(SELECT id FROM oldest) || ARRAY(SELECT id FROM share))
     RETURNING type
 )
 SELECT type, count(*) AS tasks, pg_notify('penstock_ready', type) FROM due GROUP BY type;

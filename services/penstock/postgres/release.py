@@ -203,7 +203,7 @@ def _columns(attempt_ids: Sequence[AttemptId]) -> tuple[list[int], list[int], li
 
 
 async def promote(session: Session, limit: int = 1_000) -> dict[str, int]:
-    """Makes the first and the last `limit` due tasks ready and notifies the owners.
+    """Makes the first `limit` due tasks ready, and a share of each type, and notifies the owners.
 
     Returns the counts by type: at least `limit` together if more tasks are due.
     """

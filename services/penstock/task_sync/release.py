@@ -336,7 +336,7 @@ class ReleaseLoop:
             if wait_s is None or wait_s > 0:
                 return self._next_promotion_s(wait_s, LOCKED_RETRY_S)
         self._due_changed = False
-        # As many at each end of the queue.
+        # As many again as shares of types.
         limit = (self._settings.release_batch + 1) // 2
         promoted = await release.promote(self._session, limit)
         for name in promoted.keys() & self._topics.keys():

@@ -4,6 +4,7 @@ tasks in order within a window."""
 import asyncio
 import base64
 import dataclasses
+import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
@@ -23,6 +24,7 @@ from penstock.kafka.connection import make_consumer, running
 from penstock.kafka.topics import workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
+from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
@@ -240,6 +242,40 @@ async def test_many_due_tasks_do_not_delay_a_task_of_another_type(settings, pool
         while more := await release.promote(session, 100):
             promoted.update(more)
     assert promoted == {"t": 3_000, "quick": 1}
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_tasks_due_at_one_instant_do_not_delay_another_type(settings, pool, analyzed):
+    """S12: 20,000 tasks of one type and one of another are due at the same moment. The first
+    statement promotes the one, with any statistics, and with current ones it reads few of the
+    others."""
+    await types.register(pool, types.TaskType(name="quick", partitions=1))
+    await types.register(pool, types.TaskType(name="idle", partitions=1))
+    flood = Submission(type="t", context=Context.encode(None), run_at=datetime.now(UTC) + timedelta(hours=1))
+    await tasks.submit(pool, [flood] * 10_000)
+    await tasks.submit(pool, [dataclasses.replace(flood, type="quick")])
+    await tasks.submit(pool, [flood] * 10_000)
+    await pool.execute("UPDATE task SET due_at = now() - interval '1 minute'")
+    if analyzed:
+        await pool.execute("ANALYZE task")
+    async with pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        statement = query("release.promote").replace("$1", "500")
+        plan = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+        await transaction.rollback()
+    assert not analyzed or max(rows_of(json.loads(plan)[0]["Plan"])) <= 1_500
+    async with open_session(settings.postgres, "test") as session:
+        first = await release.promote(session, 500)
+    assert first["quick"] == 1
+    assert 500 <= first["t"] <= 1_000
+
+
+def rows_of(plan):
+    """Yields how many rows each node of a plan has read."""
+    yield plan["Actual Loops"] * (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0))
+    for child in plan.get("Plans", ()):
+        yield from rows_of(child)
 
 
 async def test_the_owner_releases_tasks_that_another_replica_promotes(settings, pool):

@@ -336,8 +336,7 @@ class ReleaseLoop:
             if wait_s is None or wait_s > 0:
                 return self._next_promotion_s(wait_s, LOCKED_RETRY_S)
         self._due_changed = False
-        # As many again as shares of types.
-        limit = (self._settings.release_batch + 1) // 2
+        limit = self._settings.release_batch
         promoted = await release.promote(self._session, limit)
         for name in promoted.keys() & self._topics.keys():
             # Without waiting for the notification.

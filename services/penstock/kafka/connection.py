@@ -36,7 +36,7 @@ from aiokafka.producer.message_accumulator import MessageAccumulator
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.fetch_wait import SHORT_RESTS, FetchWait
-from penstock.kafka.links import end_broken_links
+from penstock.kafka.links import guard_connections
 from penstock.kafka.producer_epoch import ProducerEpoch
 from penstock.kafka.reachability import Reachability
 from penstock.kafka.refusals import REFUSALS, refusal_error
@@ -217,7 +217,7 @@ async def _start(
 ) -> None:
     # Shielded, so that it ends even when cancelled: aiokafka would leak the connection that it is
     # opening.
-    end_broken_links(inner)
+    guard_connections(inner)
     task = asyncio.ensure_future(starting)
     try:
         with translated():

@@ -24,7 +24,7 @@ from penstock.kafka import positions
 from penstock.kafka.connection import translated
 from penstock.kafka.fetch_guard import FetchGuard, identify_commits
 from penstock.kafka.fetch_wait import FetchWait
-from penstock.kafka.links import end_broken_links
+from penstock.kafka.links import guard_connections
 from penstock.kafka.offset_reader import OffsetReader
 from penstock.kafka.reachability import Reachability
 from penstock.kafka.security import arguments
@@ -292,7 +292,7 @@ def _consumer_type(linger_s: float) -> type[Consumer]:
         async def on_start(self) -> None:
             await super().on_start()
             assert self._consumer is not None
-            end_broken_links(self._consumer._client)  # noqa: SLF001 (see above)
+            guard_connections(self._consumer._client)  # noqa: SLF001 (see above)
             FetchWait(self._consumer._fetcher, time.monotonic, linger_s)  # noqa: SLF001 (see above)
             Reachability(self._consumer._client)  # noqa: SLF001 (see above)
             self.guard = FetchGuard(self._consumer)

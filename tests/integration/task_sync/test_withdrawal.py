@@ -185,11 +185,13 @@ async def test_nothing_moves_while_all_workers_are_busy(system):
         )
 
     await wait_until(queued)
+    # Afterwards one worker may be free earlier than the other.
+    assert (
+        await system.pool.fetchval("SELECT max(attempt) FROM task WHERE id = ANY ($1)", longs + waiting) == 0
+    )
     system.end_long.set()
     await system.done([*longs, *waiting])
     await system.become(succeeded=len(system.runs))
-    assert {system.attempts[id_] for id_ in (*longs, *waiting)} == {0}
-    assert set(system.runs.values()) == {1}
 
 
 async def test_slow_tasks_run_side_by_side(system):

@@ -80,6 +80,7 @@ class ReadyTopic:
         logged_reason: the reason of the window's size that was last logged.
         full: the window was full, and more than half of its records wait still.
         polling: one poll at a time, so that no older answer follows a newer one.
+        failure: why its bounds could not be read; it is to be opened anew.
     """
 
     type: TaskType
@@ -101,6 +102,7 @@ class ReadyTopic:
     written_s: float = float("-inf")
     pace: AttemptPace = field(default_factory=AttemptPace)
     polling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failure: KafkaUnavailable | None = None
     partitions: ReadyPartitions = field(init=False)
 
     def __post_init__(self) -> None:
@@ -238,11 +240,8 @@ class LagPoller:
                     begins = await self._offsets.beginning_offsets(partitions)
                     ends = await self._offsets.end_offsets(partitions)
         except (TimeoutError, KafkaUnavailable) as error:
-            # The topic may be deleted: the recheck creates it again.
-            log.info(
-                "The bounds of a ready topic are not available",
-                extra={"event": "ready_bounds_unknown", "task_type": topic.type.name, "error": str(error)},
-            )
+            # The topic may be deleted, or have fewer partitions than its type.
+            topic.failure = KafkaUnavailable(f"topic {topic.topic} does not tell its bounds: {error!r}")
             return
         topic.begins = {tp.partition: begin for tp, begin in begins.items()}
         topic.invalid = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
 from penstock.task_sync.ready_topics import ReadyTopic
@@ -41,6 +42,7 @@ class ReadyWriter:
         self._confirmed: list[int] = []
         self._confirmed_s = 0.0
         self._failure: BaseException | None = None
+        self._failed: list[tuple[ReadyTopic, KafkaUnavailable]] = []
         # Batches that Kafka confirmed.
         self._confirmations = 0
 
@@ -58,8 +60,13 @@ class ReadyWriter:
         taken, self._confirmed = self._confirmed, []
         return taken
 
+    def take_failed(self) -> list[tuple[ReadyTopic, KafkaUnavailable]]:
+        """The topics that did not take a batch, whose note stays; each with its error."""
+        taken, self._failed = self._failed, []
+        return taken
+
     def raise_failure(self) -> None:
-        """Raises the error of the first batch that Kafka did not take."""
+        """Raises the first error that is not one of a topic."""
         if self._failure is not None:
             raise self._failure
 
@@ -72,7 +79,7 @@ class ReadyWriter:
         """Writes a batch's records, each to the partition where it waits least.
 
         Raises:
-            KafkaUnavailable: the producer took only some of them; the batch note stays.
+            KafkaUnavailable: the topic took only some of them; the batch note stays.
         """
         # Before the encoding: a record has the trace of its span.
         spans = start_spans(batch.tasks)
@@ -86,6 +93,7 @@ class ReadyWriter:
         by_partition: dict[int, list[int]] = {}
         for index, number in enumerate(chosen):
             by_partition.setdefault(number, []).append(index)
+        self._ensure_known(topic.topic, by_partition.keys())
         # In the order of the records: a refusal names one by its place among all.
         tasks = [tasks[index] for indexes in by_partition.values() for index in indexes]
         sent: list[SentBatch] = []
@@ -103,6 +111,12 @@ class ReadyWriter:
         confirming = asyncio.create_task(self._confirm(topic, batch.release_id, tasks, sent, spans))
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)
+
+    def _ensure_known(self, topic: str, numbers: Collection[int]) -> None:
+        """Refuses a topic or partition that the producer would wait for, and all types with it."""
+        known = self._producer.client.cluster.partitions_for_topic(topic) or set()
+        if missing := sorted(set(numbers) - known):
+            raise KafkaUnavailable(f"topic {topic} has no partition {missing[0]} now")
 
     async def _encode(self, tasks: Sequence[ReadyTask]) -> tuple[list[ReadyTask], list[bytes]]:
         """The tasks that have records, and their values; fails the others.
@@ -139,6 +153,9 @@ class ReadyWriter:
                     topic.partitions.add(batch.partition, -1, topic.written_s)
                 # Before the note is deleted: a crash leaves the note, and the batch is sent again.
                 await self._fail({tasks[position].fence: why for position, why in refused.items()})
+        except KafkaUnavailable as error:
+            self._failed.append((topic, error))
+            self._wake()
         except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
             self._failure = error
             self._wake()

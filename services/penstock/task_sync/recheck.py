@@ -23,7 +23,7 @@ from aiokafka.structs import OffsetAndMetadata
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import MARK
 from penstock.contracts.result import encode_results
-from penstock.errors import Unavailable
+from penstock.errors import KafkaUnavailable, Unavailable
 from penstock.kafka import positions
 from penstock.kafka.connection import create_topics, translated
 from penstock.kafka.topic_config import partitions_of
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # Checks of a proof until the next one begins: one that begins it, and one for each station.
 CHECKS = 4
+# Seconds in which the offsets of topics must be read, all together or one alone.
+READ_S = 3.0
 
 _WRITER = "task-sync"
 # Records without effect, which make readers commit past lost records. Workers skip a ready record
@@ -161,10 +163,12 @@ class Recheck:
         topics = {name: ready(name, task_type.partitions) for name, task_type in types.items()}
         await self._create_missing(topics.values())
         groups = {topic: workers_group(self._settings.prefix, name) for name, topic in topics.items()}
-        offsets = await self._read_offsets(groups)
+        offsets = await self._read_ready(groups)
         passed = []
         for case in cases:
-            name, partitions = case.type.name, offsets[topics[case.type.name].name]
+            name, partitions = case.type.name, offsets.get(topics[case.type.name].name)
+            if partitions is None:
+                continue
             if case.proof.shrunk(partitions):
                 self._states[name].next_s = 0.0
                 del self._cases[name]
@@ -177,7 +181,10 @@ class Recheck:
                 self._release_loop.on_markers_written(name, numbers)
         await self._advance(passed, Station.HEARTBEATS)
         for name, (task_type, cutoff) in due.items():
-            partitions = offsets[topics[name].name]
+            partitions = offsets.get(topics[name].name)
+            if partitions is None:
+                self._states[name].next_s = 0.0
+                continue
             replaced = self._record_ends(name, partitions)
             self._cases[name] = Case(task_type, cutoff, Proof(partitions, replaced=replaced))
 
@@ -240,6 +247,30 @@ class Recheck:
     async def _read_service_offsets(self, station: Station) -> PartitionOffsets:
         topic, service = _SERVICES[station]
         return (await self._read_offsets({topic: service_group(self._settings.prefix, service)}))[topic.name]
+
+    async def _read_ready(self, groups: Mapping[Topic, str]) -> dict[str, PartitionOffsets]:
+        """As `_read_offsets`; leaves out topics that do not answer, so that no other waits."""
+        try:
+            async with asyncio.timeout(READ_S):
+                return await self._read_offsets(groups)
+        except (TimeoutError, KafkaUnavailable) as error:
+            failure = error
+        found: dict[str, PartitionOffsets] = {}
+        for topic, group in groups.items() if len(groups) > 1 else ():
+            try:
+                async with asyncio.timeout(READ_S):
+                    found |= await self._read_offsets({topic: group})
+            except (TimeoutError, KafkaUnavailable) as error:
+                failure = error
+        log.warning(
+            "Queued tasks of some types cannot be checked for lost records now",
+            extra={
+                "event": "recheck_incomplete",
+                "topics": sorted(topic.name for topic in groups if topic.name not in found),
+                "error": repr(failure),
+            },
+        )
+        return found
 
     async def _read_offsets(self, groups: Mapping[Topic, str]) -> dict[str, PartitionOffsets]:
         """Reads the offsets of topics and of their groups; by topic name without prefix."""

@@ -11,11 +11,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.core.completion import Fence
+from penstock.errors import KafkaUnavailable
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.postgres.types import TaskType, TypeCache
 from penstock.task_sync.limits import ReleaseLimiter
 from penstock.task_sync.ownership import Ownership
+from penstock.task_sync.promotion import Promotion
 from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
 from penstock.task_sync.ready_writer import ReadyWriter
 from penstock.task_sync.settings import TaskSyncSettings
@@ -27,11 +29,6 @@ log = logging.getLogger(__name__)
 # The next release deletes the notes of confirmed batches; without one, a statement of its own
 # deletes them after this time.
 DELETE_NOTES_S = 0.5
-# Upper bound of the sleep until the next task is due: the database's clock may be corrected
-# meanwhile, and no notification announces that.
-MAX_DUE_SLEEP_S = 1.0
-# When due tasks that another transaction locked are promoted again.
-LOCKED_RETRY_S = 0.05
 
 
 class ReleaseLoop:
@@ -68,7 +65,7 @@ class ReleaseLoop:
         self._topics: dict[str, ReadyTopic] = {}
         self._wake = asyncio.Event()
         self._limiter = ReleaseLimiter(session, self.on_ready)
-        self._opener = TopicOpener(settings, admin, self._lag_poller, end_offsets, self._wake.set)
+        self._opener = TopicOpener(settings, admin, self._lag_poller, end_offsets, producer, self._wake.set)
         self._withdrawal = Withdrawal(
             settings, session, producer, admin, self._lag_poller, self._on_withdrawal_ended
         )
@@ -77,9 +74,7 @@ class ReleaseLoop:
         self._owners_changed = True
         # Types that notifications named since types were loaded.
         self._changed_types: set[str] = set()
-        self._due_changed = True
-        # Whether the next task is due after the bound of the sleep.
-        self._due_later = False
+        self._promotion = Promotion(session, settings.release_batch)
         # The loop's current step, empty while it sleeps, and a counter of steps: marks for the
         # stall detector.
         self._step = ""
@@ -97,7 +92,7 @@ class ReleaseLoop:
 
     def on_due_changed(self, _type_name: str) -> None:
         """A task was scheduled, perhaps for an earlier moment than all others."""
-        self._due_changed = True
+        self._promotion.changed = True
         self._wake.set()
 
     def on_type_changed(self, name: str) -> None:
@@ -196,6 +191,8 @@ class ReleaseLoop:
             self._session.ensure()
             self._writer.raise_failure()
             self._withdrawal.raise_failure()
+            for topic, error in self._writer.take_failed():
+                self._reopen(topic, error)
             now_s = loop.time()
             if now_s >= sweep_at_s:
                 self._begin_step("sweeping for lost notifications")
@@ -209,9 +206,12 @@ class ReleaseLoop:
             if self._types_changed or self._owners_changed or now_s >= assign_at_s:
                 self._begin_step("assigning types")
                 assign_at_s = await self._assign()
-            if self._due_changed or now_s >= due_at_s:
+            if self._promotion.changed or now_s >= due_at_s:
                 self._begin_step("promoting due tasks")
-                due_at_s = await self._promote()
+                promoted, due_at_s = await self._promotion.step()
+                for name in self._topics.keys() & promoted:
+                    # Without waiting for the notification.
+                    self._topics[name].may_have_ready = True
             poll_at_s = await self._release_batches()
             self._begin_step("reading cutoffs of queued tasks")
             await self._answer_cutoffs()
@@ -227,7 +227,7 @@ class ReleaseLoop:
     async def _sweep(self) -> None:
         """Finds the changes whose notifications were lost."""
         self._types.mark_outdated()
-        self._types_changed = self._due_changed = True
+        self._types_changed = self._promotion.changed = True
         for name in await release.with_ready_tasks(self._session, list(self._topics)):
             self._topics[name].may_have_ready = True
 
@@ -317,50 +317,23 @@ class ReleaseLoop:
         task_type = topic.type = self._types.get(topic.type.name) or topic.type
         self._topics[task_type.name] = topic
         self.may_have_queued.set()
+        # Batches of this process that Kafka has are not sent again.
+        await self._delete_notes()
         for batch in await release.unconfirmed(self._session, task_type):
             log.info(
                 "Sending an unconfirmed batch again",
                 extra={"event": "batch_resent", "task_type": task_type.name, "tasks": len(batch.tasks)},
             )
-            await self._writer.write(topic, batch)
+            await self._write(topic, batch)
         log.info(
             "Type acquired", extra={"event": "type_acquired", "task_type": task_type.name, "lag": topic.lag}
         )
-
-    async def _promote(self) -> float:
-        """Makes due tasks ready; returns when the next task is due, on the loop's clock."""
-        loop = asyncio.get_running_loop()
-        if self._due_later and not self._due_changed:
-            # The bound of the sleep has passed: a task is due only after a step of the clock.
-            wait_s = await release.next_due_s(self._session)
-            if wait_s is None or wait_s > 0:
-                return self._next_promotion_s(wait_s, LOCKED_RETRY_S)
-        self._due_changed = False
-        limit = self._settings.release_batch
-        promoted = await release.promote(self._session, limit)
-        for name in promoted.keys() & self._topics.keys():
-            # Without waiting for the notification.
-            self._topics[name].may_have_ready = True
-        if sum(promoted.values()) >= limit:
-            # More tasks may be due; other types must not wait until all of them are ready.
-            self._due_later = False
-            return loop.time()
-        # Without this minimum, due tasks that other transactions lock would make the loop spin.
-        min_wait_s = 0.001 if promoted else LOCKED_RETRY_S
-        return self._next_promotion_s(await release.next_due_s(self._session), min_wait_s)
-
-    def _next_promotion_s(self, wait_s: float | None, min_wait_s: float) -> float:
-        """When to promote again, if the next task is due in `wait_s` by the database's clock."""
-        self._due_later = wait_s is not None and wait_s > MAX_DUE_SLEEP_S
-        if wait_s is None:
-            return float("inf")
-        return asyncio.get_running_loop().time() + min(max(wait_s, min_wait_s), MAX_DUE_SLEEP_S)
 
     async def _release_batches(self) -> float:
         """Releases at most one batch of each type; returns when to poll the next full window."""
         poll_at_s = await self._poll()
         now_s = asyncio.get_running_loop().time()
-        for topic in self._topics.values():
+        for topic in self.ready_topics():
             if not topic.may_have_ready:
                 continue
             self._begin_step(f"releasing {topic.type.name}")
@@ -378,9 +351,24 @@ class ReleaseLoop:
             if result.batch is not None:
                 topic.may_have_queued = True
                 self.may_have_queued.set()
-                await self._writer.write(topic, result.batch)
+                await self._write(topic, result.batch)
                 poll_at_s = min(poll_at_s, topic.check_at_s())
         return poll_at_s
+
+    async def _write(self, topic: ReadyTopic, batch: release.Batch) -> None:
+        try:
+            await self._writer.write(topic, batch)
+        except KafkaUnavailable as error:
+            self._reopen(topic, error)
+
+    def _reopen(self, topic: ReadyTopic, error: KafkaUnavailable) -> None:
+        """Takes a type out of the release until its ready topic answers; others go on."""
+        name = topic.type.name
+        if self._topics.get(name) is topic:
+            self._withdrawal.cancel(name)
+            del self._topics[name]
+            self._limiter.remove(name)
+            self._opener.reopen(topic.type, error)
 
     async def _poll(self) -> float:
         """Polls what is due, and begins withdrawals; returns when to poll again."""
@@ -396,5 +384,8 @@ class ReleaseLoop:
             self._begin_step("polling the lag of late records")
             await asyncio.gather(*map(self._lag_poller.poll, late))
         for topic in (*full, *late):
-            self._withdrawal.step(topic)
+            if topic.failure is None:
+                self._withdrawal.step(topic)
+            else:
+                self._reopen(topic, topic.failure)
         return min((topic.check_at_s() for topic in topics), default=float("inf"))

@@ -2,17 +2,18 @@
 
 A broker takes about a tenth of a second for each topic that it creates. The types that are owned
 already are released meanwhile, and a type of one namespace does not wait for all topics of another:
-topics are created a few at a time. A topic that Kafka does not create is tried again and delays
-only its own type.
+topics are created a few at a time. A topic that Kafka does not create, or that cannot be read, is
+tried again and delays only its own type. One with fewer partitions than its type gets the others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 
-from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.errors import KafkaUnavailable
@@ -22,9 +23,14 @@ from penstock.postgres.types import TaskType
 from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings
 
+log = logging.getLogger(__name__)
+
 # Topics that one request creates, and requests at a time.
 TOPICS_PER_REQUEST = 4
 REQUESTS = 2
+# Seconds in which topics must be read. The client waits much longer for a partition that is
+# missing, or without a leader.
+READ_S = 3.0
 
 
 class TopicOpener:
@@ -35,6 +41,7 @@ class TopicOpener:
         admin: lists the topics.
         lag_poller: reads the topics.
         end_offsets: reads the topics' end offsets.
+        producer: will write to the topics, and must know them first.
         wake: called when topics are open, and when one failed.
     """
 
@@ -44,12 +51,14 @@ class TopicOpener:
         admin: AIOKafkaAdminClient,
         lag_poller: LagPoller,
         end_offsets: AIOKafkaConsumer,
+        producer: AIOKafkaProducer,
         wake: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._admin = admin
         self._lag_poller = lag_poller
         self._end_offsets = end_offsets
+        self._producer = producer
         self._wake = wake
         self._requests = asyncio.Semaphore(REQUESTS)
         self._opening: set[asyncio.Task[None]] = set()
@@ -66,6 +75,14 @@ class TopicOpener:
         """Begins to open the topics of types whose locks this process has."""
         if task_types:
             self._start(self._open_all(task_types))
+
+    def reopen(self, task_type: TaskType, error: KafkaUnavailable) -> None:
+        """Begins to open the topic of a type again, after it has failed."""
+        log.warning(
+            "A ready topic fails; its type waits until the topic answers",
+            extra={"event": "ready_topic_failed", "task_type": task_type.name, "error": error},
+        )
+        self._start(self._open_alone(task_type))
 
     def take_opened(self) -> list[ReadyTopic]:
         """The topics that were opened since the last call.
@@ -92,25 +109,47 @@ class TopicOpener:
         missing = [each for each in task_types if each not in found]
         for first in range(0, len(missing), TOPICS_PER_REQUEST):
             self._start(self._create(missing[first : first + TOPICS_PER_REQUEST]))
-        # Together: a lost replica may leave hundreds.
-        await self._read(found)
+        try:
+            # Together: a lost replica may leave hundreds.
+            await self._read(found)
+        except KafkaUnavailable:
+            # One of them may be broken, which must not hold the others.
+            for each in found:
+                self._start(self._open_alone(each))
 
     async def _create(self, task_types: Sequence[TaskType]) -> None:
-        if len(task_types) > 1:
-            try:
-                await self._request(task_types)
-            except KafkaUnavailable:
-                # Kafka may refuse one of them, which must not hold the others.
-                for each in task_types:
-                    self._start(self._create([each]))
-                return
-        else:
-            await retry_until_available(
-                lambda: self._request(task_types),
-                waiting_for=f"the ready topic of {task_types[0].name}",
-                retry_on=(KafkaUnavailable,),
+        try:
+            await self._request(task_types)
+            await self._read(task_types)
+        except KafkaUnavailable:
+            # As above.
+            for each in task_types:
+                self._start(self._open_alone(each))
+
+    async def _open_alone(self, task_type: TaskType) -> None:
+        async def attempt() -> None:
+            await self._request([task_type])
+            await self._widen(task_type)
+            await self._read([task_type])
+
+        await retry_until_available(
+            attempt, waiting_for=f"the ready topic of {task_type.name}", retry_on=(KafkaUnavailable,)
+        )
+
+    async def _widen(self, task_type: TaskType) -> None:
+        """Adds the partitions that the topic of a type lacks: it was created elsewhere."""
+        name, wanted = self._settings.prefix + _topic(task_type).name, task_type.partitions
+        async with self._requests:
+            with translated():
+                [found] = await self._admin.describe_topics([name])
+                count = len(found["partitions"])
+                if not 0 < count < wanted:
+                    return
+                await self._admin.create_partitions({name: NewPartitions(wanted)})
+            log.warning(
+                "A ready topic had fewer partitions than its type; the others are added",
+                extra={"event": "ready_topic_widened", "task_type": task_type.name, "partitions": count},
             )
-        await self._read(task_types)
 
     async def _request(self, task_types: Sequence[TaskType]) -> None:
         async with self._requests:
@@ -119,7 +158,14 @@ class TopicOpener:
 
     async def _read(self, task_types: Sequence[TaskType]) -> None:
         if task_types:
-            opened = await self._lag_poller.open(task_types, self._end_offsets)
+            try:
+                async with asyncio.timeout(READ_S):
+                    opened = await self._lag_poller.open(task_types, self._end_offsets)
+                    with translated():
+                        await asyncio.gather(*(self._producer.partitions_for(each.topic) for each in opened))
+            except TimeoutError as error:
+                names = ", ".join(each.name for each in task_types[:3])
+                raise KafkaUnavailable(f"the ready topics of {names} do not answer") from error
             # After the wait: the loop may have taken the list meanwhile.
             self._opened += opened
             self._wake()

@@ -41,6 +41,8 @@ LIMIT = 1_000
 # Seconds in which they must be read, and types whose records are read at a time.
 READ_S = 2.0
 READS = 4
+# Seconds after which a type is tried again whose records Kafka refuses to read or delete.
+REFUSED_S = 300.0
 
 
 class Withdrawal:
@@ -73,7 +75,8 @@ class Withdrawal:
         self._reader = RecordReader(settings, READS)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._permitted = False
-        self._refused = False
+        # Until when a type is left alone whose records Kafka refuses to read or delete.
+        self._refused_until_s: dict[str, float] = {}
         self._failure: Exception | None = None
 
     def __contains__(self, type_name: object) -> bool:
@@ -101,9 +104,10 @@ class Withdrawal:
     def step(self, topic: ReadyTopic) -> None:
         """Begins what is to be done now, right after a poll of the topic."""
         name = topic.type.name
-        if self._refused or name in self._running:
+        now_s = asyncio.get_running_loop().time()
+        if name in self._running or now_s < self._refused_until_s.get(name, now_s):
             return
-        plan = topic.partitions.plan(asyncio.get_running_loop().time(), more_ready=topic.may_have_ready)
+        plan = topic.partitions.plan(now_s, more_ready=topic.may_have_ready)
         if plan:
             topic.poll_interval_s = self._settings.lag_poll_s
             task = self._running[name] = asyncio.create_task(self._run(topic, plan))
@@ -138,7 +142,7 @@ class Withdrawal:
                 extra={"event": "withdrawal_delayed", "task_type": topic.type.name, "error": error},
             )
         except (KafkaRefused, RecordsRefused) as error:
-            self._refused = True
+            self._refused_until_s[topic.type.name] = asyncio.get_running_loop().time() + REFUSED_S
             log.warning(
                 "Records behind busy workers stay there: Kafka refuses to read or delete them",
                 extra={"event": "withdrawal_refused", "task_type": topic.type.name, "error": error},

@@ -14,6 +14,7 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.position import Position, topic_of
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import admin_client, make_consumer, running
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
 from penstock.postgres import release, tasks, types
@@ -55,6 +56,27 @@ async def test_a_task_without_a_record_is_released_again(system):
     await system.submit(1)
     await system.become(succeeded=22)
     assert set(system.executed.values()) == {1}
+
+
+async def test_a_topic_that_does_not_answer_stops_the_recheck_of_no_other_type(system, monkeypatch):
+    """S1, T5: one ready topic does not tell its offsets. Lost records of another type are found."""
+    await types.register(system.pool, types.TaskType(name="broken", partitions=2))
+    read = Recheck._read_offsets
+
+    async def read_offsets(self, groups):
+        if any(topic.name == "ready.broken" for topic in groups):
+            raise KafkaUnavailable("no leader")
+        return await read(self, groups)
+
+    monkeypatch.setattr(Recheck, "_read_offsets", read_offsets)
+    await system.start("task-sync", "heartbeats", "stages")
+    broken = [Submission(type="broken", context=Context.encode(0))] * 5
+    await tasks.submit(system.pool, broken)
+    await system.submit(30)
+    await system.become(queued=35)
+    await system.lose_records()
+    await system.work()
+    await system.become(queued=5, succeeded=30)
 
 
 async def test_a_recreated_ready_topic_gets_its_records_again(system):

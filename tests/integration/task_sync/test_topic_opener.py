@@ -1,0 +1,101 @@
+"""Ready topics that are missing or broken, on real servers: only their types wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from aiokafka.admin import NewTopic
+from tests.support.services import make_topics, running_service
+from tests.support.waiting import wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.kafka.connection import admin_client
+from penstock.postgres import tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
+
+PARTITIONS = 4
+# More than a type may be delayed by another's fault, on a busy machine.
+WITHIN_S = 10.0
+
+
+@pytest.fixture
+async def settings(kafka_servers, prefix, database):
+    await make_topics(kafka_servers, prefix)
+    return TaskSyncSettings(kafka=kafka_servers, prefix=prefix, postgres=database, objects="memory:///")
+
+
+@pytest.fixture
+async def pool(settings):
+    async with open_pool(settings.postgres, "test") as pool:
+        yield pool
+
+
+@pytest.fixture
+async def admin(settings):
+    async with admin_client(settings) as admin:
+        yield admin
+
+
+async def submit(pool, type_name, count=1):
+    submission = Submission(type=type_name, context=Context.encode(None))
+    return [found.id for found in await tasks.submit(pool, [submission] * count)]
+
+
+async def released(pool, ids):
+    states = await pool.fetch("SELECT state FROM task WHERE id = ANY ($1)", ids)
+    return {row["state"] for row in states} == {"queued"}
+
+
+async def released_in_time(pool, type_name, seconds):
+    """Submits a task about ten times a second; each is released within `WITHIN_S`."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        ids = await submit(pool, type_name)
+        await wait_until(lambda ids=ids: released(pool, ids), timeout=WITHIN_S)
+        await asyncio.sleep(0.1)  # the pace of the submissions
+
+
+async def partitions_of(admin, name):
+    [found] = await admin.describe_topics([name])
+    return len(found["partitions"])
+
+
+async def test_a_topic_with_too_few_partitions_gets_the_others(settings, pool, admin):
+    """S1, O1: the ready topic of a type was created elsewhere with one partition. Another type is
+    released meanwhile, and then this one, too."""
+    await types.register(pool, types.TaskType(name="healthy", partitions=PARTITIONS))
+    async with running_service(create_app(settings)):
+        await released_in_time(pool, "healthy", 0)
+        narrow = settings.prefix + "ready.narrow"
+        await admin.create_topics([NewTopic(narrow, 1, 1)])
+        await types.register(pool, types.TaskType(name="narrow", partitions=PARTITIONS))
+        ids = await submit(pool, "narrow", 20)
+        await released_in_time(pool, "healthy", 5)
+        await wait_until(lambda: released(pool, ids), timeout=60)
+        assert await partitions_of(admin, narrow) == PARTITIONS
+
+
+@pytest.mark.parametrize("partitions", [None, 1])
+async def test_a_topic_that_is_deleted_delays_only_its_own_type(settings, pool, admin, partitions):
+    """S1, O1: the ready topic of an owned type is deleted, and perhaps created again with fewer
+    partitions. Another type is released meanwhile, and then this one, too; task-sync goes on."""
+    for name in ("healthy", "deleted"):
+        await types.register(pool, types.TaskType(name=name, partitions=PARTITIONS))
+    topic = settings.prefix + "ready.deleted"
+    async with running_service(create_app(settings)):
+        first = [*await submit(pool, "deleted", 20), *await submit(pool, "healthy", 20)]
+        await wait_until(lambda: released(pool, first), timeout=60)
+        await admin.delete_topics([topic])
+        if partitions is not None:
+            await admin.create_topics([NewTopic(topic, partitions, 1)])
+        later = await submit(pool, "deleted", 20)
+        await released_in_time(pool, "healthy", 8)
+        later += await submit(pool, "deleted", 20)
+        await released_in_time(pool, "healthy", 2)
+        await wait_until(lambda: released(pool, later), timeout=90)
+        assert await partitions_of(admin, topic) == PARTITIONS

@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from penstock.concurrency.retry import retry_until_available
-from penstock.errors import KafkaUnavailable
+from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.connection import create_topics, translated
 from penstock.kafka.topics import Topic, ready
 from penstock.postgres.types import TaskType
@@ -145,7 +145,14 @@ class TopicOpener:
                 count = len(found["partitions"])
                 if not 0 < count < wanted:
                     return
-                await self._admin.create_partitions({name: NewPartitions(wanted)})
+            try:
+                with translated():
+                    await self._admin.create_partitions({name: NewPartitions(wanted)})
+            except KafkaRefused as error:
+                raise KafkaUnavailable(
+                    f"topic {name} has {count} of {wanted} partitions, and task-sync may add none: "
+                    "add them with Kafka's own tools"
+                ) from error
             log.warning(
                 "A ready topic had fewer partitions than its type; the others are added",
                 extra={"event": "ready_topic_widened", "task_type": task_type.name, "partitions": count},

@@ -166,7 +166,7 @@ PUBLISHING = Metric(
 )
 SWEPT = Metric(
     "penstock_swept_events_total",
-    "Events that a crash left unpublished and this process's sweeper has published.",
+    "Events that their writer had not published and this process's sweeper has published.",
 )
 
 REQUESTS = Metric(

@@ -2,7 +2,7 @@
 
 Reads batches of stage results, decides where each task goes (`core.completion`) and commits a batch
 in one fenced statement. It publishes the events and callbacks that are written with it, and sweeps
-those that a crash left unpublished, with the revocations of cancelled tasks.
+those that their writer has not published, with the revocations of cancelled tasks.
 
 Guarantees
 - A stage takes effect exactly once, even if results are delivered twice, late or out of order: a

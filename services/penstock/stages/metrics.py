@@ -27,7 +27,7 @@ class Metrics:
         stale: results that changed nothing.
         late: results of expired attempts that were accepted.
         unhandled: attempts that workers handed back, because they have no handler for the stage.
-        swept: events that a crash left unpublished.
+        swept: events that the sweeper has published.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,9 @@ class StagesSettings(ProcessorSettings, Platform, Metered):
     """The settings of stages only; the base classes have the shared ones."""
 
     commit_batch: int = option(1_000, "Maximum number of results that one statement commits.")
-    sweep_every_s: float = option(15.0, "Seconds between sweeps for events that a crash left unpublished.")
+    sweep_every_s: float = option(
+        15.0, "Seconds between sweeps for events that their writer has not published."
+    )
     sweep_age_s: float = option(10.0, "Seconds after which the sweeper publishes an unpublished event.")
 
     def validate(self) -> list[str]:

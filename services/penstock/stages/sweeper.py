@@ -1,4 +1,6 @@
-"""The sweeper: publishes events whose writer died between commit and publication.
+"""The sweeper: publishes events that their writer has not published.
+
+The writer died between commit and publication, or leaves them to the sweeper.
 
 It also revokes the attempts that these events cancelled.
 
@@ -93,7 +95,7 @@ async def sweep_once(settings: StagesSettings, session: Session, producer: AIOKa
             break
     if swept:
         log.info(
-            "Events that a crash left unpublished are published",
+            "Events that their writer had not published are published",
             extra={"event": "events_swept", "events": swept},
         )
     return swept

@@ -125,6 +125,20 @@ def unwritable(result: StageResult, why: object) -> StageResult:
     )
 
 
+def handed_back(result: StageResult, why: str) -> StageResult:
+    """The hand-back that takes the place of a result which cannot be stored; it is not charged."""
+    return dataclasses.replace(
+        result,
+        outcome=Outcome.RETRY,
+        next_stage=None,
+        context=None,
+        delay_ms=0,
+        permanent=False,
+        max_attempts=None,
+        error=Failure(kind=HANDED_BACK, message=why),
+    )
+
+
 def encode_results(worker: str, results: Sequence[StageResult]) -> bytes:
     """The value of a `stage-results` record."""
     return orjson.dumps({"worker": worker, "results": [result.to_wire() for result in results]})

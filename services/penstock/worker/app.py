@@ -23,6 +23,8 @@ from penstock.worker.settings import WorkerSettings
 FAILURE_GRACE_S = 15.0
 # Seconds beyond the drain in which the last results must be written.
 LAST_RESULTS_S = 15.0
+# Seconds after the drain, at least, in which the object store can take the last results.
+STORE_S = 5.0
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 
@@ -137,6 +139,7 @@ class Worker:
                 lambda attempt_id: loop.call_soon_threadsafe(pool.begin, attempt_id),
                 lambda attempt_id: loop.call_soon_threadsafe(pool.end_turn, attempt_id),
                 lambda attempt_id: pool.waits(attempt_id),  # noqa: PLW0108 (the pool follows)
+                objects,
             )
             pool = HandlerPool(
                 Execution(self._stages, objects, settings.threads),
@@ -152,8 +155,9 @@ class Worker:
                 await stopping.wait()
                 platform.call_soon(client.stop)
                 await pulled.wait()
+                drained_by_s = loop.time() + settings.drain_timeout_s
                 await pool.drain(settings.drain_timeout_s)
-                platform.call_soon(client.finish)
+                platform.call_soon(client.finish, max(drained_by_s - loop.time(), STORE_S))
                 # The client ends the service once all results are reported.
                 await asyncio.Event().wait()
 

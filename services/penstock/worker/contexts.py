@@ -1,27 +1,30 @@
 """Contexts in the object store, as handlers receive and return them.
 
 An outage of the store is not a failure of an attempt. An attempt that cannot read its context is
-handed back before its handler runs, and its place is free for others. The outcome of a handler
+handed back before its handler runs, and its place is free for others. The result of a handler
 waits until its context is stored, because the handler would do its work again.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
-from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult, unwritable
 from penstock.core.access import namespace_of
+from penstock.core.attempt import AttemptId
 from penstock.errors import ObjectsUnavailable, Unavailable
 from penstock.objects import ObjectStore
 
 
 class Contexts:
-    """Reads and stores the contexts of attempts.
+    """Reads the contexts of attempts.
 
     Args:
-        objects: of large contexts; None leaves them inline, for a gateway to store.
+        objects: of large contexts; None leaves references to a gateway.
     """
 
     def __init__(self, objects: ObjectStore | None) -> None:
@@ -45,13 +48,35 @@ class Contexts:
                 raise
         return context.decode()
 
-    async def stored(self, context: Context, ready: ReadyTask) -> Context:
-        """The context of an outcome; waits until its object is stored, if it is large."""
-        objects = self._objects
-        if objects is None:
-            return context
-        return await retry_until_available(
-            lambda: objects.check_in(context, namespace_of(ready.type)),
-            waiting_for="store of a large context",
-            backoff=WORKER_BACKOFF,
-        )
+
+class ResultContexts:
+    """Stores the large contexts of results.
+
+    Args:
+        objects: of large contexts.
+        type_of: returns the type of an attempt; None when it is no longer in flight.
+    """
+
+    def __init__(self, objects: ObjectStore, type_of: Callable[[AttemptId], str | None]) -> None:
+        self._objects = objects
+        self._type_of = type_of
+
+    async def stored(self, result: StageResult) -> StageResult | None:
+        """The result with a reference; waits until the object is stored.
+
+        Returns None when the attempt is lost or revoked meanwhile.
+        """
+
+        async def store() -> StageResult | None:
+            type_name = self._type_of(result.fence.attempt_id)
+            if type_name is None or result.context is None:
+                return None
+            context = await self._objects.check_in(result.context, namespace_of(type_name))
+            return dataclasses.replace(result, context=context)
+
+        try:
+            return await retry_until_available(
+                store, waiting_for="store of a large context", backoff=WORKER_BACKOFF
+            )
+        except Exception as error:  # noqa: BLE001 (the error becomes the result of its attempt)
+            return unwritable(result, repr(error)[:1000])

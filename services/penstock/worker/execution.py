@@ -123,8 +123,7 @@ class Execution:
 
     Args:
         stages: handlers by (type, stage).
-        objects: the object store of large contexts; None leaves them inline, for a gateway to
-            store.
+        objects: the object store of large contexts; None when a gateway sends them inline.
         threads: most synchronous handlers at once.
     """
 
@@ -187,7 +186,7 @@ class Execution:
                     returned = await cast("Awaitable[Outcome]", stage.handler(task))
             else:
                 returned = await self._on_thread(stage, task, ready.priority)
-            result = await self._conclude(ready, stage, returned, started_ms)
+            result = _conclude(ready, stage, returned, started_ms)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():
@@ -227,24 +226,23 @@ class Execution:
         future.cancel()
         raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was abandoned")
 
-    async def _conclude(self, ready: ReadyTask, stage: Stage, returned: Any, started_ms: int) -> StageResult:
-        """The result of what a handler returned.
 
-        It is read here in full, and alone: in the batch of results it could spoil the others.
-        """
-        try:
-            outcome, fields = _read(returned)
-            context = fields.get("context")
-            if context is not None and context.ref is not None:
-                context.ref.require_namespace(namespace_of(ready.type), "/context_ref")
-        except BaseException as error:  # noqa: BLE001 (raised by an object of the handler, or by `_read`)
-            # The handler has done its work, and would do it again with the same outcome.
-            return _failed(ready, stage, started_ms, _failure_of(error), permanent=True)
-        if context is not None:
-            fields["context"] = await self._contexts.stored(context, ready)
-        if outcome is completion.Outcome.FAIL:
-            fields["max_attempts"] = stage.max_attempts
-        return _result(ready, outcome, started_ms, **fields)
+def _conclude(ready: ReadyTask, stage: Stage, returned: Any, started_ms: int) -> StageResult:
+    """The result of what a handler returned; its context is inline, however large.
+
+    It is read here in full, and alone: in the batch of results it could spoil the others.
+    """
+    try:
+        outcome, fields = _read(returned)
+        context = fields.get("context")
+        if context is not None and context.ref is not None:
+            context.ref.require_namespace(namespace_of(ready.type), "/context_ref")
+    except BaseException as error:  # noqa: BLE001 (raised by an object of the handler, or by `_read`)
+        # The handler has done its work, and would do it again with the same outcome.
+        return _failed(ready, stage, started_ms, _failure_of(error), permanent=True)
+    if outcome is completion.Outcome.FAIL:
+        fields["max_attempts"] = stage.max_attempts
+    return _result(ready, outcome, started_ms, **fields)
 
 
 def _read(returned: Any) -> tuple[completion.Outcome, dict[str, Any]]:

@@ -63,6 +63,9 @@ class InFlight:
         self._reserved = 0
         # By type, attempts in flight and reserved room.
         self._held: Counter[str] = Counter()
+        # Attempts that take no room, and how many by type.
+        self._parked: set[AttemptId] = set()
+        self._parked_of: Counter[str] = Counter()
         # In order of arrival.
         self._waiters: list[_Waiter] = []
         self._removed = asyncio.Event()
@@ -78,9 +81,8 @@ class InFlight:
         """How many more attempts may be reserved."""
         if self._holds:
             return 0
-        return (
-            int(min(self._capacity + self._backlog() - len(self._attempts), self._limit())) - self._reserved
-        )
+        with_handler = len(self._attempts) - len(self._parked)
+        return int(min(self._capacity + self._backlog() - with_handler, self._limit())) - self._reserved
 
     @property
     def is_ample(self) -> bool:
@@ -91,6 +93,22 @@ class InFlight:
         """Sets whether there is no room, however few attempts are in flight."""
         self._holds = holds
         self._grant()
+
+    def type_of(self, attempt_id: AttemptId) -> str | None:
+        """The type of an attempt; None when it is not in flight."""
+        return self._attempts.get(attempt_id)
+
+    def park(self, attempt_id: AttemptId) -> None:
+        """Frees the room of an attempt whose handler has ended and whose result waits.
+
+        A type with `capacity` such attempts gets no room until some of them are removed. Otherwise
+        it would take more tasks for as long as an outage lasts.
+        """
+        type_name = self._attempts.get(attempt_id)
+        if type_name is not None and attempt_id not in self._parked:
+            self._parked.add(attempt_id)
+            self._parked_of[type_name] += 1
+            self._grant()
 
     @asynccontextmanager
     async def reserve(self, type_name: str, most: int, timeout_s: float) -> AsyncIterator[Reservation]:
@@ -133,6 +151,9 @@ class InFlight:
             type_name = self._attempts.pop(attempt_id, None)
             if type_name is not None:
                 self._release(type_name, 1)
+                if attempt_id in self._parked:
+                    self._parked.remove(attempt_id)
+                    self._parked_of[type_name] -= 1
         self._removed.set()
         self._grant()
 
@@ -144,10 +165,16 @@ class InFlight:
             await self._removed.wait()
 
     def _grant(self) -> None:
-        while self._waiters and (room := self.room) > 0:
+        waiters = [
+            waiter
+            for waiter in self._waiters
+            if self._parked_of[waiter.reservation.type_name] < self._capacity
+        ]
+        while waiters and (room := self.room) > 0:
             # The first of those that have the least.
-            waiter = min(self._waiters, key=lambda waiter: self._held[waiter.reservation.type_name])
-            size = min(waiter.most, max(1, room // len(self._waiters)))
+            waiter = min(waiters, key=lambda waiter: self._held[waiter.reservation.type_name])
+            size = min(waiter.most, max(1, room // len(waiters)))
+            waiters.remove(waiter)
             self._waiters.remove(waiter)
             self._reserved += size
             self._held[waiter.reservation.type_name] += size

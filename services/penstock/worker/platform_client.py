@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ from penstock.core.attempt import AttemptId
 from penstock.core.early_start import HORIZON_S, BacklogLimit
 from penstock.http.credentials import Credentials
 from penstock.kafka.connection import make_producer, running
+from penstock.objects import ObjectStore
+from penstock.worker.contexts import ResultContexts
 from penstock.worker.gateway_client import GatewayClient
 from penstock.worker.heartbeat_sender import HeartbeatSender
 from penstock.worker.http_transport import HttpPuller, HttpTransport
@@ -62,6 +65,8 @@ class PlatformClient:
         begin: called with an announced suspect once the platform knows that it begins.
         end_turn: called with an ended suspect once its result is stored.
         waits: whether an attempt still waits for a handler.
+        objects: the object store of large contexts; None leaves them inline, for a gateway to
+            store.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class PlatformClient:
         begin: Callable[[AttemptId], object],
         end_turn: Callable[[AttemptId], object],
         waits: Callable[[AttemptId], bool],
+        objects: ObjectStore | None = None,
     ) -> None:
         self._settings = settings
         self._worker_id = worker_id
@@ -84,10 +90,12 @@ class PlatformClient:
         self._begin = begin
         self._end_turn = end_turn
         self._waits = waits
+        self._objects = objects
         # Suspects that begin (True) or have ended.
         self._turns: asyncio.Queue[tuple[AttemptId, bool]] = asyncio.Queue()
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
+        self._store_s = math.inf
         self._backlog = BacklogLimit(settings.backlog)
         self._in_flight = InFlight(
             slots,
@@ -128,8 +136,13 @@ class PlatformClient:
         """Ends pulling."""
         self._stopping.set()
 
-    def finish(self) -> None:
-        """Ends `run` once all results are reported; no further result will be added."""
+    def finish(self, store_s: float) -> None:
+        """Ends `run` once all results are reported; no further result will be added.
+
+        Args:
+            store_s: seconds until attempts whose results wait for the object store are handed back.
+        """
+        self._store_s = store_s
         self._drained.set()
 
     async def run(
@@ -157,14 +170,21 @@ class PlatformClient:
             self._unclaimed = UnclaimedAttempts(
                 transport, self._heartbeats, self._worker_id, self._types, clock, self._waits
             )
-            self._results = ResultSender(transport, self._worker_id, self._on_sent, self._still_in_flight)
+            self._results = ResultSender(
+                transport,
+                self._worker_id,
+                self._on_sent,
+                self._still_in_flight,
+                self._in_flight.park,
+                ResultContexts(self._objects, self._in_flight.type_of).stored if self._objects else None,
+            )
             pulling = process.run_all(*(make_puller(name).run() for name in sorted(self._types)))
 
             async def work() -> None:
                 await _until(self._stopping, pulling)
                 on_pulled()
                 await self._drained.wait()
-                await self._results.wait_sent()
+                await self._results.wait_sent(self._store_s)
 
             if not self._settings.worker_gateway:
                 on_ready()

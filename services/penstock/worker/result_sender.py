@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 import orjson
@@ -13,7 +14,7 @@ import orjson
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, unwritable
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back, unwritable
 from penstock.core.attempt import AttemptId
 from penstock.errors import PenstockError
 from penstock.kafka.connection import MAX_RECORD_BYTES
@@ -28,6 +29,12 @@ END_LEASES_S = 0.05
 # broker's limit.
 ENTRY_BYTES = 400
 MAX_BATCH_BYTES = MAX_RECORD_BYTES // 2
+# Large contexts that are stored at the same time.
+CONCURRENT_STORES = 64
+# Most bytes of large contexts that wait for the object store without room of their attempts. It
+# bounds the memory of a worker in an outage of the store.
+PARKED_BYTES = 64 * 1024 * 1024
+UNSTORED_REASON = "the worker stopped while its result waited for the object store"
 
 
 class ResultTransport(Protocol):
@@ -56,6 +63,9 @@ class ResultSender:
         still_in_flight: called before each batch; returns which of its attempts this worker still
             has. A result of a lost or revoked attempt is not sent, because another worker may have
             begun it.
+        park: called with an attempt whose result waits for the object store; frees its room.
+        store: stores the large context of a result and returns the result with a reference, or None
+            when the attempt is lost. None when a gateway stores large contexts.
     """
 
     def __init__(
@@ -64,6 +74,8 @@ class ResultSender:
         worker_id: str,
         on_sent: Callable[[Sequence[StageResult]], Iterable[AttemptId]],
         still_in_flight: Callable[[list[AttemptId]], Container[AttemptId]],
+        park: Callable[[AttemptId], object] = lambda _attempt_id: None,
+        store: Callable[[StageResult], Awaitable[StageResult | None]] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
@@ -76,9 +88,19 @@ class ResultSender:
         self._results: Batcher[StageResult] = Batcher(
             self._send, max_size=MAX_BATCH_BYTES, size_of=_size_bytes
         )
-        # Results that a gateway can take only while the object store answers. Others do not wait
-        # behind them.
-        self._large: Batcher[StageResult] = Batcher(self._send, max_size=MAX_BATCH_BYTES, size_of=_size_bytes)
+        # Results that can be sent only while the object store answers. Others do not wait behind
+        # them.
+        self._large: Batcher[StageResult] = (
+            Batcher(self._send_large, max_size=MAX_BATCH_BYTES, size_of=_size_bytes)
+            if store is None
+            else Batcher(self._send_large, max_size=1, writers=CONCURRENT_STORES)
+        )
+        self._store = store
+        self._park = park
+        # Results that `_large` has not sent, and the bytes of the parked ones.
+        self._waiting: dict[AttemptId, StageResult] = {}
+        self._parked: dict[AttemptId, int] = {}
+        self._parked_bytes = 0
         self._ended: Batcher[AttemptId] = Batcher(self._end_leases, linger_s=lambda _previous: END_LEASES_S)
 
     def add(self, result: StageResult) -> None:
@@ -93,7 +115,19 @@ class ResultSender:
         self._move_scheduled = False
         while self._added:
             result = self._added.popleft()
-            (self._large if _needs_store(result) else self._results).add(result)
+            if size_bytes := _unstored_bytes(result):
+                self._add_large(result, size_bytes)
+            else:
+                self._results.add(result)
+
+    def _add_large(self, result: StageResult, size_bytes: int) -> None:
+        attempt_id = result.fence.attempt_id
+        self._waiting[attempt_id] = result
+        if self._parked_bytes + size_bytes <= PARKED_BYTES:
+            self._parked[attempt_id] = size_bytes
+            self._parked_bytes += size_bytes
+            self._park(attempt_id)
+        self._large.add(result)
 
     async def run(self) -> None:
         """Sends until cancelled.
@@ -103,16 +137,40 @@ class ResultSender:
         """
         await run_all(self._results.run(), self._large.run(), self._ended.run())
 
-    async def wait_sent(self) -> None:
+    async def wait_sent(self, store_s: float = math.inf) -> None:
         """Waits until all added results are stored and their leases have ended.
+
+        Args:
+            store_s: seconds until attempts whose results wait for the object store are handed back.
 
         Raises:
             Fatal: some results were not stored.
         """
         self._move_added()
+        try:
+            async with asyncio.timeout(None if store_s == math.inf else store_s):
+                await self._large.wait_idle()
+        except TimeoutError:
+            await self._large.stop()
+            log.warning(
+                "The object store did not take results before the worker stops; their attempts are handed back",
+                extra={"event": "unstored_results_returned", "results": len(self._waiting)},
+            )
+            for result in self._waiting.values():
+                self._results.add(handed_back(result, UNSTORED_REASON))
         await self._results.wait_idle()
-        await self._large.wait_idle()
         await self._ended.wait_idle()
+
+    async def _send_large(self, results: Sequence[StageResult]) -> None:
+        if self._store is None:
+            await self._send(results)
+        else:
+            for result in results:
+                if (stored := await self._store(result)) is not None:
+                    self._results.add(stored)
+        for result in results:
+            self._waiting.pop(result.fence.attempt_id, None)
+            self._parked_bytes -= self._parked.pop(result.fence.attempt_id, 0)
 
     async def _send(self, results: Sequence[StageResult]) -> None:
         batch = self._without_lost(results)
@@ -143,12 +201,12 @@ class ResultSender:
         return batch
 
 
-def _needs_store(result: StageResult) -> bool:
-    """Whether its context is not stored yet, and is too large to be inline."""
+def _unstored_bytes(result: StageResult) -> int:
+    """The size of a context that is not stored yet, and is too large to be inline; else 0."""
     context = result.context
     # A result of other types is a defect, which `_encodable` finds.
     data = context.data if isinstance(context, Context) else None
-    return isinstance(data, bytes) and len(data) > INLINE_LIMIT_BYTES
+    return len(data) if isinstance(data, bytes) and len(data) > INLINE_LIMIT_BYTES else 0
 
 
 def _encodable(result: StageResult) -> StageResult:

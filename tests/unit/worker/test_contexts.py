@@ -8,8 +8,10 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult
 from penstock.core.completion import Fence, Outcome
 from penstock.objects import ObjectStore
+from penstock.worker.contexts import ResultContexts
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.outcomes import Done
 
@@ -52,24 +54,17 @@ async def test_an_attempt_that_cannot_read_its_context_is_handed_back(store, fol
     assert (found.outcome, ran) == (Outcome.DONE, [LARGE])
 
 
-async def test_an_outcome_waits_until_its_context_is_stored(store, folder, caplog):
+async def test_a_result_waits_until_its_context_is_stored(store, folder, caplog):
     """T4, S11: a handler that has ended keeps its outcome while the store is away, and does not run
     again."""
-    ran = 0
-
-    async def handler(_task):
-        nonlocal ran
-        ran += 1
-        folder.rename(folder.with_name("away"))
-        return Done(LARGE)
-
-    ready = ReadyTask(FENCE, "t", Context.encode(None), 1000)
-    running = asyncio.create_task(execution(store, handler).run(ready, lambda _result: None))
+    result = StageResult(fence=FENCE, outcome=Outcome.DONE, context=Context.encode(LARGE))
+    folder.rename(folder.with_name("away"))
+    storing = asyncio.create_task(ResultContexts(store, lambda _attempt_id: "t").stored(result))
     await wait_until(
         lambda: any(getattr(record, "event", "") == "retry_scheduled" for record in caplog.records)
     )
-    assert not running.done()
+    assert not storing.done()
     folder.with_name("away").rename(folder)
-    found = await running
-    assert (found.outcome, ran) == (Outcome.DONE, 1)
+    found = await storing
+    assert found.outcome is Outcome.DONE
     assert (await store.check_out(found.context, "default")).decode() == LARGE

@@ -17,6 +17,7 @@ from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.core.completion import Fence, Outcome
 from penstock.objects import ObjectStore
 from penstock.worker import Done, Fail, Next, RetryAfter
+from penstock.worker.contexts import ResultContexts
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.handler_pool import HandlerPool
 from penstock.worker.result_sender import MAX_BATCH_BYTES, ResultSender
@@ -277,9 +278,10 @@ async def test_a_context_that_grows_when_encoded_is_judged_by_what_is_sent():
     """T4: 400 times `1e9,` are 1,601 bytes and 5,201 after encoding, so the worker stores them as
     an object."""
     text = b"[" + b",".join([b"1e9"] * 400) + b"]"
+    contexts = ResultContexts(ObjectStore("memory:///"), lambda _attempt_id: "t")
     for value in (Context(ContentType.JSON, text), orjson.Fragment(text)):
-        found = await run(lambda _task, value=value: Done(value))
-        [result] = await send(found)
+        ended = await run(lambda _task, value=value: Done(value))
+        [result] = await send(await contexts.stored(ended))
         assert (result.outcome, result.context.ref.size) == (Outcome.DONE, 5_201)
 
 

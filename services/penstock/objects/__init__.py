@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -56,10 +57,16 @@ _RETRIES = {
 
 # Seconds for an answer to a probe.
 PROBE_S = 3.0
+# What a probe writes, as large as the smallest context: a full disk takes an empty file.
+_PROBE = bytes(INLINE_LIMIT_BYTES + 1)
+_PROBE_NAME = "probe"
 # Amazon's code in the answer of a store without the bucket. The answer is otherwise that of a
 # missing object.
 _NO_BUCKET = "NoSuchBucket"
 _REASON_LENGTH = 300
+# The beginning of an error of the library, and the end of one of the operating system.
+_LIBRARY_PREFIX = re.compile(r"^Generic \w+ error: ")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)$")
 
 
 class ObjectStore:
@@ -91,12 +98,12 @@ class ObjectStore:
             options: dict[str, Any] = {"mkdir": True} if folder is not None else {"retry_config": _RETRIES}
             self._store = from_url(url, **options)
         except (BaseError, ValueError, OSError) as error:
-            # Only the first line: some errors continue with internals of the library.
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise SettingsError(
-                f"PENSTOCK_OBJECTS={url!r} is not an object store ({reason}): {_REMEDY}"
+                f"PENSTOCK_OBJECTS={url!r} is not an object store ({_reason(error)}): {_REMEDY}"
             ) from error
         self._folder = folder
+        # Without a user or parameters, which could be credentials.
+        self._name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         if self._folder is not None and not os.access(self._folder, os.R_OK | os.W_OK | os.X_OK):
             raise SettingsError(
                 f"PENSTOCK_OBJECTS={url!r} cannot be read and written by this user: {_REMEDY}"
@@ -120,7 +127,7 @@ class ObjectStore:
         try:
             await obstore.put_async(self._store, ref.key, context.data)
         except (BaseError, OSError) as error:
-            raise _unavailable(f"does not store {len(context.data):,} bytes", error) from error
+            raise self._unavailable(f"does not store {len(context.data):,} bytes", error) from error
         return Context(context.content_type, ref=ref)
 
     async def check_out(self, context: Context, namespace: str, *, limit_bytes: int | None = None) -> Context:
@@ -174,14 +181,14 @@ class ObjectStore:
         except FileNotFoundError as error:
             self._require_folder(CONTEXTS_PREFIX)
             if _NO_BUCKET in str(error):
-                raise _unavailable("has no such bucket", error) from error
+                raise self._unavailable("has no such bucket", error) from error
             raise CorruptObject(f"object {ref.key} is not in the store") from error
         except (BaseError, OSError) as error:
-            raise _unavailable(f"does not return {ref.key}", error) from error
+            raise self._unavailable(f"does not return {ref.key}", error) from error
         raise CorruptObject(f"object {ref.key} does not have the {ref.size:,} bytes of its reference")
 
     async def answers(self) -> bool:
-        """Whether the store answers at all: then an error is that of a single object."""
+        """Whether the store takes objects at all: then an error is that of a single object."""
         try:
             await self.probe()
         except ObjectsUnavailable:
@@ -189,22 +196,36 @@ class ObjectStore:
         return True
 
     async def probe(self) -> None:
-        """Returns when the store answers.
+        """Returns when the store has taken an object, because one that is full still answers reads.
 
         Raises:
-            ObjectsUnavailable: it does not, within `PROBE_S` seconds.
+            ObjectsUnavailable: it has not, within `PROBE_S` seconds.
         """
+        self._require_folder()
         try:
             async with asyncio.timeout(PROBE_S):
-                await obstore.head_async(self._store, f"{CONTEXTS_PREFIX}probe")
-        except FileNotFoundError as error:
-            self._require_folder()
-            if _NO_BUCKET in str(error):
-                raise _unavailable("has no such bucket", error) from error
+                await obstore.put_async(self._store, self._probe_key(), _PROBE)
         except TimeoutError as error:
-            raise ObjectsUnavailable(f"the object store does not answer within {PROBE_S:g} s") from error
+            raise ObjectsUnavailable(
+                f"the object store {self._name} does not answer within {PROBE_S:g} s"
+            ) from error
         except (BaseError, OSError) as error:
-            raise _unavailable("does not answer", error) from error
+            if _NO_BUCKET in str(error):
+                raise self._unavailable("has no such bucket", error) from error
+            raise self._unavailable("cannot be written", error) from error
+
+    def _probe_key(self) -> str:
+        """The key of the probe: a context's, as far as rights and deletion by age go.
+
+        In a folder without contexts it is another one. The folder may be an empty one where the
+        store is not mounted, and `_read_exactly` must not find the folder of contexts there.
+        """
+        if self._folder is not None and not (Path(self._folder) / CONTEXTS_PREFIX).exists():
+            return _PROBE_NAME
+        return f"{CONTEXTS_PREFIX}{_PROBE_NAME}"
+
+    def _unavailable(self, what: str, error: Exception) -> ObjectsUnavailable:
+        return ObjectsUnavailable(f"the object store {self._name} {what}: {_reason(error)}")
 
     def _require_folder(self, part: str = "") -> None:
         """Checks that a part of a local store exists.
@@ -227,7 +248,7 @@ class ObjectStore:
                 self._store, object_key, chunks, chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENT_PARTS
             )
         except (BaseError, OSError) as error:
-            raise _unavailable(f"does not store {object_key}", error) from error
+            raise self._unavailable(f"does not store {object_key}", error) from error
 
     async def chunks(self, object_key: str) -> AsyncIterator[bytes]:
         """Reads an object in chunks.
@@ -243,7 +264,7 @@ class ObjectStore:
         except FileNotFoundError as error:
             raise CorruptObject(f"object {object_key} is not in the store") from error
         except (BaseError, OSError) as error:
-            raise _unavailable(f"does not return {object_key}", error) from error
+            raise self._unavailable(f"does not return {object_key}", error) from error
 
     async def size_of(self, object_key: str) -> int | None:
         """Returns the size of an object in bytes; None when it does not exist.
@@ -256,13 +277,16 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            raise _unavailable(f"does not tell the size of {object_key}", error) from error
+            raise self._unavailable(f"does not tell the size of {object_key}", error) from error
 
 
-def _unavailable(what: str, error: Exception) -> ObjectsUnavailable:
-    """The error of the store; the library's own continues with its internals after a line."""
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return ObjectsUnavailable(f"the object store {what}: {reason[:_REASON_LENGTH]}")
+def _reason(error: Exception) -> str:
+    """The fault that an error of the library tells, without the library's internals."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    line = _LIBRARY_PREFIX.sub("", line)
+    # Of a local store, the rest names temporary files.
+    local = _OS_ERROR.search(line)
+    return os.strerror(int(local[1])) if local else line[:_REASON_LENGTH]
 
 
 def _typed(content_type: ContentType, data: bytes, object_key: str) -> Context:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +216,50 @@ async def test_a_folder_that_is_away_is_an_outage(tmp_path: Path, fault: str) ->
     (tmp_path / "away").rename(folder)
     assert (await store.check_out(kept, "default")).decode() == "x" * 5000
     await store.probe()
+
+
+@contextmanager
+def full() -> Iterator[None]:
+    """No file of this process can have a byte; a superuser's neither, unlike without permission."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_store_that_cannot_be_written_is_away(tmp_path: Path) -> None:
+    """T4, O4: a store that is full or read-only answers reads. Its probe writes and sees that, and
+    errors name the store and the fault, and not the internals of the library."""
+    store = ObjectStore(f"file://{tmp_path}")
+    await store.check_in(Context.encode("x" * 5000), "default")
+    await store.probe()
+    errors = []
+    with full():
+        for attempt in (store.probe(), store.check_in(Context.encode("y" * 5000), "default")):
+            try:
+                await attempt
+            except ObjectsUnavailable as error:
+                errors.append(str(error))
+    assert errors == [
+        f"the object store file://{tmp_path} cannot be written: File too large",
+        f"the object store file://{tmp_path} does not store 5,002 bytes: File too large",
+    ]
+    await store.probe()
+
+
+async def test_a_probe_does_not_make_an_empty_folder_a_store(tmp_path: Path) -> None:
+    """T4: contexts are missing from a folder that is not mounted, and not lost. The probe must not
+    make it look like a store."""
+    folder = tmp_path / "objects"
+    store = ObjectStore(f"file://{folder}")
+    kept = await store.check_in(Context.encode("x" * 5000), "default")
+    folder.rename(tmp_path / "away")
+    folder.mkdir()
+    await store.probe()
+    with pytest.raises(ObjectsUnavailable, match="is not a folder"):
+        await store.check_out(kept, "default")
 
 
 async def test_an_object_that_is_missing_is_corrupt(tmp_path: Path) -> None:

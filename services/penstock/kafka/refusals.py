@@ -66,6 +66,19 @@ _REASONS: dict[type[BaseException], str] = {
     InvalidTimestampError: "timestamp",
 }
 INVALID = "invalid"
+_OF_SIZE = tuple(kind.__name__ for kind, reason in _REASONS.items() if reason == "too_large")
+
+
+def refuses_all(refused: Mapping[int, str], count: int) -> str | None:
+    """Why a topic takes no record at all: it refused all of `count`, and none for its size.
+
+    A setting of the topic is the reason then, such as compaction, and not the records.
+    """
+    reasons = set(refused.values())
+    if len(refused) < count or any(why.startswith(_OF_SIZE) for why in reasons):
+        return None
+    return next(iter(reasons), None)
+
 
 # Records of this process that Kafka has refused, by full topic name and reason; 0 for each reason
 # on a topic that the process writes to.

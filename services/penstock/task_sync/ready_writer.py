@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaProducer
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
+from penstock.kafka.refusals import refuses_all
 from penstock.kafka.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
 from penstock.task_sync.ready_topics import ReadyTopic
@@ -148,6 +149,10 @@ class ReadyWriter:
     ) -> None:
         try:
             if refused := await refusals(sent):
+                if (why := refuses_all(refused, len(tasks))) is not None:
+                    raise KafkaUnavailable(  # noqa: TRY301 (handled as any other failure of the topic)
+                        f"topic {topic.topic} refuses all records ({why}): check the topic's settings"
+                    )
                 for index in refused:
                     batch = next(each for each in reversed(sent) if each.begin <= index)
                     topic.partitions.add(batch.partition, -1, topic.written_s)

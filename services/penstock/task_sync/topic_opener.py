@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from penstock.concurrency.retry import retry_until_available
+from penstock.core.retry import Backoff
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.connection import create_topics, translated
 from penstock.kafka.topics import Topic, ready
@@ -31,6 +33,10 @@ REQUESTS = 2
 # Seconds in which topics must be read. The client waits much longer for a partition that is
 # missing, or without a leader.
 READ_S = 3.0
+# A topic may answer and take no records. One that fails again within `STEADY_S` is opened later and
+# later.
+REOPENED_BACKOFF = Backoff(base_s=0.5, factor=2, max_s=15.0, jitter=0.3)
+STEADY_S = 60.0
 
 
 class TopicOpener:
@@ -64,6 +70,8 @@ class TopicOpener:
         self._opening: set[asyncio.Task[None]] = set()
         self._opened: list[ReadyTopic] = []
         self._failure: BaseException | None = None
+        # By type: when its topic failed, and how often since it was steady.
+        self._failures: dict[str, tuple[float, int]] = {}
         # Requests that create topics.
         self._attempts = 0
 
@@ -82,7 +90,12 @@ class TopicOpener:
             "A ready topic fails; its type waits until the topic answers",
             extra={"event": "ready_topic_failed", "task_type": task_type.name, "error": error},
         )
-        self._start(self._open_alone(task_type))
+        now_s = asyncio.get_running_loop().time()
+        last_s, failures = self._failures.get(task_type.name, (now_s, 0))
+        failures = failures + 1 if now_s - last_s < STEADY_S else 0
+        self._failures[task_type.name] = now_s, failures
+        delay_s = REOPENED_BACKOFF.delay_s(failures, random.random()) if failures else 0.0  # noqa: S311 (jitter)
+        self._start(self._open_alone(task_type, delay_s))
 
     def take_opened(self) -> list[ReadyTopic]:
         """The topics that were opened since the last call.
@@ -126,7 +139,9 @@ class TopicOpener:
             for each in task_types:
                 self._start(self._open_alone(each))
 
-    async def _open_alone(self, task_type: TaskType) -> None:
+    async def _open_alone(self, task_type: TaskType, delay_s: float = 0.0) -> None:
+        await asyncio.sleep(delay_s)
+
         async def attempt() -> None:
             await self._request([task_type])
             await self._widen(task_type)

@@ -7,11 +7,13 @@ import time
 
 import pytest
 from aiokafka.admin import NewTopic
-from tests.support.services import make_topics, running_service
+from tests.support.services import make_topics, read_records, running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
+from penstock.contracts.ready import ReadyTask
 from penstock.contracts.submission import Submission
+from penstock.kafka import topic_plan
 from penstock.kafka.connection import admin_client
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool
@@ -99,3 +101,37 @@ async def test_a_topic_that_is_deleted_delays_only_its_own_type(settings, pool, 
         await released_in_time(pool, "healthy", 2)
         await wait_until(lambda: released(pool, later), timeout=90)
         assert await partitions_of(admin, topic) == PARTITIONS
+
+
+async def test_a_topic_that_refuses_all_records_fails_no_task(settings, pool, admin):
+    """S1, O1: an operator makes a ready topic compacted, so that it refuses every record. Its tasks
+    wait, another type is released, and all goes on when the setting is put right."""
+    for name in ("healthy", "compacted"):
+        await types.register(pool, types.TaskType(name=name, partitions=PARTITIONS))
+    topic = settings.prefix + "ready.compacted"
+
+    async def clean_up(policy):
+        await topic_plan._alter(admin, {topic: {"cleanup.policy": policy}})
+
+        async def applied():
+            return (await topic_plan._describe(admin, [topic]))[topic].configs["cleanup.policy"] == policy
+
+        await wait_until(applied)
+
+    async with running_service(create_app(settings)):
+        await wait_until(lambda: exists(admin, topic))
+        await clean_up("compact")
+        ids = await submit(pool, "compacted", 20)
+        await released_in_time(pool, "healthy", 3)
+        await clean_up("delete")
+        await wait_until(lambda: written(settings, topic, ids), timeout=90)
+    assert await released(pool, ids)
+
+
+async def exists(admin, topic):
+    return topic in await admin.list_topics()
+
+
+async def written(settings, topic, ids):
+    records = await read_records(settings.kafka, topic)
+    return {ReadyTask.decode(record.value, "compacted").fence.id for record in records} == set(ids)

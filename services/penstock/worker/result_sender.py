@@ -153,7 +153,7 @@ class ResultSender:
         except TimeoutError:
             await self._large.stop()
             log.warning(
-                "The object store did not take results before the worker stops; their attempts are handed back",
+                "Large results were not stored before the worker stops; their attempts are handed back",
                 extra={"event": "unstored_results_returned", "results": len(self._waiting)},
             )
             for result in self._waiting.values():

@@ -24,6 +24,7 @@ from penstock.errors import (
     InvalidRecord,
     Malformed,
     NotFound,
+    ObjectsUnavailable,
     OtherDeployment,
     PenstockError,
     Throttled,
@@ -144,6 +145,9 @@ def problem_of(error: PenstockError, instance: str) -> Problem | None:
     for kind in KINDS:
         if isinstance(error, kind.error):
             detail = error.reason if isinstance(error, Invalid) else str(error)
+            if isinstance(error, ObjectsUnavailable):
+                # Its text names the store, which is no concern of a tenant. The log has it.
+                detail = "the object store is unavailable"
             return Problem(
                 type=kind.uri,
                 title=kind.title,

@@ -13,6 +13,7 @@ from penstock.errors import (
     KafkaUnavailable,
     Malformed,
     NotFound,
+    ObjectsUnavailable,
     PenstockError,
     PostgresUnavailable,
     SessionLost,
@@ -116,3 +117,12 @@ def test_pointers_can_be_relocated() -> None:
     )
     assert isinstance(moved, Faults)
     assert [(type(f), f.pointer) for f in moved.faults] == [(TooLarge, "/x/0"), (InvalidRecord, "/x/1")]
+
+
+def test_a_problem_does_not_name_the_object_store() -> None:
+    """O5: a tenant does not learn where contexts are stored."""
+    problem = problem_of(
+        ObjectsUnavailable("the object store s3://bucket/prefix cannot be written"), "/tasks"
+    )
+    assert problem is not None
+    assert (problem.status, problem.detail) == (503, "the object store is unavailable")

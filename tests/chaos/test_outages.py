@@ -158,7 +158,7 @@ OUTAGES = {
 
 
 async def _readiness(port: int) -> dict[str, Any]:
-    """The document of /readyz; empty when nobody answers."""
+    """The document of /readyz; empty without an answer."""
     try:
         async with (
             aiohttp.ClientSession() as session,

@@ -131,8 +131,8 @@ def longest_idle_s(executions: list[ledger.Execution], quick: dict[int, float]) 
 @pytest.mark.long
 async def test_kills_while_tasks_are_withdrawn(tmp_path):
     """S13, W4, design's guarantees 2, 3 and 6: task-sync and a worker are killed while tasks behind
-    busy workers are withdrawn. No task is lost, no stage takes effect twice, the check is clean,
-    and no worker is idle for more than five seconds and a lease while a quick task waits."""
+    busy workers are withdrawn. No task is lost, no stage takes effect twice, and the check is
+    clean. While a quick task waits, no worker is idle for more than five seconds and a lease."""
     async with run_scenario(tmp_path, "withdrawal", workers=0, kind=WithdrawalScenario) as scenario:
         for _ in range(WORKERS):
             scenario.start_worker()

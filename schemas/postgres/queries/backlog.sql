@@ -59,9 +59,9 @@ LEFT JOIN LATERAL (
 ORDER BY l.type, l.priority, l.stage;
 
 -- name: lock_recount
--- Lets one process at a time correct the counters. A table lock and not an advisory one: LOCK takes
--- no snapshot, so the snapshot of the transaction has the corrections of the process before. Writers
--- do not wait for it, only VACUUM of this table does.
+-- Lets one process at a time correct the counters. An advisory lock would take a snapshot before it
+-- waits. LOCK takes none, so the snapshot of the transaction has the corrections of the process
+-- before. Writers do not wait for it, only VACUUM of this table does.
 LOCK TABLE backlog IN SHARE UPDATE EXCLUSIVE MODE;
 
 -- name: counted

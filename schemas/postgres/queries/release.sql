@@ -150,10 +150,10 @@ FROM attempt a JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id,
 WHERE a.task_id = ANY ($1::bigint[]) AND a.started_at IS NOT NULL;
 
 -- name: promote
--- Makes the first `limit` ($1) due tasks ready; returns how many, by type. If there are as many, each
--- type with due tasks gets an equal share of `limit` more, and at least one task: while thousands of
--- tasks of one type are due, the tasks of another do not wait for them. Any replica may promote tasks
--- of any type, so each type's owner is notified. Tasks that another transaction locks are left to it.
+-- Makes the first `limit` ($1) due tasks ready; returns how many, by type. If there are as many,
+-- each type with due tasks gets an equal share of `limit` more, and at least one task. So tasks of
+-- one type do not wait for thousands of another. Any replica may promote tasks of any type, so each
+-- type's owner is notified. Tasks that another transaction locks are left to it.
 WITH oldest AS MATERIALIZED (
     SELECT id FROM task WHERE state = 'scheduled' AND due_at <= now()
     ORDER BY due_at LIMIT $1 FOR UPDATE SKIP LOCKED

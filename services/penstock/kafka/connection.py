@@ -104,7 +104,7 @@ def translated() -> Iterator[None]:
         raise KafkaUnavailable(f"Kafka: {_reason_of(error)}") from error
 
 
-# What an operator needs to know of errors in whose texts the client library describes itself.
+# These texts tell an operator the cause; those of the client library describe the library.
 _REASONS: tuple[tuple[tuple[type[KafkaError], ...], str], ...] = (
     ((KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError), "no broker answers"),
     ((NotEnoughReplicasError, NotEnoughReplicasAfterAppendError), "too few replicas are in sync for a write"),
@@ -227,7 +227,7 @@ async def _start(
             # empty cluster.
             raise KafkaUnavailable(f"Kafka: {inner.hosts} name no broker")  # noqa: TRY301 (refused as any other is)
     except BaseException as error:
-        # Raised again, or as its reason. No connection stays open.
+        # Fails closed: raised again, or as its reason, and no connection stays open.
         try:
             await asyncio.wait({task}, timeout=_ABANDON_S)
             if task.done() and not task.cancelled():
@@ -258,7 +258,8 @@ async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     try:
         await client.stop()
     except BaseException as error:
-        # After some failures `stop` raises before it has closed its connections.
+        # Fails closed: after some failures `stop` raises before it has closed its connections. All
+        # are raised again but a cancellation that the client made itself.
         await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
         if not isinstance(error, asyncio.CancelledError) or (task is not None and task.cancelling() > before):
             raise

@@ -62,20 +62,20 @@ async def readers(settings: Kafka, type_name: str, partitions: int, *, places: b
                 # topic again.
                 first = {tp: taken(offsets.get(tp, -1), begins[tp], end) for tp, end in ends.items()}
                 unread = {tp: offset for tp, offset in first.items() if offset < ends[tp]}
-                found = await _places(consumer, type_name, unread, workers) if places and unread else {}
+                found = await _places_of(consumer, type_name, unread, workers) if places and unread else {}
     except TimeoutError as error:
         raise KafkaUnavailable(f"no broker at {settings.kafka} answers within {ANSWER_S:g} s") from error
     lag = sum(ends[tp] - offset for tp, offset in first.items())
     return GroupLag(None if workers is None else len(workers), lag, found)
 
 
-async def _places(
+async def _places_of(
     consumer: AIOKafkaConsumer,
     type_name: str,
     unread: Mapping[TopicPartition, int],
     workers: Mapping[str, tuple[str, frozenset[int]]] | None,
 ) -> dict[AttemptId, Place]:
-    """Where attempts wait; none if the records cannot be read in time."""
+    """The places of waiting attempts; none if the records cannot be read in time."""
     names = {number: name for name, numbers in (workers or {}).values() for number in numbers}
     try:
         async with asyncio.timeout(PLACES_S):

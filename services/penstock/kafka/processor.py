@@ -297,7 +297,7 @@ class Processor:
                     # record.
                     self.fail(SessionLost(f"{self._name}: Faust has cancelled an agent"))
                     raise
-                except BaseException as error:  # noqa: BLE001 (none may leave an agent; `run` raises it)
+                except BaseException as error:  # noqa: BLE001 (`run` raises it, so that nothing is acknowledged; none may leave an agent)
                     self.fail(error)
                 if self._closed:
                     # Records in Faust's buffers are not in flight: the next process reads them.

@@ -47,7 +47,7 @@ class Reachability:
         try:
             answered: bool = await self._update(*arguments)
         except BaseException:
-            # Raised again: the client closes.
+            # Raised again: the client closes, and reports nothing.
             self._cancel_timer()
             raise
         if answered:

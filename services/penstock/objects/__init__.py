@@ -57,7 +57,7 @@ _RETRIES = {
 
 # Seconds for an answer to a probe.
 PROBE_S = 3.0
-# What a probe writes, as large as the smallest context: a full disk takes an empty file.
+# A probe writes as much as the smallest context, because a full disk takes an empty file.
 _PROBE = bytes(INLINE_LIMIT_BYTES + 1)
 _PROBE_NAME = "probe"
 # Amazon's code in the answer of a store without the bucket. The answer is otherwise that of a
@@ -284,7 +284,7 @@ def _reason(error: Exception) -> str:
     """The fault that an error of the library tells, without the library's internals."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     line = _LIBRARY_PREFIX.sub("", line)
-    # Of a local store, the rest names temporary files.
+    # The rest of a local store's text names temporary files.
     local = _OS_ERROR.search(line)
     return os.strerror(int(local[1])) if local else line[:_REASON_LENGTH]
 

@@ -32,8 +32,7 @@ from penstock.sockets import (
 
 SCHEMA = "penstock"
 
-# The pool logs each failed connection with its traceback. Whoever needs a connection reports the
-# outage once.
+# The pool logs each failed connection with its traceback. The caller reports the outage once.
 logging.getLogger("asyncpg.pool").setLevel(logging.ERROR)
 
 # Raised for a transaction that may be repeated: a deadlock, a serialization failure, or a lock that

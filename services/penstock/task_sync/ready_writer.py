@@ -94,7 +94,7 @@ class ReadyWriter:
         by_partition: dict[int, list[int]] = {}
         for index, number in enumerate(chosen):
             by_partition.setdefault(number, []).append(index)
-        self._ensure_known(topic.topic, by_partition.keys())
+        self._require_partitions(topic.topic, by_partition.keys())
         # In the order of the records: a refusal names one by its place among all.
         tasks = [tasks[index] for indexes in by_partition.values() for index in indexes]
         sent: list[SentBatch] = []
@@ -113,7 +113,7 @@ class ReadyWriter:
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)
 
-    def _ensure_known(self, topic: str, numbers: Collection[int]) -> None:
+    def _require_partitions(self, topic: str, numbers: Collection[int]) -> None:
         """Refuses a topic or partition that the producer would wait for, and all types with it."""
         known = self._producer.client.cluster.partitions_for_topic(topic) or set()
         if missing := sorted(set(numbers) - known):

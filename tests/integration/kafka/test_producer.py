@@ -198,7 +198,7 @@ async def test_a_producer_that_the_broker_fences_repeatedly_gets_another_id(smal
 
 async def test_a_producer_that_the_broker_refuses_with_every_id_ends_its_process(small: Kafka) -> None:
     """H6: when another id does not help either, the producer ends its process with a clear error,
-    instead of trying again for ever beside a broker that answers others."""
+    instead of trying again without end beside a broker that answers others."""
     topic = small.prefix + SMALL.name
     async with running(make_producer(small)) as producer:
         refusing(producer, OutOfOrderSequenceNumber.errno, lambda: True)

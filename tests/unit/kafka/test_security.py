@@ -198,7 +198,7 @@ async def test_a_failing_issuer_is_reported_and_called_rarely(
 async def test_a_secret_that_cannot_be_read_is_named(
     issuer: dict[str, Any], credentials: tuple[ClientCredentials, list[float]], tmp_path: Path
 ) -> None:
-    """O5: without its secret the client asks nobody, and the error names the file."""
+    """O5: without its secret the client sends no request, and the error names the file."""
     (tmp_path / "secret").unlink()
     with pytest.raises(tokens.TokenUnavailableError, match=r"PENSTOCK_KAFKA_CLIENT_SECRET_FILE.*secret"):
         await credentials[0].token()

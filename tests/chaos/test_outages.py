@@ -176,9 +176,7 @@ async def test_an_outage_is_charged_to_no_attempt(tmp_path, name):
     Every service reports the server by name, none ends more than once, and all go on by themselves.
     Every task succeeds, without a failure or a loss."""
     outage = OUTAGES[name]
-    first_port = choose_port(0)
-    environment = {**ENVIRONMENT, METRICS_PORT: str(first_port)}
-    ports = {service: first_port + index for index, service in enumerate(SERVICES)}
+    environment = {**ENVIRONMENT, METRICS_PORT: str(choose_port())}
     async with (
         target_server() as target,
         run_scenario(
@@ -190,12 +188,12 @@ async def test_an_outage_is_charged_to_no_attempt(tmp_path, name):
         found: dict[str, str] = {}
 
         async def reported(service: str) -> bool:
-            checks = (await _readiness(ports[service])).get("checks", {})
+            checks = (await _readiness(scenario.deployment.metrics_ports[service])).get("checks", {})
             found[service] = checks.get(outage.probe, "ok")
             return found[service] != "ok"
 
         async def recovered(service: str) -> bool:
-            return (await _readiness(ports[service])).get("status") == "ready"
+            return (await _readiness(scenario.deployment.metrics_ports[service])).get("status") == "ready"
 
         async def inject() -> None:
             loop = asyncio.get_running_loop()

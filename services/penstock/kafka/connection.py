@@ -36,7 +36,7 @@ from aiokafka.producer.message_accumulator import MessageAccumulator
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.fetch_wait import SHORT_RESTS, FetchWait
-from penstock.kafka.links import guard_connections
+from penstock.kafka.links import begin_close, guard_connections
 from penstock.kafka.producer_epoch import ProducerEpoch
 from penstock.kafka.reachability import Reachability
 from penstock.kafka.refusals import REFUSALS, refusal_error
@@ -205,11 +205,15 @@ async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
         KafkaUnavailable: no broker answered.
         KafkaRefused: a broker refuses this process.
     """
-    inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 (it has no other way in)
+    inner = _inner(client)
     await _start(client.start(), client.stop, inner)
     if isinstance(client, AIOKafkaConsumer):
         FetchWait(client._fetcher, time.monotonic, rests=SHORT_RESTS)  # noqa: SLF001 (as above)
         Reachability(inner)
+
+
+def _inner(client: AIOKafkaProducer | AIOKafkaConsumer) -> AIOKafkaClient:
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 (it has no other way in)
 
 
 async def _start(
@@ -255,12 +259,14 @@ async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
         timer = asyncio.get_running_loop().call_later(STOP_S, client._sender.sender_task.cancel)  # noqa: SLF001 (as above)
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
+    inner = _inner(client)
+    begin_close(inner)
     try:
         await client.stop()
     except BaseException as error:
         # Fails closed: after some failures `stop` raises before it has closed its connections. All
         # are raised again but a cancellation that the client made itself.
-        await (client.client if isinstance(client, AIOKafkaProducer) else client._client).close()  # noqa: SLF001 (see above)
+        await inner.close()
         if not isinstance(error, asyncio.CancelledError) or (task is not None and task.cancelling() > before):
             raise
     finally:

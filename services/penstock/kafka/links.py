@@ -1,14 +1,17 @@
-"""The connections of a Kafka client: their TCP options, and their end.
+"""The connections of a Kafka client: their TCP options, their time limit, and their end.
 
 aiokafka leaves the options at the system's. A part of a client that is cancelled while it connects
-leaves its connection open, because the client does not know it yet.
+leaves its connection open, because the client does not know it yet. A client opens one connection
+after the other, and each may take the time of a request: a resolver or a host without an answer
+would hold up all others, and the end of the client.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 
@@ -16,6 +19,57 @@ from penstock.sockets import end_when_peer_vanishes
 
 # Seconds for which a client that closes waits for connections that it is opening.
 CLOSE_S = 1.0
+# Seconds for a connection with its handshakes, as for one to PostgreSQL.
+CONNECT_S = 10.0
+
+
+class _Limits:
+    """The time limits of the connections that a client is opening."""
+
+    def __init__(self, client: AIOKafkaClient) -> None:
+        # The client is a key of `_limits`, which must not keep it alive.
+        self._client = ref(client)
+        self._closing = False
+        # A call from another thread may outlive the client, and would leave its connection open.
+        self.closed = False
+        self._limits: set[asyncio.Timeout] = set()
+
+    async def limited(self, connecting: Awaitable[Any]) -> Any:
+        """The connection; None without one in time, as the client answers then."""
+        try:
+            async with asyncio.timeout(CLOSE_S if self._closing else CONNECT_S) as limit:
+                self._limits.add(limit)
+                try:
+                    return await connecting
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            if (client := self._client()) is not None:
+                # As the client does when a broker does not answer.
+                client.force_metadata_update()
+            return None
+
+    def shorten(self) -> None:
+        """Ends all blocks within `CLOSE_S` seconds from now, or from their beginnings."""
+        self._closing = True
+        until_s = asyncio.get_running_loop().time() + CLOSE_S
+        for limit in self._limits:
+            if limit.expired():
+                continue
+            when_s = limit.when()
+            limit.reschedule(until_s if when_s is None else min(when_s, until_s))
+
+
+_limits: WeakKeyDictionary[AIOKafkaClient, _Limits] = WeakKeyDictionary()
+
+
+def begin_close(client: AIOKafkaClient | None) -> None:
+    """Lets a client that is about to be closed wait for no connection any longer.
+
+    A consumer leaves its group first, for which it may need one.
+    """
+    if client is not None and (limits := _limits.get(client)):
+        limits.shorten()
 
 
 def guard_connections(client: AIOKafkaClient) -> None:
@@ -30,10 +84,13 @@ def guard_connections(client: AIOKafkaClient) -> None:
     connect, close = client._get_conn, client.close  # noqa: SLF001 (the client has no hook)
     done: WeakSet[Any] = WeakSet()
     connecting: set[asyncio.Task[Any]] = set()
+    limits = _limits[client] = _Limits(client)
 
     async def open_connection(node: int, **options: Any) -> Any:
+        if limits.closed:
+            return None
         # In a task of its own, which ends although its caller is cancelled.
-        task = asyncio.ensure_future(connect(node, **options))
+        task = asyncio.ensure_future(limits.limited(connect(node, **options)))
         connecting.add(task)
         task.add_done_callback(connecting.discard)
         task.add_done_callback(_retrieve)
@@ -52,6 +109,7 @@ def guard_connections(client: AIOKafkaClient) -> None:
         return connection
 
     async def close_all() -> None:
+        limits.closed = True
         await close()
         if connecting:
             _done, pending = await asyncio.wait(set(connecting), timeout=CLOSE_S)

@@ -165,6 +165,7 @@ class Deployment:
         self._log: FileLog | None = None
         self._addresses: Addresses | None = None
         self._service_names: list[str] = []
+        self._metrics_ports: dict[str, int] = {}
         self._secret = ""
         self.embedded_kafka: EmbeddedKafka | None = None
         self.embedded_postgres: EmbeddedPostgres | None = None
@@ -189,6 +190,11 @@ class Deployment:
     def gateway_url(self) -> str:
         """Base URL of the gateway."""
         return self.addresses.gateway
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """The port of each process for metrics and health, by name; empty while they are off."""
+        return dict(self._metrics_ports)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -374,8 +380,11 @@ class Deployment:
             for number in range(1, count + 1):
                 replica = name if number == 1 else f"{name}-{number}"
                 if metrics_port.isdecimal() and int(metrics_port):
-                    # Each process needs its own port.
-                    environment[METRICS_PORT] = str(int(metrics_port) + len(self._service_names))
+                    usual = int(metrics_port) + len(self._service_names)
+                    port = self._metrics_ports[replica] = choose_port(usual)
+                    if port != usual:
+                        self._listener.on_step(f"port {usual} is taken: {replica} has its metrics on {port}")
+                    environment[METRICS_PORT] = str(port)
                 self._service_names.append(replica)
                 self._running.start(
                     Program(

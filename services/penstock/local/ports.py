@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import tempfile
+from functools import cache
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -28,35 +29,39 @@ def is_free(port: int) -> bool:
     return True
 
 
-# The locks of this process on ports that it preferred, by port. They end with the process.
-_locks: dict[int, int] = {}
+# Ports that this process has chosen. Their locks end with the process.
+_chosen: set[int] = set()
+
+
+@cache
+def _lock_file() -> int:
+    """One file for all processes of this user; each port is the byte of its number."""
+    path = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}.lock"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def _lock(port: int) -> bool:
-    """Whether no other process of this user has chosen `port` as its preferred one."""
-    if port not in _locks:
-        folder = Path(tempfile.gettempdir()) / f"penstock-ports-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        _locks[port] = lock
+    """Whether no other process of this user has chosen `port`."""
+    file = _lock_file()
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except (BlockingIOError, PermissionError):
+        return False
+    _chosen.add(port)
     return True
 
 
 def choose_port(preferred: int = 0) -> int:
     """Returns `preferred` when it is free, otherwise another free port; 0 means no preference.
 
-    A server listens on its port seconds after the choice. Until then a lock keeps other deployments
-    from choosing the same preferred port: their services would use each other's servers.
+    A server listens on its port seconds after the choice. Until then a lock keeps other processes
+    from choosing the same port: their services would use each other's servers. A process that
+    prefers a port again, for a server that restarts, receives it again.
     """
     if preferred and is_free(preferred) and _lock(preferred):
         return preferred
     for port in random.sample(_CHOICE, len(_CHOICE)):
-        if is_free(port):
+        if port not in _chosen and is_free(port) and _lock(port):
             return port
     raise OSError(f"there is no free port from {_CHOICE.start} to {_CHOICE.stop} on {LOOPBACK}")
 

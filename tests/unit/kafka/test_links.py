@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from aiokafka.client import AIOKafkaClient
 
-from penstock.kafka.links import guard_connections
+from penstock.kafka import links
+from penstock.kafka.links import begin_close, guard_connections
 
 
 class Connection:
@@ -52,3 +53,42 @@ async def test_a_connection_that_is_being_opened_is_closed_with_its_client(
     await closing
     await asyncio.wait({asking})
     assert not connection.open
+
+
+async def test_a_connection_without_an_answer_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S11: one connection is opened after the other. So one without an answer holds up the client
+    for less than the time of a request, and a client that closes for a second at most."""
+    client = AIOKafkaClient(bootstrap_servers="127.0.0.1:9")
+
+    async def connect(_node: int, **_options: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(client, "_get_conn", connect)
+    monkeypatch.setattr(client, "force_metadata_update", lambda: None)
+    monkeypatch.setattr(links, "CONNECT_S", 0.01)
+    monkeypatch.setattr(links, "CLOSE_S", 0.01)
+    guard_connections(client)
+    assert await client._get_conn(1) is None
+    monkeypatch.setattr(links, "CONNECT_S", 1_000.0)
+    waiting = asyncio.create_task(client._get_conn(1))
+    await asyncio.sleep(0)
+    begin_close(client)
+    assert await waiting is None
+    assert await client._get_conn(1) is None
+    await client.close()
+
+
+async def test_a_closed_client_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: a part of the client that is still running gets the answer of a missing broker."""
+    client, opened = AIOKafkaClient(bootstrap_servers="127.0.0.1:9"), []
+
+    async def connect(node: int, **_options: Any) -> Connection:
+        opened.append(node)
+        return Connection()
+
+    monkeypatch.setattr(client, "_get_conn", connect)
+    guard_connections(client)
+    assert await client._get_conn(1) is not None
+    await client.close()
+    assert await client._get_conn(2) is None
+    assert opened == [1]

@@ -1,10 +1,13 @@
 """Deployments that start at the same time choose different ports."""
 
+import random
 import socket
 import subprocess
 import sys
 
-from penstock.local.ports import LOOPBACK, choose_port
+import pytest
+
+from penstock.local.ports import LOOPBACK, choose_port, is_free
 
 CHOOSE = "import sys; from penstock.local.ports import choose_port; print(choose_port(int(sys.argv[1])), flush=True); input()"
 
@@ -17,7 +20,7 @@ def start(port):
 
 def test_two_processes_do_not_choose_the_same_preferred_port():
     """O1: a server listens seconds after its port was chosen. The choice ends with its process."""
-    port = choose_port()
+    port = next(port for port in random.sample(range(20_000, 32_000), 12_000) if is_free(port))
     with start(port) as first:
         assert int(first.stdout.readline()) == port
         with start(port) as second:
@@ -27,6 +30,17 @@ def test_two_processes_do_not_choose_the_same_preferred_port():
     with start(port) as third:
         assert int(third.stdout.readline()) == port
         third.communicate("")
+
+
+def test_a_process_does_not_choose_what_another_has_chosen(monkeypatch):
+    """O1: also without a preference. Nothing listens on the port of the other process yet."""
+    with start(0) as other:
+        port = int(other.stdout.readline())
+        monkeypatch.setattr("penstock.local.ports._CHOICE", range(port, port + 1))
+        with pytest.raises(OSError, match="no free port"):
+            choose_port()
+        other.communicate("")
+    assert choose_port() == port
 
 
 def test_a_process_keeps_its_preferred_port():

@@ -191,6 +191,34 @@ async def test_existing_servers_are_used(data_dir, kafka_servers, prefix, empty_
         assert (data_dir / "state.json").stat().st_mode & 0o077 == 0
 
 
+async def test_a_metrics_port_that_is_taken_gives_way_to_another(
+    data_dir, kafka_servers, prefix, empty_database
+):
+    """O4: each process has a port of its own, counted from the setting, and another where that is
+    taken. The deployment says where each listens."""
+    steps: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        usual = taken.getsockname()[1]
+        options = Options(
+            data_dir=data_dir,
+            services=FAKE_SERVICES,
+            kafka=kafka_servers,
+            postgres=empty_database,
+            prefix=prefix,
+            replicas={"gateway": 1, "stages": 1},
+            environment={"PENSTOCK_METRICS_PORT": str(usual)},
+        )
+        async with Deployment(options, Listener(on_step=steps.append)) as deployment:
+            ports = deployment.metrics_ports
+            told = {
+                name: int(psutil.Process(pid).environ()["PENSTOCK_METRICS_PORT"])
+                for name, pid in deployment.processes.items()
+            }
+    assert told == ports
+    assert len({usual, *ports.values()}) == 3
+    assert f"port {usual} is taken: gateway has its metrics on {ports['gateway']}" in steps
+
+
 async def test_a_service_that_cannot_start_ends_the_start(data_dir, kafka_servers, prefix, empty_database):
     """A service that keeps failing ends the start with its last log lines, and no process
     remains."""

@@ -5,8 +5,8 @@ whose process died, run again when all others are done: in one process, at most 
 passes then is *unsteady*. It is printed and recorded in `benchmarks/results/unsteady.jsonl`, and
 the run is green. The run is red when a test fails alone, too, or when more than ten tests failed.
 
-Fails closed: whatever else ends pytest (an error of collection, an interruption, a process that
-dies in a rerun) is the exit status of the run.
+Fails closed: the run is red, too, when pytest ends without a verdict, such as by an error of
+collection, by an interruption, or because its process died in a rerun.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _read(outcomes: Path) -> dict[str, Any]:
-    """What the runs so far saw; nothing after a run that ended without its cleanup."""
+    """The outcomes so far; none after a first run whose process died."""
     if not outcomes.exists():
         return {"failures": {}, "passed": []}
     seen: dict[str, Any] = json.loads(outcomes.read_text(encoding="utf-8"))

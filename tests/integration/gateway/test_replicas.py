@@ -117,8 +117,8 @@ async def test_a_busy_gateway_releases_records_to_an_idle_one(kafka: Kafka, star
     assert found == set(range(1, 101)) - {held_by_first}
 
 
-# A rebalance while the tasks are delivered delivers some of them twice, by design. A crowded machine
-# causes one when a member misses its session timeout.
+# A rebalance while the tasks are delivered delivers some of them twice, by design. A crowded
+# machine causes one when a member misses its session timeout.
 @pytest.mark.alone
 async def test_two_gateways_share_the_partitions(kafka: Kafka, start: Start) -> None:
     """T6: two gateways with workers each deliver the tasks of half of the partitions, and each task

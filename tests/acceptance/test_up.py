@@ -22,6 +22,7 @@ from penstock.discovery import running
 from penstock.errors import CannotStart, KafkaUnavailable, PostgresUnavailable, SettingsError
 from penstock.kafka.connection import admin_client
 from penstock.local.deployment import SERVICES, Deployment, Listener, Options, Service
+from penstock.local.ports import choose_port
 from penstock.process import exit_status
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
@@ -197,7 +198,7 @@ async def test_a_metrics_port_that_is_taken_gives_way_to_another(
     """O4: each process has a port of its own, counted from the setting, and another where that is
     taken. The deployment says where each listens."""
     steps: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", choose_port())) as taken:
         usual = taken.getsockname()[1]
         options = Options(
             data_dir=data_dir,
@@ -207,6 +208,8 @@ async def test_a_metrics_port_that_is_taken_gives_way_to_another(
             prefix=prefix,
             replicas={"gateway": 1, "stages": 1},
             environment={"PENSTOCK_METRICS_PORT": str(usual)},
+            # The next usual port after the one that is taken.
+            gateway_port=usual + 1,
         )
         async with Deployment(options, Listener(on_step=steps.append)) as deployment:
             ports = deployment.metrics_ports
@@ -215,7 +218,7 @@ async def test_a_metrics_port_that_is_taken_gives_way_to_another(
                 for name, pid in deployment.processes.items()
             }
     assert told == ports
-    assert len({usual, *ports.values()}) == 3
+    assert len({usual, int(deployment.gateway_url.rpartition(":")[2]), *ports.values()}) == 4
     assert f"port {usual} is taken: gateway has its metrics on {ports['gateway']}" in steps
 
 

@@ -9,7 +9,8 @@ would hold up all others, and the end of the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -33,21 +34,27 @@ class _Limits:
         # A call from another thread may outlive the client, and would leave its connection open.
         self.closed = False
         self._limits: set[asyncio.Timeout] = set()
+        # The client opens one connection after the other: the time of one must not count for the
+        # next.
+        self._turn = asyncio.Lock()
 
-    async def limited(self, connecting: Awaitable[Any]) -> Any:
-        """The connection; None without one in time, as the client answers then."""
-        try:
-            async with asyncio.timeout(CLOSE_S if self._closing else CONNECT_S) as limit:
-                self._limits.add(limit)
-                try:
-                    return await connecting
-                finally:
-                    self._limits.discard(limit)
-        except TimeoutError:
-            if (client := self._client()) is not None:
-                # As the client does when a broker does not answer.
-                client.force_metadata_update()
-            return None
+    async def limited(self, connect: Callable[[], Awaitable[Any]]) -> Any:
+        """The connection; None without one in time or after the end, as the client answers then."""
+        async with self._turn:
+            if self.closed:
+                return None
+            try:
+                async with asyncio.timeout(CLOSE_S if self._closing else CONNECT_S) as limit:
+                    self._limits.add(limit)
+                    try:
+                        return await connect()
+                    finally:
+                        self._limits.discard(limit)
+            except TimeoutError:
+                if (client := self._client()) is not None:
+                    # As the client does when a broker does not answer.
+                    client.force_metadata_update()
+                return None
 
     def shorten(self) -> None:
         """Ends all blocks within `CLOSE_S` seconds from now, or from their beginnings."""
@@ -87,10 +94,8 @@ def guard_connections(client: AIOKafkaClient) -> None:
     limits = _limits[client] = _Limits(client)
 
     async def open_connection(node: int, **options: Any) -> Any:
-        if limits.closed:
-            return None
         # In a task of its own, which ends although its caller is cancelled.
-        task = asyncio.ensure_future(limits.limited(connect(node, **options)))
+        task = asyncio.ensure_future(limits.limited(partial(connect, node, **options)))
         connecting.add(task)
         task.add_done_callback(connecting.discard)
         task.add_done_callback(_retrieve)

@@ -82,12 +82,7 @@ async def three_brokers(
         CannotStart: a package is missing, or a broker does not start.
     """
     cluster_id = make_cluster_id()
-    controllers: dict[int, int] = {}
-    for number in NUMBERS:
-        port = choose_port()
-        while port in controllers.values():
-            port = choose_port()
-        controllers[number] = port
+    controllers = {number: choose_port() for number in NUMBERS}
     brokers = {
         number: EmbeddedKafka(
             supervisor,

@@ -32,7 +32,7 @@ from penstock.local.existing import probe
 from penstock.local.jars import Progress
 from penstock.local.orphans import end_orphans
 from penstock.local.output import FileLog, both
-from penstock.local.ports import LOOPBACK, choose_port
+from penstock.local.ports import LOOPBACK, MAX_PORT, choose_port
 from penstock.local.state import CALLBACK_ALLOW, CALLBACK_SECRETS, DataDir, callback_allow, make_secret
 from penstock.local.supervisor import OnLine, Program, Supervisor
 from penstock.process import exit_status
@@ -379,11 +379,8 @@ class Deployment:
             count = 1 if options.replicas is None else options.replicas.get(name, 0)
             for number in range(1, count + 1):
                 replica = name if number == 1 else f"{name}-{number}"
-                if metrics_port.isdecimal() and int(metrics_port):
-                    usual = int(metrics_port) + len(self._service_names)
-                    port = self._metrics_ports[replica] = choose_port(usual)
-                    if port != usual:
-                        self._listener.on_step(f"port {usual} is taken: {replica} has its metrics on {port}")
+                if metrics_port.isdecimal() and 0 < int(metrics_port) <= MAX_PORT:
+                    port = self._choose_metrics_port(replica, int(metrics_port), gateway_port)
                     environment[METRICS_PORT] = str(port)
                 self._service_names.append(replica)
                 self._running.start(
@@ -396,6 +393,16 @@ class Deployment:
                         grace_s=45.0,
                     )
                 )
+
+    def _choose_metrics_port(self, replica: str, first: int, gateway_port: int) -> int:
+        usual = first + len(self._service_names)
+        # None of their services listens yet.
+        taken = {gateway_port, *self._metrics_ports.values()}
+        port = choose_port(usual if usual <= MAX_PORT and usual not in taken else 0)
+        if port != usual:
+            self._listener.on_step(f"port {usual} is taken: {replica} has its metrics on {port}")
+        self._metrics_ports[replica] = port
+        return port
 
     async def _stop(self) -> None:
         # No process may stay, nor the lock.

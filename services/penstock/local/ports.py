@@ -7,10 +7,12 @@ import os
 import random
 import socket
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+MAX_PORT = 65_535
 
 # Below the ephemeral ports (from 32768 on Linux, from 49152 elsewhere). A client that retries an
 # ephemeral port while its server restarts can connect to itself, and would then hold the port.
@@ -31,6 +33,8 @@ def is_free(port: int) -> bool:
 
 # Ports that this process has chosen. Their locks end with the process.
 _chosen: set[int] = set()
+# The locks are those of the process: threads need one between them.
+_choosing = threading.Lock()
 
 
 @cache
@@ -58,11 +62,12 @@ def choose_port(preferred: int = 0) -> int:
     from choosing the same port: their services would use each other's servers. A process that
     prefers a port again, for a server that restarts, receives it again.
     """
-    if preferred and is_free(preferred) and _lock(preferred):
-        return preferred
-    for port in random.sample(_CHOICE, len(_CHOICE)):
-        if port not in _chosen and is_free(port) and _lock(port):
-            return port
+    with _choosing:
+        if preferred and is_free(preferred) and _lock(preferred):
+            return preferred
+        for port in random.sample(_CHOICE, len(_CHOICE)):
+            if port not in _chosen and is_free(port) and _lock(port):
+                return port
     raise OSError(f"there is no free port from {_CHOICE.start} to {_CHOICE.stop} on {LOOPBACK}")
 
 

@@ -78,6 +78,26 @@ async def test_a_connection_without_an_answer_ends_in_time(monkeypatch: pytest.M
     await client.close()
 
 
+async def test_a_broker_without_an_answer_costs_another_only_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S11: the client opens the connection to the healthy broker after the other's time limit."""
+    client, turn = AIOKafkaClient(bootstrap_servers="127.0.0.1:9"), asyncio.Lock()
+
+    async def connect(node: int, **_options: Any) -> Connection:
+        async with turn:  # as the client does
+            if node == 1:
+                await asyncio.Event().wait()
+            return Connection()
+
+    monkeypatch.setattr(client, "_get_conn", connect)
+    monkeypatch.setattr(client, "force_metadata_update", lambda: None)
+    monkeypatch.setattr(links, "CONNECT_S", 0.01)
+    guard_connections(client)
+    hanging, healthy = await asyncio.gather(client._get_conn(1), client._get_conn(2))
+    assert hanging is None
+    assert healthy is not None
+    await client.close()
+
+
 async def test_a_closed_client_opens_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """O8: a part of the client that is still running gets the answer of a missing broker."""
     client, opened = AIOKafkaClient(bootstrap_servers="127.0.0.1:9"), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[3]
+_CROWD = ("--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder")
 _HEAD = """
 import os, pytest
 
@@ -41,14 +43,14 @@ def test_cleaned(left):
 """
 
 
-def _verdict(folder: Path, suite: str) -> subprocess.CompletedProcess[str]:
+def _verdict(folder: Path, suite: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_tiny.py").write_text(_HEAD + suite)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     # Our other plugins take seconds to import.
     environment |= {"PYTHONPATH": str(_ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "tests.support.verdict", "-p", "xdist", "--numprocesses", "1"],
+        [sys.executable, "-m", "tests.support.verdict", "-p", "xdist", *_CROWD, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -73,12 +75,12 @@ def test_tests_that_pass_alone_are_unsteady(tmp_path: Path) -> None:
         ("test_cleaned", "OSError: left open"),
         ("test_killed", "worker 'gw0' crashed while running 'test_tiny.py::test_killed'"),
     ]
-    lines = run.stdout.splitlines()
+    lines = re.sub(r"'gw\d+'", "'gw0'", run.stdout).splitlines()
     assert [line for line in lines if line.startswith("UNSTEADY")] == [
         f"UNSTEADY test_tiny.py::{test}: {error}" for test, error in unsteady
     ]
     assert "3 passed" in lines[-1]
-    assert _recorded(tmp_path) == unsteady
+    assert [test for test, _ in _recorded(tmp_path)] == [test for test, _ in unsteady]
 
 
 def test_a_test_that_passes_in_its_second_rerun_is_unsteady(tmp_path: Path) -> None:
@@ -102,6 +104,7 @@ def test_tests_that_do_not_pass_alone_are_red(tmp_path: Path) -> None:
     )
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout + run.stderr
     assert "1 failed" in run.stdout.splitlines()[-1]
+    assert "NOT PASSED ALONE test_tiny.py::test_never: assert 1 == 2" in run.stdout.splitlines()
     assert [test for test, _ in _recorded(tmp_path)] == ["test_busy"]
 
 
@@ -133,8 +136,39 @@ def test_more_than_ten_failures_are_red_at_once(tmp_path: Path) -> None:
     assert _recorded(tmp_path) == []
 
 
-def test_an_error_of_collection_is_red(tmp_path: Path) -> None:
-    """Tests that cannot be collected do not pass alone either."""
-    run = _verdict(tmp_path, "\nraise ImportError('gone')\n")
-    assert run.returncode != 0
+@pytest.mark.parametrize(
+    ("suite", "arguments"),
+    [
+        ("def test_busy():\n    assert not first('a')\n", ()),
+        (
+            "def test_killed():\n    first('a') and os._exit(1)\n",
+            ("--numprocesses", "1", "--max-worker-restart", "0"),
+        ),
+        ("def test_busy():\n    assert not first('a')\n", ("--numprocesses", "0", "-x")),
+    ],
+    ids=["module is not collected", "no process is left", "first failure ends the run"],
+)
+def test_a_run_that_leaves_out_tests_is_red(tmp_path: Path, suite: str, arguments: tuple[str, ...]) -> None:
+    """The test that failed would pass alone, but others never ran."""
+    (tmp_path / "test_z.py").write_text(
+        "import os\nif 'PYTEST_XDIST_WORKER' in os.environ and not os.path.exists('restarts'):\n"
+        "    raise ImportError('gone')\ndef test_bad():\n    assert 0\n"
+    )
+    if arguments:
+        (tmp_path / "restarts").touch()
+    run = _verdict(tmp_path, suite, *arguments)
+    assert run.returncode != 0, run.stdout + run.stderr
+    assert _recorded(tmp_path) == []
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_an_error_of_a_shared_fixture_is_red(tmp_path: Path, processes: str) -> None:
+    """pytest charges the end of a fixture of the session to its last test, which passes alone."""
+    run = _verdict(
+        tmp_path,
+        "@pytest.fixture(scope='session')\ndef server():\n    yield\n    raise OSError('left open')\n"
+        "def test_a(server):\n    pass\ndef test_z():\n    pass\n",
+        *("--numprocesses", processes),
+    )
+    assert run.returncode != 0, run.stdout + run.stderr
     assert _recorded(tmp_path) == []

@@ -7,9 +7,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that run the tests. They share one Kafka and one PostgreSQL, and most tests wait more
 # than they compute.
-WORKERS ?= 6
+WORKERS ?= 8
+# Most long tests start all services, and servers of their own.
+LONG_WORKERS ?= 3
 # Tests that fail run again, alone, when all others are done: see CONTRIBUTING.md.
-PYTEST := $(BIN)/python -m tests.support.verdict tests --dist loadscope --no-loadscope-reorder --numprocesses $(WORKERS)
+PYTEST := $(BIN)/python -m tests.support.verdict tests --dist loadscope --no-loadscope-reorder --numprocesses
 # Hundreds of processes are started by the tests: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALLED := $(VENV)/.installed
@@ -19,17 +21,16 @@ INSTALLED := $(VENV)/.installed
 help: ## lists the targets
 	@grep -hE '^[.a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([.a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-demo: $(INSTALLED) ## runs the media example end to end: video files through three stages, on an embedded Kafka and PostgreSQL
+demo: $(INSTALLED) ## runs two examples end to end, on an embedded Kafka and PostgreSQL: video files through three stages, and a flow that is recovered
 	@$(BIN)/python -m examples.media.demo
 
 test: $(INSTALLED) ## unit, contract, integration and acceptance tests, and a short chaos run: 13 minutes on two cores
-	@$(PYTEST) -m "not long"
+	@$(PYTEST) $(WORKERS) -m "not long"
 
 test-long: $(INSTALLED) ## the tests that `make test` leaves out: every chaos scenario, callbacks under load, the Helm chart, containers
-	@$(PYTEST) -m long
+	@$(PYTEST) $(LONG_WORKERS) -m long
 
-test-all: $(INSTALLED) ## `make test` and `make test-long` in one run
-	@$(PYTEST)
+test-all: test test-long ## `make test`, then `make test-long`
 
 helm: $(INSTALLED) ## builds helm for the tests of the chart, once per version, unless it is installed
 	@$(BIN)/python -m tests.helm.built
@@ -47,7 +48,7 @@ format: $(INSTALLED) ## formats the code and applies automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-chaos: $(INSTALLED) ## the fault tests in full: kills, pauses, restarts, rebalances, clocks, links, lost state; writes benchmarks/results/chaos.json
+chaos: $(INSTALLED) ## the fault tests in full: kills, pauses, restarts, rebalances, clocks, links, lost state, outages, all of them mixed; writes benchmarks/results/chaos.json
 	@PENSTOCK_CHAOS_LONG=1 $(BIN)/python -m pytest tests/chaos -v
 
 load: $(INSTALLED) ## runs the throughput and latency benchmarks
@@ -57,12 +58,20 @@ load: $(INSTALLED) ## runs the throughput and latency benchmarks
 load-callbacks: $(INSTALLED) ## the callbacks service under load in full: hanging, recovering, killed; writes benchmarks/results/callbacks-load.json
 	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
 
-bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-callbacks, bench-ingest, bench-scaling; writes benchmarks/results/NAME.json
-	@$(BIN)/python -m benchmarks.$*
+bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-callbacks, bench-ingest, bench-logs, bench-scaling; writes benchmarks/results/NAME.json
+	@$(BIN)/python -m benchmarks.$* $(ARGS)
 
 bench-claims: $(INSTALLED) ## compares claim contention with other designs; installs Redis and a plotter first
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
 	@$(BIN)/python -m benchmarks.claims
+
+bench-peers: $(INSTALLED) ## compares cost, latency, speed and losses with a hand-written table, Celery, taskiq, Procrastinate and DBOS; installs them first
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/peers/requirements.txt
+	@$(BIN)/python -m benchmarks.peers
+
+bench-flow-peers: $(INSTALLED) ## compares flows with DBOS and Celery's canvas; installs them first
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/peers/requirements.txt
+	@$(BIN)/python -m benchmarks.flow_peers
 
 bench-share-groups: $(INSTALLED) ## compares share groups with the groups by which workers claim; installs a client first
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt
@@ -96,6 +105,7 @@ docs: $(INSTALLED) ## the site (site/index.html): pages, and the references of t
 lock: $(INSTALLED) ## updates constraints.txt and the requirements of the images from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --extra dev -o constraints.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o benchmarks/requirements.txt benchmarks/requirements.in
+	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o benchmarks/peers/requirements.txt benchmarks/peers/requirements.in
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt --extra services --extra otel -o infra/requirements.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-worker.txt pyproject.toml
 	@echo 'hatchling' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o infra/requirements-build.txt -

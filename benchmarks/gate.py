@@ -147,7 +147,7 @@ async def plan_of(connection: Any) -> str:
     found = [
         f"{node['Node Type']} on {node['Index Name']}, {node['Actual Rows'] * node['Actual Loops']:,.0f} rows"
         for node in nodes(orjson.loads(rows)[0]["Plan"])
-        if "Index Name" in node and node["Index Name"].startswith("task_ready")
+        if "Index Name" in node and node["Index Name"].startswith("task_re")
     ]
     return "; ".join(found)
 

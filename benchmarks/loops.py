@@ -142,7 +142,7 @@ class Whole:
 
 @asynccontextmanager
 async def whole(
-    deployment: Deployment, workers: int = 1, types: Sequence[str] = ("noop",)
+    deployment: Deployment, workers: int = 1, types: Sequence[str] = ("noop",), lines: int = 0
 ) -> AsyncIterator[Whole]:
     """Starts workers for a deployment with services.
 
@@ -150,6 +150,7 @@ async def whole(
         deployment: the deployment.
         workers: number of worker processes, each for all types.
         types: task types, which are submitted in turn.
+        lines: that each stage logs.
     """
     log = Path(tempfile.mkdtemp()) / "starts"
     environment = {**os.environ, **deployment.environment}
@@ -159,7 +160,16 @@ async def whole(
     async with open_pool(deployment.postgres, "benchmark", size=1) as pool:
         for name in types:
             await registry.register(pool, registry.TaskType(name=name, first_stage="one"))
-    command = [sys.executable, "-m", "benchmarks.noop_worker", "--log", str(log), *types]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.noop_worker",
+        "--log",
+        str(log),
+        "--lines",
+        str(lines),
+        *types,
+    ]
     processes = [subprocess.Popen(command, env=environment) for _ in range(workers)]
     try:
         yield Whole(deployment, connection, producer, processes, types, log)

@@ -50,6 +50,12 @@ def report(
     console.print(table)
     for claim, (found, holds) in claims.items():
         console.print(f"[{'green' if holds else 'red'}]{'holds' if holds else 'FAILS'}[/]  {claim}: {found}")
+    save(name, figures, claims)
+    return 0 if all(holds for _found, holds in claims.values()) else 1
+
+
+def save(name: str, figures: Mapping[str, Mapping[str, Any]], claims: Mapping[str, tuple[str, bool]]) -> None:
+    """Writes the result file of a benchmark; the arguments are those of `report`."""
     RESULTS.mkdir(exist_ok=True)
     document = {
         "benchmark": name,
@@ -60,16 +66,18 @@ def report(
         "claims": {claim: {"found": found, "holds": holds} for claim, (found, holds) in claims.items()},
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
-    return 0 if all(holds for _found, holds in claims.values()) else 1
 
 
 def _module() -> str:
     specification = sys.modules["__main__"].__spec__
-    return specification.name if specification else sys.argv[0]
+    return specification.name.removesuffix(".__main__") if specification else sys.argv[0]
 
 
 class CpuMeter:
-    """Measures the CPU seconds (user and system) of processes and their children."""
+    """Measures the CPU seconds (user and system) of processes and their children.
+
+    Children that end meanwhile count, once their parent has awaited them.
+    """
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)
@@ -77,11 +85,10 @@ class CpuMeter:
 
     def seconds(self) -> float:
         """CPU seconds since the creation of the meter."""
-        before, after = self._before, self._used()
-        return sum(used - before.get(pid, 0.0) for pid, used in after.items())
+        return self._used() - self._before
 
-    def _used(self) -> dict[int, float]:
-        used = {}
+    def _used(self) -> float:
+        used = 0.0
         for pid in self._pids:
             try:
                 parent = psutil.Process(pid)
@@ -93,7 +100,7 @@ class CpuMeter:
                     times = process.cpu_times()
                 except psutil.NoSuchProcess:
                     continue
-                used[process.pid] = times.user + times.system
+                used += times.user + times.system + times.children_user + times.children_system
         return used
 
 

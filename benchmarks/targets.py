@@ -25,6 +25,10 @@ import uvloop
 CHUNK = b"x" * 65_536
 
 
+# Addresses on which the targets listen, from 127.0.0.1 on.
+HOSTS = 100
+
+
 @dataclass(frozen=True)
 class Behaviour:
     """How calls are answered.
@@ -184,6 +188,10 @@ async def serve(ready: Path) -> None:
     call_log = CallLog()
     server = await loop.create_server(lambda: Connection(call_log, loop), "127.0.0.1", 0, backlog=4096)
     part = ready.with_suffix(".part")
+    # As hosts that fail independently of each other.
+    port = server.sockets[0].getsockname()[1]
+    others = [f"127.0.0.{number}" for number in range(2, HOSTS + 1)]
+    await loop.create_server(lambda: Connection(call_log, loop), others, port, backlog=128)
     part.write_text(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     part.rename(ready)
     await server.serve_forever()

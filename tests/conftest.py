@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 from penstock.kafka.connection import admin_client
 from penstock.settings import Kafka
+from tests.support.compiled_tests import compile_tests
+from tests.support.memory_folder import make_folder, remove_old
 from tests.support.open_connections import OpenConnections
 from tests.support.run_summary import RunSummary, add_summary
 from tests.support.scheduling import Scheduling
@@ -60,18 +62,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(OpenConnections())
     config.pluginmanager.register(StuckTests())
     if config.option.basetemp is None and "PYTEST_DEBUG_TEMPROOT" not in os.environ:
-        os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(prefix="penstock-tests-")
+        remove_old()
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(make_folder("penstock-tests-"))
         config.stash[_TEMP_ROOT] = Path(os.environ["PYTEST_DEBUG_TEMPROOT"])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Starts the servers where several processes are to share them; they inherit the
-    environment."""
+    """Starts the servers, and compiles the tests, where several processes are to share them; they
+    inherit the environment."""
     config = session.config
     is_controller = not hasattr(config, "workerinput") and getattr(config.option, "dist", "no") != "no"
     if is_controller and not config.option.collectonly and not {KAFKA, POSTGRES} & set(os.environ):
         servers = config.stash[_SERVERS] = SharedServers()
-        os.environ.update(servers.start_all())
+        with ThreadPoolExecutor(1) as thread:
+            compiling = thread.submit(compile_tests, config)
+            os.environ.update(servers.start_all())
+            compiling.result()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,13 +17,19 @@ FPS = 24
 SIZES = ((320, 240), (480, 270), (640, 360))
 
 
-def make_clips(folder: Path, count: int, seconds: float = 2.0) -> list[Path]:
-    """Writes `count` clips and a broken file; returns their paths, the broken one last."""
+def make_clips(folder: Path, count: int, seconds: float = 2.0, longest_s: float | None = None) -> list[Path]:
+    """Writes `count` clips and a broken file; returns their paths, the broken one last.
+
+    The last clip is large and takes `longest_s` seconds, so that its progress can be watched.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for number in range(count):
         target = folder / f"clip-{number + 1}.mkv"
-        write_clip(target, SIZES[number % len(SIZES)], seconds + number % 3 * 0.5, number)
+        size, length_s = SIZES[number % len(SIZES)], seconds + number % 3 * 0.5
+        if longest_s is not None and number == count - 1:
+            size, length_s = SIZES[-1], longest_s
+        write_clip(target, size, length_s, number)
         files.append(target)
     broken = folder / "broken.mkv"
     broken.write_bytes(b"This is not a video. " * 50)

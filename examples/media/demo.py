@@ -1,8 +1,9 @@
-"""The demo: starts Penstock, sends video files through three stages, and shows the outcomes.
+"""The demo: starts Penstock, sends video files through three stages, and runs a flow.
 
     python -m examples.media.demo [FOLDER] [--out DIR] [--clips N]
 
 Without a folder it generates a few clips, and a file that is not a video, to show a failure.
+The flow (`examples/nightly`) fails, is recovered, and is approved.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from examples.media.clips import make_clips
 from examples.media.consumers import callback_receiver, consume_events
+from examples.nightly import run as nightly
 from penstock.checks.app import check
-from penstock.client import Client, Draft, Task
+from penstock.client import Client, Draft, Task, TaskProgress
 from penstock.errors import PenstockError
 from penstock.local.deployment import Deployment, Listener, Options
 from penstock.logs import quiet_libraries
@@ -34,6 +37,11 @@ from penstock.settings import Platform
 
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v", ".mpg"}
 STAGES = ("probe", "transcode", "thumbnail")
+# Seconds of the longest clip that the demo generates.
+LONGEST_S = 60.0
+# Bars of running tasks, and seconds between two looks at their progress.
+MAX_BARS = 8
+REPORT_S = 0.25
 
 console = Console()
 
@@ -49,7 +57,10 @@ class Watched:
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Records an event from the topic."""
-        task = event["task"]
+        task = event.get("task")
+        if task is None or task["type"] != "media":
+            # An event of a flow, or of its tasks.
+            return
         if event["event"] == "task.advanced":
             self.stages.add((task["id"], task["step"]))
         elif task["state"] in ("succeeded", "failed"):
@@ -68,7 +79,7 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
     began = time.monotonic()
     if folder is None:
         console.print(f"generating {clips} clips and a file that is not a video …")
-        files = await asyncio.to_thread(make_clips, out / "clips", clips)
+        files = await asyncio.to_thread(make_clips, out / "clips", clips, longest_s=LONGEST_S)
     else:
         files = sorted(path.absolute() for path in folder.iterdir() if path.suffix.lower() in VIDEO_SUFFIXES)
         if not files:
@@ -82,7 +93,7 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
         fresh=True,
         environment={"PENSTOCK_CALLBACK_SECRETS": secret, "NO_COLOR": "1"},
     )
-    console.print("starting Kafka, PostgreSQL and five services (the first start fetches Kafka) …")
+    console.print("starting Kafka, PostgreSQL and six services (the first start fetches Kafka) …")
     fetched = Fetching()
     async with Deployment(options, Listener(on_fetch=fetched)) as deployment:
         console.print(
@@ -90,14 +101,19 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
         )
         environment = {**os.environ, **deployment.environment}
         with (out / "worker.log").open("w") as log:
-            worker = subprocess.Popen(  # noqa: ASYNC220 (starting it takes a millisecond)
-                [sys.executable, "-m", "examples.media.stages"], env=environment, stderr=log
-            )
+            workers = [
+                subprocess.Popen(  # noqa: ASYNC220 (starting it takes a millisecond)
+                    [sys.executable, "-m", module], env=environment, stderr=log
+                )
+                for module in ("examples.media.stages", "examples.nightly.worker")
+            ]
         try:
             status = await run(deployment, files, out, secret)
         finally:
-            worker.terminate()
-            await asyncio.to_thread(worker.wait)
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                await asyncio.to_thread(worker.wait)
     console.print(f"all in {time.monotonic() - began:.0f} s; everything is stopped.")
     return status
 
@@ -143,8 +159,15 @@ async def run(deployment: Deployment, files: list[Path], out: Path, secret: str)
         ]
         submitted = await client.submit_many(drafts)
         ids = [task.id for task in submitted]
-        await follow(watched, ids)
+        await follow(client, watched, ids)
         tasks = [await client.get(task_id) for task_id in ids]
+        console.print(
+            "the flow nightly: load six files, one of them damaged; report; wait for an approval; publish …"
+        )
+        flow_succeeded = await nightly.run(
+            client, out / "nightly", lambda line: console.print(f"  {line}", soft_wrap=True, highlight=False)
+        )
+        log = await log_of(client, ids[0])
         report = await check(Platform.load(deployment.environment))
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
@@ -156,14 +179,23 @@ async def run(deployment: Deployment, files: list[Path], out: Path, secret: str)
         f"penstock check: {'clean' if report.clean else report.offenders}"
     )
     console.print(f"results are in {out}", soft_wrap=True)
+    console.print(f"the log of task {ids[0]} ({files[0].name}):", highlight=False)
+    for line in log:
+        console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        f"read the log of any task: penstock up --detach --data-dir {out / 'penstock'}, then "
+        f"penstock logs {ids[0]} --data-dir {out / 'penstock'}; with -f it follows a task that runs",
+        soft_wrap=True,
+        highlight=False,
+    )
     if not all(
         task.state == "succeeded" or Path(task.context["file"]).name == "broken.mkv" for task in tasks
     ):
         return 1
-    return 0 if report.clean and set(watched.called) == set(ids) else 1
+    return 0 if flow_succeeded and report.clean and set(watched.called) == set(ids) else 1
 
 
-async def follow(watched: Watched, ids: list[int]) -> None:
+async def follow(client: Client, watched: Watched, ids: list[int]) -> None:
     """Shows progress until every task has ended and every callback has arrived."""
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -171,6 +203,8 @@ async def follow(watched: Watched, ids: list[int]) -> None:
         ended = progress.add_task("ended (topic events)", total=len(ids))
         called = progress.add_task("called back (signed)", total=len(ids))
         progress.update(bars[0], completed=len(ids))
+        running = RunningTasks(progress)
+        polling = asyncio.create_task(running.poll(client, ids))
         while not (set(ids) <= set(watched.finals) and set(ids) <= set(watched.called)):
             await watched.changed.wait()
             watched.changed.clear()
@@ -178,6 +212,54 @@ async def follow(watched: Watched, ids: list[int]) -> None:
                 progress.update(bar, completed=sum(step == number for _task, step in watched.stages))
             progress.update(ended, completed=len(watched.finals))
             progress.update(called, completed=len(watched.called))
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        running.show({})
+
+
+class RunningTasks:
+    """A bar for each running task whose handler reports its progress.
+
+    Args:
+        progress: draws the bars.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[int, TaskID] = {}
+
+    async def poll(self, client: Client, ids: list[int]) -> None:
+        """Shows the newest reports until it is cancelled."""
+        while True:
+            self.show(await client.progress(ids))
+            await asyncio.sleep(REPORT_S)
+
+    def show(self, reports: Mapping[int, TaskProgress]) -> None:
+        """Shows these reports, and no others."""
+        for gone in self._bars.keys() - reports.keys():
+            self._progress.remove_task(self._bars.pop(gone))
+        for task_id, report in [*reports.items()][:MAX_BARS]:
+            if task_id not in self._bars:
+                self._bars[task_id] = self._progress.add_task("", total=100)
+            self._progress.update(
+                self._bars[task_id],
+                description=f"  task {task_id}: {report.message}",
+                completed=int((report.fraction or 0) * 100),
+            )
+
+
+async def log_of(client: Client, task_id: int) -> list[str]:
+    """The lines that the handlers of an ended task have logged, stage after stage."""
+    return [
+        f"{line['level']:<7} {line['text']}{fields_of(line)}"
+        for run in await client.log_runs(task_id)
+        async for line in client.log_lines(task_id, run["step"], run["attempt"])
+    ]
+
+
+def fields_of(line: Mapping[str, Any]) -> str:
+    """The fields of a line as text."""
+    return "".join(f" {name}={value}" for name, value in line.get("fields", {}).items())
 
 
 def show(files: list[Path], tasks: list[Task], watched: Watched) -> None:

@@ -9,6 +9,8 @@ runs a worker; it finds Kafka and the object store by PENSTOCK_KAFKA and PENSTOC
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -47,8 +49,11 @@ def probe(source: Path) -> dict[str, Any]:
         raise NotAVideo(f"{source.name} is not a video: {why}") from error
 
 
-def transcode(source: Path, target: Path) -> int:
-    """Writes an H.264 copy 320 pixels wide and returns its number of frames; idempotent."""
+def transcode(source: Path, target: Path, on_frame: Callable[[int], object] = lambda _frames: None) -> int:
+    """Writes an H.264 copy 320 pixels wide and returns its number of frames; idempotent.
+
+    Calls `on_frame` with the number of frames after each.
+    """
     # Renamed only when complete, so that a killed worker leaves no partial file under this name.
     unfinished = target.with_suffix(".unfinished.mp4")
     frames = 0
@@ -64,6 +69,7 @@ def transcode(source: Path, target: Path) -> int:
             scaled.pts, scaled.time_base = frames, 1 / rate
             outgoing.mux(encoder.encode(scaled))
             frames += 1
+            on_frame(frames)
         outgoing.mux(encoder.encode(None))
     unfinished.replace(target)
     return frames
@@ -89,33 +95,75 @@ def thumbnail(source: Path, target: Path) -> None:
 worker = Worker()
 
 
+@dataclass
+class Video:
+    """The context of the first stage: the file, and the folder of the results."""
+
+    file: Path
+    out: Path
+
+
+@dataclass
+class Probed(Video):
+    """A video that was probed."""
+
+    probe: dict[str, Any]
+
+
+@dataclass
+class Transcoded(Probed):
+    """A video with its copy."""
+
+    video: Path
+    frames: int
+
+
 # Decoding is CPU-bound, so the handlers are synchronous: they run on threads and cannot delay
 # heartbeats.
 @worker.stage("media.probe", timeout_s=60)
-def probe_stage(task: Task) -> Outcome:
-    source, out = Path(task.context["file"]), Path(task.context["out"])
+def probe_stage(task: Task[Video]) -> Outcome:
+    video = task.context
     try:
-        found = probe(source)
+        found = probe(video.file)
     except NotAVideo as error:
         return Fail(str(error), permanent=True)
-    return Next("transcode", {"file": str(source), "out": str(out), "probe": found})
+    task.log.info("probed", file=video.file.name, **found)
+    return Next("transcode", Probed(video.file, video.out, found))
 
 
 @worker.stage("media.transcode", timeout_s=600, max_attempts=3)
-def transcode_stage(task: Task) -> Outcome:
-    source, out = Path(task.context["file"]), Path(task.context["out"])
-    target = out / f"{source.stem}.mp4"
-    frames = transcode(source, target)
-    return Next("thumbnail", {**task.context, "video": str(target), "frames": frames})
+def transcode_stage(task: Task[Probed]) -> Outcome:
+    video = task.context
+    target = video.out / f"{video.file.stem}.mp4"
+    # Many containers name only the duration, so the number of frames is an estimate.
+    expected = max(1, round(video.probe["seconds"] * video.probe["fps"]))
+
+    def report(frames: int) -> None:
+        task.progress(min(1.0, frames / expected), f"frame {frames:,} of {expected:,}")
+
+    # Handlers may also print, and use `logging`: all of it is in the task's log.
+    print(f"transcoding about {expected:,} frames to {WIDTH} pixels")
+    frames = transcode(video.file, target, report)
+    task.log.info("wrote the video", file=target.name, frames=frames, bytes=target.stat().st_size)
+    return Next("thumbnail", Transcoded(video.file, video.out, video.probe, target, frames))
 
 
 @worker.stage("media.thumbnail", timeout_s=60)
-def thumbnail_stage(task: Task) -> Outcome:
-    video = Path(task.context["video"])
-    target = video.with_suffix(".jpg")
-    thumbnail(video, target)
-    result = {key: value for key, value in task.context.items() if key != "out"}
-    return Done({**result, "thumbnail": str(target), "worker": os.getpid()})
+def thumbnail_stage(task: Task[Transcoded]) -> Outcome:
+    video = task.context
+    target = video.video.with_suffix(".jpg")
+    thumbnail(video.video, target)
+    task.log.info("wrote the thumbnail", file=target.name, bytes=target.stat().st_size)
+    return Done(
+        {
+            "file": video.file,
+            "probe": video.probe,
+            "video": video.video,
+            "frames": video.frames,
+            "thumbnail": target,
+            "worker": os.getpid(),
+        }
+    )
 
 
 if __name__ == "__main__":

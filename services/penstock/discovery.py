@@ -89,6 +89,16 @@ def running(data_dir: Path = DEFAULT_DATA_DIR) -> Addresses | None:
     return addresses if owner == str(addresses.pid) and held and _process_exists(addresses.pid) else None
 
 
+def owner_of(data_dir: Path) -> int | None:
+    """The process that runs, starts or stops a deployment in `data_dir` now; None without one."""
+    try:
+        owner = int((data_dir / "lock").read_text())
+        held = _is_held(data_dir / "lock")
+    except (OSError, ValueError):
+        return None
+    return owner if held and _process_exists(owner) else None
+
+
 def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -18,13 +18,17 @@
     ├── Invalid                   the input is wrong: do not retry
     │   ├── InvalidRecord         a record or body breaks its contract
     │   │   └── Malformed         it is not UTF-8 or not JSON
+    │   ├── InvalidExpression     an expression cannot be compiled or evaluated
     │   ├── UnknownType           the task type is not registered
+    │   ├── UnknownFlow           the flow definition, or its version, is not uploaded
     │   ├── TooLarge              it exceeds a limit
     │   ├── RecordsRefused        Kafka refuses some records, and would refuse them again
     │   ├── ValueRefused          PostgreSQL cannot store a value
     │   └── CorruptObject         an object differs from its reference
+    ├── CommandFailed             a command that a handler ran has failed
     ├── NotFound                  nothing has this id
     ├── Conflict                  the current state does not allow the request
+    │   └── RecoveryRefused       a flow cannot be recovered now
     ├── Unauthenticated           the request has no valid credentials
     └── Forbidden                 the credentials do not permit the request
 
@@ -34,7 +38,7 @@ rejected, `Fatal` ends the process. Each adapter translates the exceptions of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def _shorten(text: str, most: int) -> str:
@@ -141,8 +145,35 @@ class Malformed(InvalidRecord):
     """The input is not UTF-8, not JSON, or not in its declared encoding."""
 
 
+class InvalidExpression(Invalid):
+    """An expression of a flow definition cannot be compiled, or not be evaluated.
+
+    Attributes:
+        expression: its text.
+        line, column: the place in the expression, from 1; 0 when it is not known.
+    """
+
+    def __init__(self, reason: str, *, expression: str = "", line: int = 0, column: int = 0) -> None:
+        super().__init__(reason)
+        self.expression = _shorten(expression, 2_000)
+        self.line = line
+        self.column = column
+
+    def __str__(self) -> str:
+        place = f" at {self.line}:{self.column}" if self.line else ""
+        return f"{self.reason}{place} in {_shorten(self.expression, 200)!r}"
+
+
+class IdempotencyConflict(Invalid):
+    """The idempotency key was used with another context, and the type refuses that."""
+
+
 class UnknownType(Invalid):
     """The task type is not registered."""
+
+
+class UnknownFlow(Invalid):
+    """The flow definition, or its version, is not uploaded."""
 
 
 class TooLarge(Invalid):
@@ -173,8 +204,51 @@ class NotFound(PenstockError):
     """Nothing has this id."""
 
 
+class NotSucceeded(PenstockError):
+    """A task or flow has ended without success, so it has no result.
+
+    Attributes:
+        id: its id.
+        state: its final state.
+    """
+
+    def __init__(self, message: str, id_: int = 0, state: str = "") -> None:
+        super().__init__(message)
+        self.id = id_
+        self.state = state
+
+
+class CommandFailed(PenstockError):
+    """A command that a handler ran (`Task.run`) has failed; the message has its last lines.
+
+    Attributes:
+        exit_code: its status; negative is the number of the signal that ended it.
+        last_lines: the last lines of its output, at most 20.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = 0, last_lines: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.last_lines = tuple(last_lines)
+
+
 class Conflict(PenstockError):
     """The current state of the task, type or target does not allow the request."""
+
+
+class RecoveryRefused(Conflict):
+    """A flow cannot be recovered now; the message says what to do.
+
+    Attributes:
+        code: `cancelling`, `timing_out`, `nothing_to_recover`, `node_running`, `unknown_node`,
+            `node_changed`, `child_flow` or `in_history`.
+        nodes: the nodes that are in the way.
+    """
+
+    def __init__(self, reason: str, *, code: str = "", nodes: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.nodes = tuple(nodes)
 
 
 class Unauthenticated(PenstockError):

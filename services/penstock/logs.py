@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,9 @@ FORMATS = ("text", "json")
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^\s?#\"'<>]*)\?[^\s#\"'<>]+", re.IGNORECASE)
 _USER = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@\"'<>]+@", re.IGNORECASE)
 
+# The field of a traceback that came as text: of a handler, whose exception has ended elsewhere.
+TRACEBACK = "traceback"
+
 # A text value that has only these characters needs no quotes.
 _BARE = re.compile(r"[^\s\"'=\\]+")
 
@@ -35,7 +38,15 @@ _BARE = re.compile(r"[^\s\"'=\\]+")
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -> None:
+def _no_ids() -> Mapping[str, object]:
+    return {}
+
+
+def configure(
+    service: str,
+    trace_id: Callable[[], str | None] = lambda: None,
+    ids: Callable[[], Mapping[str, object]] = _no_ids,
+) -> None:
     """Sends log entries to standard error.
 
     PENSTOCK_LOG_LEVEL chooses the level (default INFO) and PENSTOCK_LOG_FORMAT the format: text or
@@ -44,6 +55,7 @@ def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -
     Args:
         service: the name that each JSON entry has as `service`.
         trace_id: returns the id of the current trace, or None; called for each JSON entry.
+        ids: returns members that say what the code is working on; called for each JSON entry.
 
     Raises:
         SettingsError: PENSTOCK_LOG_FORMAT or PENSTOCK_LOG_LEVEL has an unknown value.
@@ -52,7 +64,9 @@ def configure(service: str, trace_id: Callable[[], str | None] = lambda: None) -
     if name not in FORMATS:
         raise SettingsError(f"PENSTOCK_LOG_FORMAT={name!r} must be one of: {', '.join(FORMATS)}")
     # Without `force`: it would remove the handlers of a test.
-    logging.basicConfig(level=_level("PENSTOCK_LOG_LEVEL", "INFO"), handlers=[_handler(service, trace_id)])
+    logging.basicConfig(
+        level=_level("PENSTOCK_LOG_LEVEL", "INFO"), handlers=[_handler(service, trace_id, ids)]
+    )
     quiet_libraries()
 
 
@@ -66,9 +80,13 @@ def in_json() -> bool:
     return os.environ.get("PENSTOCK_LOG_FORMAT") == "json"
 
 
-def _handler(service: str, trace_id: Callable[[], str | None] = lambda: None) -> logging.Handler:
+def _handler(
+    service: str,
+    trace_id: Callable[[], str | None] = lambda: None,
+    ids: Callable[[], Mapping[str, object]] = _no_ids,
+) -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(service, trace_id) if in_json() else TextFormatter(TEXT))
+    handler.setFormatter(JsonFormatter(service, trace_id, ids) if in_json() else TextFormatter(TEXT))
     return handler
 
 
@@ -120,13 +138,14 @@ class TextFormatter(logging.Formatter):
         return "".join(
             [
                 super().formatMessage(record),
-                *(f" {name}={_quoted(value)}" for name, value in fields(record).items()),
+                *(f" {name}={_quoted(value)}" for name, value in fields(record).items() if name != TRACEBACK),
             ]
         )
 
     def format(self, record: logging.LogRecord) -> str:
         """The entry, with its traceback below it."""
-        return redacted(super().format(record))
+        below = getattr(record, TRACEBACK, None)
+        return redacted(super().format(record) + (f"\n{below.rstrip()}" if below else ""))
 
 
 def _quoted(value: object) -> str:
@@ -137,16 +156,23 @@ def _quoted(value: object) -> str:
 class JsonFormatter(logging.Formatter):
     """Entries for machines: one JSON object a line.
 
-    Members are time, level, service, logger, message, trace_id (when there is one) and the fields.
-    An entry with a traceback has it as `error`.
+    Members are time, level, service, logger, message, trace_id (when there is one), the fields and
+    the ids. An entry with a traceback has it as `error`.
 
     Args:
         service: the member `service` of each entry.
         trace_id: returns the id of the current trace, or None.
+        ids: returns further members; a field of the entry with the same name has precedence.
     """
 
-    def __init__(self, service: str, trace_id: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        service: str,
+        trace_id: Callable[[], str | None] = lambda: None,
+        ids: Callable[[], Mapping[str, object]] = _no_ids,
+    ) -> None:
         super().__init__()
+        self._ids = ids
         self._service = service
         self._trace_id = trace_id
 
@@ -162,6 +188,7 @@ class JsonFormatter(logging.Formatter):
         if (trace_id := self._trace_id()) is not None:
             entry["trace_id"] = trace_id
         entry |= {name: value for name, value in fields(record).items() if name not in entry}
+        entry |= {name: value for name, value in self._ids().items() if name not in entry}
         if record.exc_info:
             entry["error"] = redacted(self.formatException(record.exc_info))
         try:

@@ -16,12 +16,13 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from penstock import logs, tracing
+from penstock.concurrency.event_loop import event_loop_factory
 from penstock.concurrency.retry import retry_until_available
 from penstock.concurrency.stall_detector import LoopWatchdog
 from penstock.errors import (
@@ -91,6 +92,8 @@ def run(
     stall_s: float | None = None,
     on_wait: OnWait = _do_nothing,
     resumes: bool = True,
+    hurry: Callable[[], None] | None = None,
+    log_ids: Callable[[], Mapping[str, object]] = dict,
 ) -> int:
     """Runs `service` to its end and returns the exit status.
 
@@ -103,6 +106,9 @@ def run(
         on_wait: called whenever the service waits for a server, before it begins again.
         resumes: False if the service may begin again only until it is ready. The handlers of a
             worker may outlive it.
+        hurry: called at the second signal, to end the drain at once. Without it the second signal
+            ends the process, and with it the third.
+        log_ids: returns members of each JSON log entry; see `logs.configure`.
     """
     if stall_s is not None:
         service = _with_watchdog(service, stall_s)
@@ -110,7 +116,7 @@ def run(
         # An earlier process in the same container may have left the file.
         Path(ready_file).unlink(missing_ok=True)
     try:
-        logs.configure(name, tracing.current_trace_id)
+        logs.configure(name, tracing.current_trace_id, log_ids)
         tracing.configure(name)
     except PenstockError as error:
         return report_start_failure(name, error)
@@ -121,7 +127,7 @@ def run(
         )
     reduce_garbage_collection()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        status = runner.run(_supervise(name, service, grace_s, on_wait, resumes=resumes))
+        status = runner.run(_supervise(name, service, grace_s, on_wait, resumes=resumes, hurry=hurry))
         # The runner now waits for all remaining tasks and threads. A task that swallows its
         # cancellation would block it without end.
         exit_timer = _after(EXIT_TIMEOUT_S, lambda: _abandon(name, status))
@@ -167,15 +173,6 @@ def reduce_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Returns the factory of uvloop's event loop if uvloop is installed, else of asyncio's."""
-    try:
-        import uvloop  # noqa: PLC0415 (optional dependency)
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
 
 
 async def run_all(*parts: Awaitable[None]) -> None:
@@ -241,7 +238,13 @@ def stop_signals(
 
 
 async def _supervise(
-    name: str, service: Service, grace_s: float, on_wait: OnWait = _do_nothing, *, resumes: bool = True
+    name: str,
+    service: Service,
+    grace_s: float,
+    on_wait: OnWait = _do_nothing,
+    *,
+    resumes: bool = True,
+    hurry: Callable[[], None] | None = None,
 ) -> int:
     stopping = asyncio.Event()
 
@@ -251,8 +254,17 @@ async def _supervise(
         _after(grace_s, lambda: _force_exit(name, grace_s))
 
     def end() -> None:
+        nonlocal hurry
+        if hurry is not None:
+            log.warning(
+                "A second signal ends the drain; a third one ends the process at once",
+                extra={"event": "drain_ended", "program": name},
+            )
+            hurry()
+            hurry = None
+            return
         log.warning(
-            "A second signal ended the process at once",
+            "A further signal ended the process at once",
             extra={"event": "process_forced", "program": name},
         )
         os._exit(EXIT_FORCED)

@@ -2,22 +2,27 @@
 
 A service declares its own dataclass and inherits `Platform`. Each field `foo_bar` is read from
 `PENSTOCK_FOO_BAR`. A keyword of `load` wins over the environment, and the environment over the
-default. `validate` runs once, at start-up, and names the variable of every wrong field.
+default. `validate` runs once, at start-up, and names the variable of every wrong field. The groups
+of shared settings are one module: each is a few fields and their check.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 from urllib.parse import parse_qs, quote, urlsplit
 
+from penstock.core.hosts import hosts_fault
 from penstock.discovery import local_environment
 from penstock.errors import SettingsError
+from penstock.kafka_security import KAFKA_MECHANISMS, KAFKA_PROTOCOLS, security_problems, unreadable
 from penstock.variables import PREFIX, with_variables
 
 ENVIRONMENT_PREFIX = PREFIX
@@ -30,6 +35,10 @@ _SERVER = re.compile(r"([^\s:/\[\]]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?")
 
 # Only the characters of RFC 3986.
 _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
+
+# What a header can carry.
+_TOKEN = re.compile(r"[!-~]+")
+_ENCRYPTION_KEY_BYTES = 32
 
 _BOOLEANS = {
     "1": True,
@@ -63,9 +72,15 @@ class Settings:
 
         Raises:
             SettingsError: a value cannot be parsed, or `validate` found a problem.
+            TypeError: there is no such setting as one of the overrides.
         """
         environ = os.environ if environ is None else environ
         hints = get_type_hints(cls)
+        names = [item.name for item in dataclasses.fields(cls)]
+        for unknown in overrides.keys() - set(names):
+            nearest = get_close_matches(unknown, names, 1)
+            hint = f": did you mean {nearest[0]!r}?" if nearest else ""
+            raise TypeError(f"{cls.__name__} has no setting {unknown!r}{hint}")
         values: dict[str, Any] = {}
         for item in dataclasses.fields(cls):
             variable = ENVIRONMENT_PREFIX + item.name.upper()
@@ -109,30 +124,102 @@ def _parse(text: str, kind: Any, variable: str) -> Any:
     return text
 
 
+def port_faults(name: str, port: int) -> list[str]:
+    """Why a setting is no port, or 0 for none."""
+    return [] if 0 <= port <= 65_535 else [f"{name}={port} must be from 0 to 65535"]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Metered(Settings):
-    """The address of a service's metrics."""
+class MetricsPages(Settings):
+    """How a process serves its metrics.
+
+    Services and workers have different settings of the port, because they often share variables.
+    """
 
     metrics_host: str = option(
         "127.0.0.1", "Address that the metrics server listens on; 0.0.0.0 opens it to the network."
     )
+    metrics_token: str = secret(
+        "Token that /metrics needs as `Authorization: Bearer …`; empty opens it to every client. Probes need none."
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Further host names by which clients call this process, comma-separated; `*.` and a name allows all below it. Names "
+        "of loopback are always allowed, and every IP address where the server listens beyond loopback.",
+    )
+
+    def validate(self) -> list[str]:
+        """The token must be printable, and hosts must be names."""
+        problems = super().validate()
+        if fault := hosts_fault(self.allowed_hosts):
+            problems.append(f"allowed_hosts: {fault}")
+        if self.metrics_token and not _TOKEN.fullmatch(self.metrics_token):
+            problems.append("metrics_token must be printable ASCII characters without spaces")
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metered(MetricsPages):
+    """The address of a service's metrics."""
+
     metrics_port: int = option(0, "Port of the metrics server (/metrics, /livez, /readyz); 0 turns it off.")
 
     def validate(self) -> list[str]:
         """The port must be from 0 to 65535."""
+        return super().validate() + port_faults("metrics_port", self.metrics_port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweeping(Settings):
+    """When the sweeper of an outbox publishes what its writer has left."""
+
+    sweep_every_s: float = option(
+        15.0,
+        "Seconds between sweeps for events and results of callbacks that their writer has not published.",
+    )
+    sweep_age_s: float = option(
+        10.0, "Seconds after which the sweeper publishes an unpublished event or result of a callback."
+    )
+
+    def validate(self) -> list[str]:
+        """The sweeper must not publish records whose transaction has just committed."""
         problems = super().validate()
-        if not 0 <= self.metrics_port <= 65_535:
-            problems.append(f"metrics_port={self.metrics_port} must be from 0 to 65535")
+        if self.sweep_age_s < 1 or self.sweep_every_s <= 0:
+            problems.append(
+                f"sweep_age_s={self.sweep_age_s} must be at least 1 and sweep_every_s={self.sweep_every_s} above 0"
+            )
         return problems
 
 
-KAFKA_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-KAFKA_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-_TLS_SETTINGS = ("kafka_ca_file", "kafka_cert_file", "kafka_key_file")
-_USER_SETTINGS = ("kafka_user", "kafka_password_file", "kafka_password")
-_TOKEN_SETTINGS = ("kafka_token_url", "kafka_client_id", "kafka_client_secret_file", "kafka_scope")
-_OPTIONAL = ("kafka_password_file", "kafka_password", "kafka_scope")
-_FILES = (*_TLS_SETTINGS, "kafka_password_file", "kafka_client_secret_file")
+@dataclass(frozen=True, kw_only=True)
+class Sealing(Settings):
+    """The keys that encrypt stored secrets."""
+
+    # Without repr, since logs and tracebacks contain settings.
+    encryption_keys: tuple[str, ...] = field(
+        default=(),
+        repr=False,
+        metadata={
+            "doc": "Keys that encrypt the secrets of callbacks in PostgreSQL, comma-separated, each the base64 of 32 random "
+            "bytes; the same for gateway and callbacks. The first encrypts, all decrypt."
+        },
+    )
+
+    def validate(self) -> list[str]:
+        """Each key must have the 32 bytes of AES-256."""
+        return super().validate() + [
+            f"encryption_keys: number {number} is not the base64 of {_ENCRYPTION_KEY_BYTES} bytes"
+            for number, key in enumerate(self.encryption_keys, 1)
+            if not _is_encryption_key(key)
+        ]
+
+
+def _is_encryption_key(key: str) -> bool:
+    try:
+        return len(base64.b64decode(key, validate=True)) == _ENCRYPTION_KEY_BYTES
+    except ValueError:
+        return False
+
 
 # Settings that name a deployment.
 ADDRESSES = ("kafka", "postgres", "prefix", "objects")
@@ -212,77 +299,10 @@ class Kafka(Settings):
             for server in self.kafka.split(",")
             if self.kafka and not _SERVER.fullmatch(server.strip())
         ]
-        problems += _security_problems(self)
+        problems += security_problems(vars(self))
         if self.topics_file:
-            problems += _unreadable("topics_file", self.topics_file)
+            problems += unreadable("topics_file", self.topics_file)
         return problems
-
-
-def _security_problems(settings: Kafka) -> list[str]:
-    """Contradictions between the settings of TLS and SASL; no sentence contains a secret."""
-    protocol, mechanism = settings.kafka_protocol, settings.kafka_mechanism
-    if protocol not in KAFKA_PROTOCOLS:
-        return [f"kafka_protocol={protocol!r} must be one of {', '.join(KAFKA_PROTOCOLS)}"]
-    sasl, encrypted = protocol.startswith("SASL"), protocol.endswith("SSL")
-    if sasl and mechanism not in KAFKA_MECHANISMS:
-        return [
-            f"kafka_protocol={protocol} needs kafka_mechanism, one of {', '.join(KAFKA_MECHANISMS)}"
-            + (f", not {mechanism!r}" if mechanism else "")
-        ]
-    required = _TOKEN_SETTINGS if mechanism == "OAUTHBEARER" else _USER_SETTINGS
-    problems = [
-        # An unused credential is a problem: the operator would believe the connection to be safer
-        # than it is.
-        f"{name} is set, but kafka_protocol={protocol} never uses it: use {better}, or leave it out"
-        for names, used, better in (
-            (_TLS_SETTINGS, encrypted, "SSL or SASL_SSL"),
-            (("kafka_mechanism", *_USER_SETTINGS, *_TOKEN_SETTINGS), sasl, "SASL_SSL"),
-        )
-        for name in names
-        if getattr(settings, name) and not used
-    ]
-    if sasl:
-        problems += [
-            f"{name} is set, but kafka_mechanism={mechanism} never uses it: leave it out"
-            for name in (*_USER_SETTINGS, *_TOKEN_SETTINGS)
-            if getattr(settings, name) and name not in required
-        ]
-        problems += [
-            f"kafka_mechanism={mechanism} needs {name}"
-            for name in required
-            if name not in _OPTIONAL and not getattr(settings, name)
-        ]
-        if required is _USER_SETTINGS and bool(settings.kafka_password) == bool(settings.kafka_password_file):
-            problems.append(f"kafka_mechanism={mechanism} needs either kafka_password_file or kafka_password")
-        if settings.kafka_token_url and not _is_private(settings.kafka_token_url):
-            problems.append(
-                f"kafka_token_url={settings.kafka_token_url} must begin with https://: the client's secret is sent there"
-            )
-    if bool(settings.kafka_cert_file) != bool(settings.kafka_key_file):
-        problems.append("kafka_cert_file and kafka_key_file must be set both or neither")
-    for name in _FILES:
-        if getattr(settings, name):
-            problems += _unreadable(name, getattr(settings, name))
-    return problems
-
-
-def _is_private(url: str) -> bool:
-    """Whether requests to a URL cannot be read on the way: it is https, or on this machine."""
-    parts = urlsplit(url)
-    return bool(parts.hostname) and (
-        parts.scheme == "https"
-        or (parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1"))
-    )
-
-
-def _unreadable(name: str, file: str) -> list[str]:
-    if not Path(file).is_file():
-        return [f"{name}={file}: this file does not exist"]
-    return (
-        []
-        if os.access(file, os.R_OK)
-        else [f"{name}={file} cannot be read by this user: change its permissions"]
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

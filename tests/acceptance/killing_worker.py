@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 
+from penstock.client import Client
 from penstock.worker import Done, Task, Worker
+from tests.support.waiting import wait_until
 
 worker = Worker()
 
@@ -20,6 +22,11 @@ def kill(way: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+async def logged(client: Client, task: Task) -> bool:
+    """Whether the platform has the lines of this attempt."""
+    return any([line async for line in client.log_lines(task.id, task.step, task.attempt)])
+
+
 @worker.stage("risky.quick")
 async def quick(_task: Task) -> Done:
     return Done()
@@ -28,6 +35,11 @@ async def quick(_task: Task) -> Done:
 @worker.stage("risky.start")
 async def start(task: Task) -> Done:
     if task.context == "swift":
+        kill("kill")
+    if task.context == "logged":
+        print(f"attempt {task.attempt} loads the file")
+        async with Client() as client:
+            await wait_until(lambda: logged(client, task))
         kill("kill")
     # Long enough that all tasks of a poll run together.
     await asyncio.sleep(0.2)

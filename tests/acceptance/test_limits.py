@@ -117,14 +117,14 @@ async def test_limits_hold_while_their_owner_is_killed_repeatedly(kafka_servers,
             return await pool.fetchval("SELECT count(*) >= $1 FROM task WHERE state = 'succeeded'", count)
 
         for kill in range(1, KILLS + 1):
-            await wait_until(lambda kill=kill: ended(kill * TASKS // (KILLS + 1)), timeout=60)
+            await wait_until(lambda kill=kill: ended(kill * TASKS // (KILLS + 1)))
             assert await owners() == 1
             # The owner is unknown. Killing the older replica twice kills the owner at least once.
             victim = replicas.pop(0)
             victim.send_signal(signal.SIGKILL)
             await victim.wait()
             replicas.append(await replica(stack, environment))
-        await wait_until(lambda: ended(TASKS), timeout=60)
+        await wait_until(lambda: ended(TASKS))
         assert not sampling.done(), sampling
     assert maxima["samples"] > 100
     assert (maxima["type"], maxima["key"]) == (MAX_IN_FLIGHT, MAX_PER_KEY), (

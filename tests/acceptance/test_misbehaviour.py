@@ -11,7 +11,7 @@ from tests.support.waiting import wait_until
 
 EXPECTED = {
     "raises": ("LookupError", "there is no spoon"),
-    "nonsense": ("TypeError", "it must return Next, Done, Fail or RetryAfter"),
+    "nonsense": ("TypeError", "it must return Next, Done, Fail, RetryAfter, Spawn or Wait"),
     "hangs": ("Timeout", "longer than 0.3 s"),
     "hangs-on-a-thread": ("Timeout", "its thread was abandoned"),
     "swallows": ("Timeout", "swallowed its cancellation"),

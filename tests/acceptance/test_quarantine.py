@@ -105,3 +105,25 @@ async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_option
             await client.wait([after.id])
     assert found.state == "quarantined"
     assert deaths[-9] == 4, "one death before a claim, and one for each of the losses"
+
+
+async def test_a_quarantined_task_shows_the_logs_of_the_workers_that_it_killed(shared_options):
+    """W8, L2: each attempt has what its handler logged before the worker died, and a mark that the
+    worker was lost."""
+    async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
+        await client.register_type("risky", lease_ms=2_000, retry_base_ms=50, max_losses=2, max_attempts=10)
+        async with supervised_worker(deployment.environment):
+            task = await client.submit("risky", "logged", stage="start")
+            await client.wait([task.id])
+            found = await client.get(task.id)
+        runs = await client.log_runs(task.id)
+        lines = {
+            run["attempt"]: [line["text"] async for line in client.log_lines(task.id, 0, run["attempt"])]
+            for run in runs
+        }
+    assert found.state == "quarantined"
+    lost = "worker lost; the last 250 ms may be missing"
+    expected = range(len(found.attempts))
+    assert lines == {attempt: [f"attempt {attempt} loads the file", lost] for attempt in expected}
+    assert [run["state"] for run in runs] == ["lost"] * len(runs)
+    assert len({run["worker"] for run in runs}) == len(runs) >= 2

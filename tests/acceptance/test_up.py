@@ -9,9 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
-from pathlib import Path
 
 import asyncpg
 import psutil
@@ -25,6 +23,7 @@ from penstock.local.deployment import SERVICES, Deployment, Listener, Options, S
 from penstock.local.ports import choose_port
 from penstock.process import exit_status
 from penstock.settings import Kafka
+from tests.support.memory_folder import make_folder
 from tests.support.waiting import wait_until
 
 # Simulates a service: prints its settings, creates its ready file, and ends on SIGTERM.
@@ -37,14 +36,21 @@ while True: time.sleep(60)
 """
 FAKE_SERVICES = {
     name: Service(argv=(sys.executable, "-c", FAKE_SERVICE), order=order)
-    for name, order in (("gateway", 0), ("task-sync", 0), ("heartbeats", 1), ("stages", 2), ("callbacks", 3))
+    for name, order in (
+        ("gateway", 0),
+        ("task-sync", 0),
+        ("heartbeats", 1),
+        ("stages", 2),
+        ("flows", 3),
+        ("callbacks", 4),
+    )
 }
 
 
 @pytest.fixture
 def data_dir():
     """A folder with a short path, since the length of socket paths is limited."""
-    path = Path(tempfile.mkdtemp(prefix="penstock-"))
+    path = make_folder()
     yield path / "data"
     shutil.rmtree(path)
 
@@ -90,7 +96,7 @@ async def test_up_prints_its_addresses_and_stops_services_in_order(start_up, dat
         taken.listen()
         port = taken.getsockname()[1]
         process = start_up(gateway_port=port)
-        addresses = await wait_until(lambda: running(data_dir), timeout=90)
+        addresses = await wait_until(lambda: running(data_dir))
     servers = psutil.Process(process.pid).children()
 
     second = start_up()
@@ -114,7 +120,7 @@ async def test_up_prints_its_addresses_and_stops_services_in_order(start_up, dat
     assert f"stages       settings {addresses.kafka} penstock." in output
     stopped = [line.split()[0] for line in output.splitlines() if line.endswith(" fake-stopped")]
     assert sorted(stopped[:2]) == ["gateway", "task-sync"]
-    assert stopped[2:] == ["heartbeats", "stages", "callbacks"]
+    assert stopped[2:] == ["heartbeats", "stages", "flows", "callbacks"]
     assert "\x1b[" not in output
     assert running(data_dir) is None
     assert not (data_dir / "state.json").exists()
@@ -125,16 +131,16 @@ async def test_a_killed_up_leaves_no_process_and_the_next_one_starts(start_up, d
     """O1: after kill -9 of `up`, services and servers end by themselves, and the next run needs no
     repair."""
     process = start_up()
-    await wait_until(lambda: running(data_dir), timeout=90)
+    await wait_until(lambda: running(data_dir))
     children = psutil.Process(process.pid).children()
     assert len(children) == len(FAKE_SERVICES) + 3  # Kafka, PostgreSQL and the reaper
     process.kill()
     await asyncio.to_thread(process.communicate)
     assert running(data_dir) is None
-    await wait_until(lambda: not any(_runs(child) for child in children), timeout=60)
+    await wait_until(lambda: not any(_runs(child) for child in children))
 
     second = start_up()
-    addresses = await wait_until(lambda: running(data_dir), timeout=90)
+    addresses = await wait_until(lambda: running(data_dir))
     assert addresses.pid == second.pid
     second.send_signal(signal.SIGINT)
     await asyncio.to_thread(second.communicate)
@@ -383,3 +389,35 @@ async def test_an_existing_server_that_does_not_answer_is_named_before_others_st
     assert str(refused.value).endswith(f"or correct --{option}")
     assert "AddressFamily" not in str(refused.value)
     assert steps == []
+
+
+async def test_a_deployment_in_the_background(data_dir):
+    """O8: `up --detach` returns when all services serve, `status` shows them, and `down` stops
+    them. The next start has the same ports."""
+
+    async def penstock(*words: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "penstock", *words, "--data-dir", str(data_dir)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert (await penstock("status"))[0] == 1
+    code, output = await penstock("down")
+    assert (code, "no deployment runs" in output) == (0, True)
+    ports = []
+    for _ in range(2):
+        code, output = await penstock("up", "--detach", "--only", "gateway")
+        assert code == 0, output
+        assert "`penstock down` stops it" in output
+        addresses = running(data_dir)
+        assert addresses is not None
+        ports.append((addresses.gateway, addresses.kafka))
+        code, output = await penstock("status", "--json")
+        assert (code, json.loads(output)["serving"]) == (0, {"gateway": True})
+        code, output = await penstock("logs", "--grep", "process_ready", "--tail", "500")
+        assert (code, "gateway" in output) == (0, True)
+        code, again = await penstock("up", "-d")
+        assert code == 6
+        assert "another `penstock up`" in again
+        assert await penstock("down") == (0, "stopped\n")
+        assert running(data_dir) is None
+    assert ports[0] == ports[1]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import asyncpg
 import pytest
 
 from penstock.checks.app import Rule, check
-from penstock.client import Client
+from penstock.client import Client, FlowDraft
 from penstock.core.migration_steps import Step
 from penstock.local.ports import choose_port
 from penstock.postgres.migrations import migrate
@@ -37,10 +38,20 @@ OLDEST = "fdddcea"
 # changed the wire formats and the schema.
 BEFORE_RENAMING = "44f2b9b"
 SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks")
+NEW_SERVICES = (*SERVICES, "flows")
 TASKS_PER_TYPE = 10
+FLOWS = 5
+DEFINITION = {
+    "flow": "f",
+    "version": 1,
+    "nodes": {
+        "all": {"kind": "map", "items": "[1, 2, 3]", "each": {"kind": "task", "type": "t", "input": "item"}},
+        "last": {"kind": "task", "type": "t", "after": ["all"]},
+    },
+}
 
 
-@pytest.fixture(params=[OLDEST, BEFORE_RENAMING])
+@pytest.fixture(params=[pytest.param(OLDEST, marks=pytest.mark.long), BEFORE_RENAMING])
 def revision(request):
     """The revision from which the deployment is upgraded."""
     return request.param
@@ -64,7 +75,10 @@ def old(revision, tmp_path):
 class Release:
     """One of the two releases, as commands and processes."""
 
-    def __init__(self, tree: Path, environment: dict[str, str], folder: Path) -> None:
+    def __init__(
+        self, tree: Path, environment: dict[str, str], folder: Path, services: Sequence[str] = SERVICES
+    ) -> None:
+        self._services = services
         self.port = choose_port(0)
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
@@ -88,7 +102,7 @@ class Release:
         return output.decode()
 
     async def start(self) -> None:
-        ready_files = {name: self._folder / f"{name}.ready" for name in SERVICES}
+        ready_files = {name: self._folder / f"{name}.ready" for name in self._services}
         for name, ready_file in ready_files.items():
             with (self._folder / "log").open("ab") as log:
                 self._processes[name] = await asyncio.create_subprocess_exec(
@@ -98,7 +112,7 @@ class Release:
                     stderr=log,
                 )
         for name, ready_file in ready_files.items():
-            await wait_until(ready_file.exists, timeout=90, what=f"{name} is ready")
+            await wait_until(ready_file.exists, what=f"{name} is ready")
             assert self._processes[name].returncode is None
 
     async def stop(self) -> dict[str, int]:
@@ -114,12 +128,21 @@ class Release:
             await process.wait()
 
 
+async def run_flows(release: Release) -> None:
+    """Runs flows to their end."""
+    async with Client(f"http://127.0.0.1:{release.port}") as client:
+        await client.put_flow_definition(DEFINITION)
+        for flow in await client.submit_flows([FlowDraft(flow="f")] * FLOWS):
+            assert (await client.wait_for_flow(flow.id)).status == "succeeded"
+
+
 async def test_old_and_new_services_work_side_by_side(
     old, revision, kafka_servers, prefix, empty_database, tmp_path
 ):
     """O9: an upgrade from each supported revision loses no task. The first schema step runs under
     old services, then new services start beside them, old ones stop, and the second step follows.
-    Every task ends once, its callback arrives, and the check is clean."""
+    Every task ends once, its callback arrives, flows advance beside old services, and the check is
+    clean."""
     environment = {
         "PENSTOCK_KAFKA": kafka_servers,
         "PENSTOCK_PREFIX": prefix,
@@ -130,7 +153,7 @@ async def test_old_and_new_services_work_side_by_side(
         "PENSTOCK_CALLBACK_ALLOW": ",".join(LOOPBACK),
     }
     before = Release(old, environment, tmp_path / "before")
-    after = Release(ROOT, environment, tmp_path / "after")
+    after = Release(ROOT, environment, tmp_path / "after", NEW_SERVICES)
     worker = Worker(WorkerSettings(kafka=kafka_servers, prefix=prefix, objects=f"file://{tmp_path}"))
 
     for type_name in ("t", "acme--t"):
@@ -157,7 +180,9 @@ async def test_old_and_new_services_work_side_by_side(
                 )
 
     async def all_ended() -> bool:
-        return await connection.fetchval("SELECT count(*) FROM task WHERE state = 'succeeded'") == len(ids)
+        return await connection.fetchval(
+            "SELECT count(*) FROM task WHERE state = 'succeeded' AND to_jsonb(task)->>'flow_id' IS NULL"
+        ) == len(ids)
 
     async def all_delivered() -> bool:
         return await connection.fetchval("SELECT count(*) FROM callback WHERE state = 'delivered'") == len(
@@ -183,16 +208,17 @@ async def test_old_and_new_services_work_side_by_side(
             assert not set(first) & set(second)
             await make_topics(kafka_servers, prefix)
             await submit(before)
-            await wait_until(all_ended, timeout=90, what="the old version ends its tasks on the new schema")
+            await wait_until(all_ended, what="the old version ends its tasks on the new schema")
             await after.start()
-            await asyncio.gather(submit(before), submit(after))
-            await wait_until(all_ended, timeout=90, what="both end tasks")
+            # Old services end tasks of flows, too.
+            await asyncio.gather(submit(before), submit(after), run_flows(after))
+            await wait_until(all_ended, what="both end tasks")
             await submit(before)
             assert set((await before.stop()).values()) == {0}
             await migrate(empty_database, Step.POST)
             await submit(after)
-            await wait_until(all_ended, timeout=90, what="the new version ends all tasks")
-            await wait_until(all_delivered, timeout=90, what="every callback is delivered")
+            await wait_until(all_ended, what="the new version ends all tasks")
+            await wait_until(all_delivered, what="every callback is delivered")
             assert len(set(ids)) == 12 * TASKS_PER_TYPE
             assert len(set(target.ids())) == 12 * TASKS_PER_TYPE
             callbacks_query = (

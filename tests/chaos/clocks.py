@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
+
+from penstock.local.deployment import SERVICES, Service
+from tests.chaos.run_report import RUN
 
 SOURCE = Path(__file__).with_name("clock.c")
 
@@ -24,6 +31,23 @@ def missing() -> str | None:
 def compiler() -> str | None:
     """The path of the C compiler, or None."""
     return shutil.which("cc") or shutil.which("gcc")
+
+
+def deployment_clocks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Clocks | None, Mapping[str, Service]]:
+    """The clocks of a deployment with servers and workers, and its services with their clocks; None
+    when this machine cannot step clocks, and the report then says why."""
+    if reason := missing():
+        RUN.add_sentence(f"without clocks that jump, since {reason}")
+        return None, SERVICES
+    clock = Clocks(folder, [*SERVICES, "worker", "postgres", "java"])
+    for name, value in clock.environment.items():
+        monkeypatch.setenv(name, value)
+    services = {
+        name: replace(each, argv=(*clock.prefix(name), *each.argv)) for name, each in SERVICES.items()
+    }
+    return clock, services
 
 
 class Clocks:

@@ -19,6 +19,8 @@ import shutil
 import struct
 import subprocess
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -33,17 +35,18 @@ _LARGEST_PACKET = 65_535
 
 
 class Link:
-    """A link, which forwards all packets until `drop` is called.
+    """A link, which forwards all packets at once until `drop` is called or `delay_s` is set.
 
     Attributes:
         prefix: the beginning of a command line that runs its program at the far end.
         loss_out: share of dropped packets from the worker, from 0 to 1.
         loss_in: share of dropped packets to the worker, from 0 to 1.
+        delay_s: how long each packet takes, in seconds.
     """
 
     def __init__(self, prefix: tuple[str, ...], near: int, far: int, rng: random.Random) -> None:
         self.prefix = prefix
-        self.loss_out = self.loss_in = 0.0
+        self.loss_out = self.loss_in = self.delay_s = 0.0
         self._near, self._far = near, far
         self._rng = rng
         self._closed = threading.Event()
@@ -60,13 +63,21 @@ class Link:
         self._thread.join()
 
     def _forward(self) -> None:
+        # When a packet arrives, where, and the packet.
+        under_way: deque[tuple[float, int, bytes]] = deque()
         while not self._closed.is_set():
-            readable, _, _ = select.select([self._near, self._far], [], [], 0.1)
+            wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else 0.1
+            readable, _, _ = select.select([self._near, self._far], [], [], wait_s)
             for end in readable:
                 packet = os.read(end, _LARGEST_PACKET)
                 outward = end == self._far
                 if self._rng.random() >= (self.loss_out if outward else self.loss_in):
-                    _write(self._near if outward else self._far, packet)
+                    arrival_s = time.monotonic() + self.delay_s
+                    under_way.append((arrival_s, self._near if outward else self._far, packet))
+            # A link keeps the order of packets, when its delay becomes shorter, too.
+            while under_way and under_way[0][0] <= time.monotonic():
+                _, end, packet = under_way.popleft()
+                _write(end, packet)
 
 
 def _write(end: int, packet: bytes) -> None:

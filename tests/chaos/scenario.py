@@ -138,6 +138,16 @@ class Scenario:
         """The number of tasks whose submission was acknowledged."""
         return len(self._acknowledged)
 
+    @property
+    def database_server(self) -> Any:
+        """The server of the database, which `stop` and `start` take away and bring back."""
+        return self.deployment.embedded_postgres
+
+    @property
+    def database_pid(self) -> int:
+        """The process of the server of the database."""
+        return self.deployment.processes["postgres"]
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Signals a service or server, which its supervisor restarts when it ends."""
         self.deployment.kill(name, number)
@@ -210,7 +220,15 @@ class Scenario:
 
     def exits(self) -> int:
         """How often services have ended."""
-        return sum(self.deployment.exits(name) for name in SERVICES)
+        return self.exits_by_process().total()
+
+    def exits_by_process(self) -> Counter[str]:
+        """How often each process of a service has ended."""
+        return Counter({name: self.deployment.exits(name) for name in self.service_processes()})
+
+    def service_processes(self) -> list[str]:
+        """The names of the services' processes: with replicas, `stages` and `stages-2`."""
+        return list(self.deployment._service_names)
 
     def _draft(self, wave: int) -> dict[str, Any]:
         fails = self.rng.randrange(STAGES) if self.rng.random() < 0.05 else None
@@ -310,12 +328,20 @@ async def run_scenario(
     environment: Mapping[str, str] = ENVIRONMENT,
     statuses: frozenset[int] = frozenset({0}),
     lease_ms: int = LEASE_MS,
+    max_losses: int = 3,
     postgres: str | None = None,
+    replicas: Mapping[str, int] | None = None,
+    kafka: str | None = None,
+    objects: str | None = None,
+    gateway_port: int = 0,
     kind: type[S] = Scenario,  # type: ignore[assignment]  # a default of a type variable
 ) -> AsyncIterator[S]:
     """Runs a scenario with `workers` workers and verifies it at the end of the block.
 
-    The workers must end with one of `statuses`. `postgres` is the URL of servers that run already.
+    The workers must end with one of `statuses`. `postgres` is the URL of servers that run already,
+    and `kafka` are the bootstrap servers of a cluster that does. `objects` is the URL of an object
+    store. A task may lose `max_losses` workers in a stage. `replicas` are the processes of each
+    service; None is one of each.
     """
     options = Options(
         data_dir=folder / "data",
@@ -323,8 +349,11 @@ async def run_scenario(
         kafka_port=0,
         postgres_port=0,
         postgres=postgres,
-        gateway_port=0,
+        kafka=kafka,
+        objects=objects,
+        gateway_port=gateway_port,
         services=services,
+        replicas=replicas,
         environment=environment,
         # A service that is killed often must not wait longer and longer for its restart.
         restart=RestartPolicy(longest_s=2.0),
@@ -333,6 +362,7 @@ async def run_scenario(
         async with open_pool(deployment.postgres, "test", size=1) as pool:
             # Enough attempts for every fault.
             policy = {"lease_ms": lease_ms, "max_attempts": 50, "retry_base_ms": 100, "retry_max_ms": 1_000}
+            policy["max_losses"] = max_losses
             await types.register(pool, types.TaskType(name="count", first_stage="one", **policy))
         worker_processes = Workers(deployment.environment, folder / "ledger", folder / "workers.log")
         scenario = kind(name, deployment, worker_processes, folder / "ledger")

@@ -3,6 +3,7 @@ places."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,14 @@ class Pair:
         self.standby = standby
         hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
         self.url = f"postgresql://postgres:{QUOTED}@{hosts}/postgres?target_session_attrs=read-write"
+
+    async def stop(self) -> None:
+        """Ends the primary and its connections."""
+        await asyncio.to_thread(self.primary.stop)
+
+    async def start(self) -> None:
+        """Starts the primary again."""
+        await self.primary.start()
 
     async def attach(self) -> None:
         """Makes each commit wait for the standby, which follows now."""

@@ -23,7 +23,7 @@ from penstock.checks.app import Report, check
 from penstock.checks.report import Rule
 from penstock.client import Client
 from penstock.errors import PenstockError
-from penstock.kafka.connection import make_consumer, make_producer, running
+from penstock.kafka.connection import make_consumer, running
 from penstock.kafka.topics import SUBMITTED, Topic
 from penstock.settings import Platform
 from tests.chaos import ledger, state_ledger
@@ -31,7 +31,7 @@ from tests.chaos.run_report import RUN, Row
 from tests.chaos.scenario import SEED, TIMEOUT_S, Scenario
 from tests.chaos.standby import Pair
 from tests.load.callbacks.paced_load import Targets
-from tests.support.services import read
+from tests.support.services import producing_when_available, read
 
 BATCH = 10
 # Ids in the ready records of foreign writers.
@@ -110,7 +110,7 @@ class StateScenario(Scenario):
             # Without the idempotency key a record that is read twice becomes two tasks.
             del draft["idempotency_key"]
         topic = self.full_name(SUBMITTED.name)
-        async with running(make_producer(self.settings)) as producer:
+        async with producing_when_available(self.settings, TIMEOUT_S) as producer:
             outcomes = await asyncio.gather(
                 *(
                     producer.send_and_wait(topic, orjson.dumps(draft), partition=partition)
@@ -146,6 +146,12 @@ class StateScenario(Scenario):
 
     # Faults of logs and of the database
 
+    @asynccontextmanager
+    async def no_submissions(self) -> AsyncIterator[None]:
+        """Holds all submissions back for the time of the block."""
+        async with self.lock:
+            yield
+
     async def fill_partitions(self) -> None:
         """Submits to each partition of the topic; the caller holds `lock`."""
         for partition in await self.submitted_ends():
@@ -154,35 +160,47 @@ class StateScenario(Scenario):
 
     @asynccontextmanager
     async def held(self, name: str) -> AsyncIterator[None]:
-        """Stops a service for the time of the block."""
+        """Stops all processes of a service for the time of the block."""
         supervisor = self.deployment._running
-        program = supervisor._supervised[name].program
-        self._exits_before[name] += self.deployment.exits(name)
-        await asyncio.to_thread(supervisor.stop, name)
+        replicas = [each for each in self.service_processes() if each.removesuffix("-2") == name]
+        programs = [supervisor._supervised[each].program for each in replicas]
+        self._exits_before.update({each: self.deployment.exits(each) for each in replicas})
+        await asyncio.to_thread(supervisor.stop, *replicas)
         try:
             yield
         finally:
-            supervisor.start(program)
-        await self.deployment.wait_ready([name])
+            for program in programs:
+                supervisor.start(program)
+        await self.deployment.wait_ready(replicas)
 
-    def exits(self) -> int:
-        """How often services have ended, without those that a fault stopped."""
-        return super().exits() + self._exits_before.total()
+    def exits_by_process(self) -> Counter[str]:
+        """How often each process of a service has ended, without those that a fault stopped."""
+        return super().exits_by_process() + self._exits_before
+
+    @property
+    def database_server(self) -> Pair:
+        """The pair: its primary goes away."""
+        return self.pair
+
+    @property
+    def database_pid(self) -> int:
+        """The process of the primary."""
+        return self.pair.primary.pid
 
     @asynccontextmanager
     async def without_workers(self) -> AsyncIterator[None]:
-        """Stops all workers for the time of the block."""
+        """Stops all workers of the type `count` for the time of the block."""
         async with self._workers_pause:
-            count = len(self.workers.running)
-            for worker in list(self.workers.running):
+            leavers = [worker for worker in self.workers.running if self.workers.type_of(worker) == "count"]
+            for worker in leavers:
                 self.workers.leave(worker)
-            for worker in self.workers.leaving:
+            for worker in leavers:
                 await asyncio.to_thread(worker.wait, 60)
             try:
                 yield
             finally:
-                for _ in range(count):
-                    self.start_worker()
+                for worker in leavers:
+                    self.workers.start_again(worker)
 
     def start_worker(self) -> None:
         """Starts a worker, with a clock of its own if this machine can step clocks."""
@@ -201,14 +219,17 @@ class StateScenario(Scenario):
                     if (status := worker.poll()) is not None:
                         self.statuses[status] += 1
                         self.workers.kill(worker)
-                        self.start_worker()
+                        self.workers.start_again(worker)
             await asyncio.sleep(0.2)
 
     async def ingested(self) -> dict[int, int]:
         """The offset of `submitted` up to which each partition is in PostgreSQL."""
         connection = await asyncpg.connect(self.deployment.postgres)
         try:
-            rows = await connection.fetch("SELECT partition, next_offset FROM penstock.ingested")
+            rows = await connection.fetch(
+                "SELECT partition, next_offset FROM penstock.ingested WHERE topic = $1",
+                self.full_name(SUBMITTED.name),
+            )
         finally:
             await connection.close()
         return {row["partition"]: row["next_offset"] for row in rows}
@@ -250,8 +271,9 @@ class StateScenario(Scenario):
                 self.ends[key] = "lost"
 
     async def keys(self) -> set[str]:
-        """The keys of all submissions that have a task."""
-        key = "convert_from(coalesce(result, context), 'UTF8')::jsonb ->> 'key'"
+        """The keys of all submissions over HTTP that have a task, and of others with small
+        contexts."""
+        key = "coalesce(idempotency_key, convert_from(coalesce(result, context), 'UTF8')::jsonb ->> 'key')"
         return set(await self.fetch_value(f"SELECT array_agg({key}) FROM penstock.task"))
 
     def gone_back(self) -> None:
@@ -271,7 +293,9 @@ class StateScenario(Scenario):
         connection = await asyncpg.connect(self.deployment.postgres)
         try:
             rows = await connection.fetch(
-                "SELECT partition, reason, stored, resumed, deleted FROM penstock.position_reset WHERE stored > 0 OR deleted > 0"
+                "SELECT partition, reason, stored, resumed, deleted FROM penstock.position_reset"
+                " WHERE topic = $1 AND (stored > 0 OR deleted > 0)",
+                self.full_name(SUBMITTED.name),
             )
         finally:
             await connection.close()

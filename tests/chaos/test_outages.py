@@ -6,21 +6,15 @@ No attempt is charged for it, no service ends, and all go on by themselves.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import aiohttp
-import asyncpg
 import pytest
 
 from penstock.local.deployment import METRICS_PORT, SERVICES
 from penstock.local.ports import choose_port
+from tests.chaos.outages import OUTAGES, in_database
 from tests.chaos.scenario import ENVIRONMENT, LONG, TASKS, Scenario, run_scenario
 from tests.support.callback_targets import target_server
 from tests.support.waiting import wait_until
@@ -32,16 +26,7 @@ LEASE_MS = 300_000
 # Above the inline limit: each stage reads and stores an object.
 PADDING = "x" * 5_000
 
-_FULL = """
-CREATE OR REPLACE FUNCTION public.full() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION 'could not extend file "base/5/16404": No space left on device' USING ERRCODE = '53100';
-END $$
-"""
-_TABLES = """
-SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = 'penstock'
-"""
-_CHARGED = """
+CHARGED = """
 SELECT t.id, t.failures, t.losses, a.outcome, a.error, a.worker
 FROM penstock.task t LEFT JOIN penstock.attempt a ON a.task_id = t.id AND a.outcome NOT IN ('next', 'done')
 WHERE t.failures > 0 OR t.losses > 0
@@ -59,105 +44,7 @@ class OutageScenario(Scenario):
         return draft
 
 
-@dataclass(frozen=True)
-class Outage:
-    """A server that is away or full.
-
-    Attributes:
-        probe: the name by which /readyz reports it.
-        services: which report it.
-        during: takes the server away for the time of a block.
-        refuses: whether the gateway answers submissions with 503.
-    """
-
-    probe: str
-    services: tuple[str, ...]
-    during: Callable[[Scenario], Any]
-    refuses: bool = False
-
-
-@asynccontextmanager
-async def postgres_away(scenario: Scenario) -> AsyncIterator[None]:
-    server = scenario.deployment.embedded_postgres
-    await server.stop()
-    try:
-        yield
-    finally:
-        await server.start()
-
-
-@asynccontextmanager
-async def postgres_full(scenario: Scenario) -> AsyncIterator[None]:
-    """No table takes a row, as when its disk is full."""
-    await _in_database(scenario, _FULL)
-    tables = await _in_database(scenario, _TABLES)
-    for table in tables:
-        await _in_database(
-            scenario,
-            f"CREATE TRIGGER disk_full BEFORE INSERT OR UPDATE ON {table['name']} FOR EACH STATEMENT EXECUTE FUNCTION public.full()",
-        )
-    try:
-        yield
-    finally:
-        for table in tables:
-            await _in_database(scenario, f"DROP TRIGGER disk_full ON {table['name']}")
-
-
-async def _in_database(scenario: Scenario, statement: str) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(scenario.deployment.postgres)
-    try:
-        async with asyncio.timeout(30):
-            if statement.strip().startswith("SELECT"):
-                return await connection.fetch(statement)
-            await connection.execute(statement)
-            return []
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def kafka_away(scenario: Scenario) -> AsyncIterator[None]:
-    broker = scenario.deployment.embedded_kafka
-    await broker.stop()
-    try:
-        yield
-    finally:
-        await broker.start()
-
-
-@asynccontextmanager
-async def kafka_frozen(scenario: Scenario) -> AsyncIterator[None]:
-    """The broker keeps its connections and answers nothing, as when its disk hangs."""
-    scenario.kill("kafka", signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        scenario.kill("kafka", signal.SIGCONT)
-
-
-@asynccontextmanager
-async def objects_away(scenario: Scenario) -> AsyncIterator[None]:
-    folder = Path(unquote(urlsplit(scenario.deployment.addresses.objects).path))
-    away = folder.with_name("objects-away")
-    folder.rename(away)
-    folder.write_text("a file where the folder was")
-    try:
-        yield
-    finally:
-        folder.unlink()
-        away.rename(folder)
-
-
-OUTAGES = {
-    "postgres away": Outage("postgres", tuple(SERVICES), postgres_away, refuses=True),
-    "postgres full": Outage("postgres", (), postgres_full, refuses=True),
-    "kafka away": Outage("kafka", tuple(SERVICES), kafka_away),
-    "kafka frozen": Outage("kafka", tuple(SERVICES), kafka_frozen),
-    "objects away": Outage("objects", ("gateway", "task-sync"), objects_away),
-}
-
-
-async def _readiness(port: int) -> dict[str, Any]:
+async def readiness_of(port: int) -> dict[str, Any]:
     """The document of /readyz; empty without an answer."""
     try:
         async with (
@@ -188,34 +75,30 @@ async def test_an_outage_is_charged_to_no_attempt(tmp_path, name):
         found: dict[str, str] = {}
 
         async def reported(service: str) -> bool:
-            checks = (await _readiness(scenario.deployment.metrics_ports[service])).get("checks", {})
+            checks = (await readiness_of(scenario.deployment.metrics_ports[service])).get("checks", {})
             found[service] = checks.get(outage.probe, "ok")
             return found[service] != "ok"
 
         async def recovered(service: str) -> bool:
-            return (await _readiness(scenario.deployment.metrics_ports[service])).get("status") == "ready"
+            return (await readiness_of(scenario.deployment.metrics_ports[service])).get("status") == "ready"
 
         async def inject() -> None:
             loop = asyncio.get_running_loop()
             async with outage.during(scenario):
                 until_s = loop.time() + OUTAGE_S
-                for service in outage.services:
-                    await wait_until(
-                        lambda service=service: reported(service), timeout=30, what=f"{service} reports it"
-                    )
                 if outage.refuses:
                     await _refuses(scenario.deployment.gateway_url)
+                for service in outage.services:
+                    await wait_until(lambda service=service: reported(service), what=f"{service} reports it")
                 await asyncio.sleep(max(0.0, until_s - loop.time()))
             for service in SERVICES:
-                await wait_until(
-                    lambda service=service: recovered(service), timeout=60, what=f"{service} is ready again"
-                )
+                await wait_until(lambda service=service: recovered(service), what=f"{service} is ready again")
 
         ended = {service: scenario.deployment.exits(service) for service in SERVICES}
         await scenario.wave(name, inject, tasks=min(TASKS, 1_000) // 5)
         ended = {service: scenario.deployment.exits(service) - before for service, before in ended.items()}
         sys.stderr.write(f"\n{name}: ended {ended}, reported {found}\n")
-        charged = await _in_database(scenario, _CHARGED)
+        charged = await in_database(scenario, CHARGED)
         assert not charged, (len(charged), charged[:5], scenario.deployment.log_file)
         assert max(ended.values()) <= 1, (ended, scenario.deployment.log_file)
         await wait_until(

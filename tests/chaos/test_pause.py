@@ -16,6 +16,7 @@ SERVERS = ("kafka", "postgres") if LONG else ()
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize("seconds", DURATIONS)
 async def test_paused_processes_lose_no_task(tmp_path, seconds):
     """W4, design's guarantees 2, 3 and 6: after a pause of any process no task is lost, no stage

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
-from penstock.local.deployment import SERVICES
-from tests.chaos import clocks
-from tests.chaos.run_report import RUN
+from tests.chaos.clocks import deployment_clocks
 from tests.chaos.scenario import ENVIRONMENT, LONG, TASKS, run_scenario
 from tests.chaos.standby import standby_pair
 from tests.chaos.state_kinds import StateFaults
@@ -41,17 +38,7 @@ async def test_state_faults_in_random_order_lose_double_and_forge_nothing(tmp_pa
     could know is exactly what the ledger names: submissions that Kafka acknowledged and ingest had
     not read, and those that only the lost primary had. The check names moved positions and deleted
     records; after `penstock check --repair` the check is clean."""
-    clock, services = None, SERVICES
-    stepped = [*SERVICES, "worker"]
-    if clocks.missing() is None:
-        clock = clocks.Clocks(tmp_path / "clocks", [*stepped, "postgres", "java"])
-        for name, value in clock.environment.items():
-            monkeypatch.setenv(name, value)
-        services = {
-            name: replace(each, argv=(*clock.prefix(name), *each.argv)) for name, each in SERVICES.items()
-        }
-    else:
-        RUN.add_sentence(f"state: without clocks that jump, since {clocks.missing()}")
+    clock, services = deployment_clocks(tmp_path / "clocks", monkeypatch)
     async with (
         targets_process(tmp_path) as targets,
         standby_pair(tmp_path / "postgres") as pair,
@@ -70,7 +57,7 @@ async def test_state_faults_in_random_order_lose_double_and_forge_nothing(tmp_pa
         scenario.worker_prefix = clock.prefix("worker") if clock else ()
         for _ in range(2):
             scenario.start_worker()
-        faults = StateFaults(scenario, clock, stepped)
+        faults = StateFaults(scenario, clock)
         keeping = asyncio.create_task(scenario.keep_workers())
         try:
             kinds = list(faults.kinds().items())

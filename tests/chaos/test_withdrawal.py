@@ -129,6 +129,7 @@ def longest_idle_s(executions: list[ledger.Execution], quick: dict[int, float]) 
 
 
 @pytest.mark.long
+@pytest.mark.alone
 async def test_kills_while_tasks_are_withdrawn(tmp_path):
     """S13, W4, design's guarantees 2, 3 and 6: task-sync and a worker are killed while tasks behind
     busy workers are withdrawn. No task is lost, no stage takes effect twice, and the check is

@@ -29,6 +29,8 @@ class Workers:
         self._log = log.open("ab")
         self.leaving: list[subprocess.Popen[bytes]] = []
         self.running: list[subprocess.Popen[bytes]] = []
+        # How each was started, by process id.
+        self._how: dict[int, tuple[Sequence[str], Mapping[str, str]]] = {}
 
     def start(
         self, *, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
@@ -42,7 +44,21 @@ class Workers:
             stderr=subprocess.STDOUT,
         )
         self.running.append(started)
+        self._how[started.pid] = prefix, environment or {}
         return started
+
+    def start_again(self, ended: subprocess.Popen[bytes]) -> None:
+        """Starts a worker like one that has ended."""
+        prefix, environment = self._how[ended.pid]
+        self.start(prefix=prefix, environment=environment)
+
+    def environment_of(self, worker: subprocess.Popen[bytes]) -> Mapping[str, str]:
+        """The settings of a worker beside those of the deployment."""
+        return self._how[worker.pid][1]
+
+    def type_of(self, worker: subprocess.Popen[bytes]) -> str:
+        """The type that a worker serves."""
+        return self._how[worker.pid][1].get("LEDGER_TYPE", "count")
 
     def kill(self, victim: subprocess.Popen[bytes]) -> None:
         """Kills a worker."""

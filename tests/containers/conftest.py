@@ -62,8 +62,9 @@ def platform(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         found.compose_now("up", "--detach")
         asyncio.run(_register(found))
         yield found
-        sys.stderr.write(found.compose_now("logs", "--timestamps", "--tail", "60", check=False).stdout)
     finally:
+        # Also if a container did not become healthy: its log tells why.
+        sys.stderr.write(found.compose_now("logs", "--timestamps", "--tail", "60", check=False).stdout)
         patch.undo()
         found.remove()
 

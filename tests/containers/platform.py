@@ -29,11 +29,13 @@ REPLICAS = {
     "task-sync": 2,
     "heartbeats": 2,
     "stages": 2,
+    "flows": 2,
     "callbacks": 2,
+    "tasklogs": 2,
     "steps": 2,
     "receiver": 1,
 }
-SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "callbacks", "steps")
+SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "flows", "callbacks", "tasklogs", "steps")
 
 # Far longer than any operation takes on two busy cores.
 TIMEOUT_S = 600

@@ -31,8 +31,11 @@ def test_every_reference_leads_somewhere():
         assert operation["action"] in ("send", "receive")
         channel = resolve(operation["channel"]["$ref"])
         for message in channel["messages"].values():
-            schema = resolve(message["$ref"])["payload"]["schema"]["$ref"]
-            assert (MESSAGES / schema).is_file(), schema
-            used.add(schema.removeprefix("./"))
+            content = resolve(message["$ref"])
+            headers = content.get("headers", {"schema": {"properties": {}}})["schema"]["properties"]
+            of_headers = [header["contentSchema"]["$ref"] for header in headers.values()]
+            for schema in (content["payload"]["schema"]["$ref"], *of_headers):
+                assert (MESSAGES / schema).is_file(), schema
+                used.add(schema.removeprefix("./"))
     # A task type is a row and a request body, never a record.
     assert used == {path.name for path in MESSAGES.glob("*.schema.json")} - {"task-type.schema.json"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from penstock.cli.serving import SERVICES
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REQUIREMENT = re.compile(r"\b[A-Z]\d{1,2}[a-c]?\b")
@@ -80,6 +82,8 @@ def test_modules_of_the_map_exist() -> None:
         f"{service}: {name}"
         for service, cells in rows
         for name in re.findall(r"`([a-z_/]+)`", cells)
-        if not any((base / f"{name}.py").exists() for base in (package / service.replace("-", "_"), package))
+        if not any(
+            (base / f"{name}.py").exists() for base in (package / SERVICES.get(service, service), package)
+        )
     ]
     assert missing == []

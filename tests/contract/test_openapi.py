@@ -12,29 +12,48 @@ from aiohttp import web
 from openapi_spec_validator import validate
 
 from penstock.contracts.files import schemas_folder
+from penstock.core.flow.operations import FlowVerb
+from penstock.core.flow.plan import NodeKind
+from penstock.core.flow.state import FlowStatus, NodeStatus
+from penstock.core.flow.why import COUNTED as FLOW_CHANGES_COUNTED
+from penstock.core.flow.why import FlowReason
 from penstock.core.operations import BATCH_SIZE, Verb
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED as AHEAD_COUNTED
 from penstock.core.why import WaitReason
 from penstock.gateway import openapi
 from penstock.gateway.api_reference import render
+from penstock.gateway.backfills import BackfillRoutes
+from penstock.gateway.callback_secrets import CallbackSecretRoutes
 from penstock.gateway.callbacks import MAX_REPLAYED, CallbackRoutes
 from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
 from penstock.gateway.dry_run import MAX_COUNTED
+from penstock.gateway.flow_definitions import FlowDefinitionRoutes
+from penstock.gateway.flow_events import FlowEventRoutes
+from penstock.gateway.flow_operations import FlowCommandRoutes
+from penstock.gateway.flow_views import FlowViewRoutes
+from penstock.gateway.flows import FlowStartRoutes
 from penstock.gateway.hold import WorkerRoutes
-from penstock.gateway.operations import MAX_ROWS_EXAMINED, OperationRoutes
+from penstock.gateway.log_reports import LogReportRoutes
+from penstock.gateway.operations import MAX_ROWS_EXAMINED, VERBS, OperationRoutes
 from penstock.gateway.operations import STATES as OPERATION_STATES
 from penstock.gateway.pages import PageRoutes
 from penstock.gateway.paging import MAX_PAGE_SIZE
+from penstock.gateway.schedules import ScheduleRoutes
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import MAX_PAGE_SIZE as MAX_TARGET_PAGE_SIZE
 from penstock.gateway.targets import MAX_URL_LENGTH, TargetRoutes
+from penstock.gateway.task_logs import MAX_LINES, TaskLogRoutes
 from penstock.gateway.tasks import TaskRoutes
 from penstock.gateway.types import TypeRoutes
 from penstock.gateway.why import MAX_PAGE_SIZE as MAX_BACKLOG_PAGE_SIZE
 from penstock.gateway.why import PAGE_SIZE as BACKLOG_PAGE_SIZE
 from penstock.gateway.why import BacklogRoutes
+from penstock.gateway.workers import MAX_PAGE_SIZE as MAX_WORKERS_PAGE_SIZE
+from penstock.gateway.workers import ListWorkersRoutes
+from penstock.http.preferences import LONGEST_WAIT_S
 from penstock.http.problems import KINDS, MAX_ERRORS_SHOWN
+from penstock.postgres.flow_views import CHILDREN_PER_PART
 from penstock.postgres.replay import HELD_COUNTED, PENDING_SEARCHED
 
 SOURCE = json.loads((schemas_folder() / "http" / "openapi.json").read_text())
@@ -57,14 +76,25 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     nothing: Any = None
     settings = GatewaySettings.load({})
     routes = [
-        *TaskRoutes(settings, nothing, nothing, nothing, nothing, nothing).routes(),
+        *TaskRoutes(settings, nothing, nothing, nothing, nothing, nothing, nothing).routes(),
         *TypeRoutes(settings, nothing, nothing).routes(),
         *ConcurrencyKeyRoutes(settings, nothing).routes(),
         *BacklogRoutes(settings, nothing).routes(),
+        *FlowDefinitionRoutes(settings, nothing, nothing, nothing).routes(),
+        *FlowStartRoutes(settings, nothing, nothing, nothing, nothing).routes(),
+        *FlowEventRoutes(settings, nothing, nothing, nothing).routes(),
         *TargetRoutes(settings, nothing, nothing).routes(),
+        *CallbackSecretRoutes(settings, nothing, nothing).routes(),
         *CallbackRoutes(settings, nothing).routes(),
-        *OperationRoutes(settings, nothing, nothing).routes(),
+        *OperationRoutes(settings, nothing, nothing, nothing).routes(),
+        *FlowViewRoutes(nothing, nothing, nothing).routes(),
+        *FlowCommandRoutes(settings, nothing, nothing).routes(),
+        *ScheduleRoutes(settings, nothing, nothing).routes(),
+        *BackfillRoutes(settings, nothing).routes(),
+        *TaskLogRoutes(nothing, nothing).routes(),
+        *LogReportRoutes(settings, nothing).routes(),
         *WorkerRoutes(settings, nothing, nothing, nothing, nothing).routes(),
+        *ListWorkersRoutes(settings, nothing, nothing).routes(),
         *PageRoutes(nothing, nothing, nothing).routes(),
     ]
     # The pattern behind a parameter's name is the router's business.
@@ -79,8 +109,10 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     [
         ("Submission", "submitted", []),
         ("TaskType", "task-type", []),
+        ("FlowSubmission", "flows-submitted", []),
         ("ReadyTask", "ready", []),
         ("StageResult", "stage-results", ["$defs", "result"]),
+        ("LogRecord", "task-logs", []),
     ],
 )
 def test_message_schemas_are_referred_to_and_never_copied(name: str, message: str, inside: list[str]) -> None:
@@ -91,6 +123,15 @@ def test_message_schemas_are_referred_to_and_never_copied(name: str, message: st
         schema = schema[part]
     served = openapi.document()["components"]["schemas"][name]
     assert served == {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
+
+
+def test_events_have_the_fields_of_their_topic() -> None:
+    """F4: an event over HTTP and a record of the topic differ in the name alone."""
+    schema = json.loads((schemas_folder() / "messages" / "flow-events-submitted.schema.json").read_text())
+    del schema["properties"]["event"]
+    assert (
+        openapi.document()["components"]["schemas"]["EventSubmission"]["properties"] == schema["properties"]
+    )
 
 
 def test_no_reference_leaves_the_served_description() -> None:
@@ -149,16 +190,35 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         path: p["schema"]["maximum"]
         for _, path, op in operations()
         for p in op.get("parameters", ())
-        if p["name"] == "limit"
+        if p.get("name") == "limit"
     }
+    longest = openapi.document()["components"]["parameters"]["Prefer"]["description"]
+    assert f"; {LONGEST_WAIT_S} is the most" in longest
     assert limits == {
         "/tasks": MAX_PAGE_SIZE,
+        "/tasks/{id}/logs/{step}/{attempt}": MAX_LINES,
         "/targets": MAX_TARGET_PAGE_SIZE,
+        "/targets/secrets": MAX_PAGE_SIZE,
         "/callbacks": MAX_PAGE_SIZE,
         "/operations": MAX_PAGE_SIZE,
+        "/flows": MAX_PAGE_SIZE,
+        "/flows/{id}/nodes/{node}": MAX_PAGE_SIZE,
+        "/schedules": MAX_PAGE_SIZE,
+        "/schedules/{name}/skips": MAX_PAGE_SIZE,
+        "/backfills": MAX_PAGE_SIZE,
         "/types/{name}/keys": MAX_PAGE_SIZE,
+        "/flow-definitions": MAX_PAGE_SIZE,
+        "/flow-definitions/{name}": MAX_PAGE_SIZE,
         "/backlog": MAX_BACKLOG_PAGE_SIZE,
+        "/workers": MAX_WORKERS_PAGE_SIZE,
     }
+    assert schemas["FlowStep"]["properties"]["reason"]["enum"] == list(FlowReason)
+    assert schemas["FlowFigures"]["properties"]["unapplied"]["maximum"] == FLOW_CHANGES_COUNTED
+    assert schemas["FlowSummary"]["properties"]["status"]["enum"] == list(FlowStatus)
+    assert schemas["FlowNode"]["properties"]["status"]["enum"] == list(NodeStatus)
+    assert schemas["FlowNode"]["properties"]["kind"]["enum"] == list(NodeKind)
+    node = openapi.document()["paths"]["/flows/{id}/nodes/{node}"]["get"]["description"]
+    assert f"examines {CHILDREN_PER_PART:,} children" in node
     assert schemas["Why"]["properties"]["reason"]["enum"] == list(WaitReason)
     assert schemas["Why"]["properties"]["state"]["enum"] == [state.value for state in State]
     assert schemas["Figures"]["properties"]["ahead"]["maximum"] == AHEAD_COUNTED
@@ -168,7 +228,9 @@ def test_words_and_limits_are_those_of_the_code() -> None:
     backlog_page = openapi.document()["paths"]["/backlog"]["get"]["parameters"][1]["schema"]
     assert backlog_page["default"] == BACKLOG_PAGE_SIZE
     asked = schemas["OperationRequest"]["properties"]
-    assert asked["verb"]["enum"] == schemas["Operation"]["properties"]["verb"]["enum"] == [*Verb]
+    assert asked["verb"]["enum"] == [*Verb]
+    assert schemas["Operation"]["properties"]["verb"]["enum"] == list(VERBS)
+    assert schemas["FlowOperationRequest"]["properties"]["verb"]["enum"] == [*FlowVerb]
     assert schemas["Operation"]["properties"]["state"]["enum"] == list(OPERATION_STATES)
     assert f"up to {MAX_COUNTED:,} among the first {MAX_ROWS_EXAMINED:,}" in asked["dry_run"]["description"]
     begin = openapi.document()["paths"]["/operations"]["post"]["description"]

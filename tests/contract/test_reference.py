@@ -15,6 +15,7 @@ from penstock import errors, metrics
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.core.completion import Outcome
 from penstock.core.task import FINAL, State
+from penstock.flow_owner.settings import FlowsSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.processor import ProcessorSettings
@@ -35,6 +36,7 @@ GROUPS = {
     "heartbeats, stages, callbacks": (ProcessorSettings, Kafka),
     "heartbeats": (HeartbeatsSettings, ProcessorSettings),
     "stages": (StagesSettings, ProcessorSettings),
+    "flows": (FlowsSettings, Platform),
     "callbacks": (CallbacksSettings, ProcessorSettings),
     "worker": (WorkerSettings, Kafka),
 }
@@ -43,6 +45,8 @@ OUTCOMES = {
     Outcome.DONE: "`Done(result)`: the task has succeeded",
     Outcome.FAIL: "`Fail(reason, permanent=)`, or an exception: tried again by the type's policy, then failed",
     Outcome.RETRY: "`RetryAfter(delay_s, reason)`: the same stage again; not counted as a failure",
+    Outcome.SPAWN: "`Spawn(children, then, context=)`: the task waits for its children, then the stage `then`",
+    Outcome.WAIT: "`Wait(event, then, context=)`: the task waits for an event, then the stage `then`",
     Outcome.EXPIRED: "the lease expired: tried again by the type's policy, then failed or quarantined",
 }
 
@@ -132,6 +136,7 @@ Each setting is an environment variable. A keyword argument or an option on the 
 | `PENSTOCK_LOG_FORMAT` | `text` or `json` (one object a line) |
 | `PENSTOCK_GATEWAY` | the gateway's address for clients and the command line |
 | `PENSTOCK_DATA_DIR` | data directory of a `penstock up`; by default `.penstock` in the directory where the program starts |
+| `PENSTOCK_PASSWORD_SERVICE` | password of one service, for `penstock roles login` and `penstock topics grant`; `PENSTOCK_PASSWORD_TASK_SYNC` and so on, `OWNER` and `READER` too |
 
 A worker or service without `PENSTOCK_KAFKA`, `PENSTOCK_POSTGRES`, `PENSTOCK_PREFIX` and `PENSTOCK_OBJECTS` takes all of them from the
 deployment of the data directory. A command takes each from its option, else from `--data-dir`, else from the environment, else from

@@ -9,7 +9,7 @@ import jsonschema
 import orjson
 import pytest
 
-from penstock.contracts import inbound
+from penstock.contracts import inbound, task_log
 from penstock.contracts.context import ContentType, Context
 from penstock.contracts.event import (
     CALLBACK_RECORD_BYTES,
@@ -19,7 +19,10 @@ from penstock.contracts.event import (
     encode_callbacks,
 )
 from penstock.contracts.files import schemas_folder
+from penstock.contracts.flow_submission import FlowEvent, FlowSubmission
+from penstock.contracts.inbound_logs import decode_logs
 from penstock.contracts.parsing import parse
+from penstock.contracts.progress import headers_of
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.rejected import encode_rejection
 from penstock.contracts.result import Failure, StageResult, encode_results
@@ -71,8 +74,10 @@ def through_results(data):
 def through_event(data):
     raw = parse(data)
     at = datetime.fromisoformat(raw["at"])
-    detail = {key: value for key, value in raw.items() if key not in ("id", "event", "at", "task")}
-    return Event(id=raw["id"], name=raw["event"], at=at, task=raw["task"], detail=detail).encode()
+    detail = {key: value for key, value in raw.items() if key not in ("id", "event", "at", "task", "flow")}
+    return Event(
+        id=raw["id"], name=raw["event"], at=at, task=raw.get("task"), flow=raw.get("flow"), detail=detail
+    ).encode()
 
 
 def through_rejected(data):
@@ -94,10 +99,26 @@ def through_callbacks(data):
     return value
 
 
+def through_logs(data):
+    chunks = decode_logs(data)
+    return task_log.encode_record(chunks[0].worker, chunks)
+
+
+def through_progress(data):
+    progress, faults = inbound.decode_progress(data)
+    assert not faults
+    ((_name, value),) = headers_of(progress)
+    return value
+
+
 ROUND_TRIPS = {
+    "task-logs": through_logs,
     "submitted": through_submission,
+    "flows-submitted": lambda data: orjson.dumps(FlowSubmission.from_wire(parse(data)).to_wire()),
+    "flow-events-submitted": lambda data: orjson.dumps(FlowEvent.from_wire(parse(data)).to_wire()),
     "ready": lambda data: ReadyTask.decode(data).encode(),
     "heartbeat": lambda data: inbound.decode_heartbeat(data)[0].encode(),
+    "heartbeat-progress": through_progress,
     "revoked": lambda data: Revocation.decode(data).encode(),
     "stage-results": through_results,
     "event": through_event,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.contracts import inbound, subscription
 from penstock.contracts.cloudevent import CONTENT_TYPE, envelope
-from penstock.contracts.event import EVENTS, FINAL_EVENTS, Callback, Event
+from penstock.contracts.event import EVENTS, FINAL_EVENTS, TASK_EVENTS, Callback, Event
 from penstock.contracts.files import schemas_folder
 from penstock.contracts.submission import Submission
 from penstock.contracts.subscription import MAX_HEADERS, MAX_HEADERS_BYTES, Format, Subscription
@@ -253,11 +253,25 @@ def test_the_schemas_of_tasks_and_types_agree_with_the_code() -> None:
     assert submitted["maxItems"] == of_type["maxItems"]
     fields = submitted["items"]["oneOf"][1]["properties"]
     assert set(fields) == {field.name for field in dataclasses.fields(Subscription)}
-    assert set(fields["events"]["oneOf"][1]["items"]["enum"]) == EVENTS
+    assert set(fields["events"]["oneOf"][1]["items"]["enum"]) == TASK_EVENTS
     assert set(schema("event")["properties"]["event"]["enum"]) == EVENTS
     assert fields["format"]["enum"] == [form.value for form in Format]
     assert fields["headers"]["maxProperties"] == MAX_HEADERS
     assert f"{MAX_HEADERS_BYTES:,} bytes" in fields["headers"]["description"]
+
+
+def test_the_callbacks_of_flows_are_those_of_tasks_but_for_the_events() -> None:
+    """C1, F4: targets of flows have the fields and limits of those of tasks, and the events of
+    flows."""
+    of_task, of_flow = (schema(name)["properties"]["callbacks"] for name in ("submitted", "flows-submitted"))
+    assert of_flow["maxItems"] == of_task["maxItems"]
+    task_fields, flow_fields = (each["items"]["oneOf"][1]["properties"] for each in (of_task, of_flow))
+    events = set(flow_fields.pop("events")["oneOf"][1]["items"]["enum"])
+    assert events == {event for event in EVENTS if event.startswith("flow.")}
+    task_fields.pop("events")
+    for fields in (task_fields, flow_fields):
+        fields["ordered"].pop("description")
+    assert flow_fields == task_fields
 
 
 def test_a_record_has_headers_and_order_only_if_set() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import subprocess
 import tomllib
 from functools import cache
@@ -20,11 +21,14 @@ import yaml
 
 from penstock import process
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.core.hosts import HostPolicy
+from penstock.flow_owner.settings import FlowsSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.topics import ready, workers_group
 from penstock.settings import ENVIRONMENT_PREFIX, Settings
 from penstock.stages.settings import StagesSettings
+from penstock.task_logs.settings import TaskLogsSettings
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker.settings import WorkerSettings
 from tests.helm.rendered import (
@@ -62,7 +66,9 @@ KINDS: dict[str, type[Settings]] = {
     "task-sync": TaskSyncSettings,
     "heartbeats": HeartbeatsSettings,
     "stages": StagesSettings,
+    "flows": FlowsSettings,
     "callbacks": CallbacksSettings,
+    "tasklogs": TaskLogsSettings,
     "worker": WorkerSettings,
 }
 # Variables of `penstock.process` and `penstock.logs`, which are not fields of settings.
@@ -72,6 +78,7 @@ SECRET = {
     "PENSTOCK_POSTGRES",
     "PENSTOCK_POSTGRES_SESSION",
     "PENSTOCK_CALLBACK_SECRETS",
+    "PENSTOCK_ENCRYPTION_KEYS",
     "PENSTOCK_API_KEY",
     "PENSTOCK_KAFKA_PASSWORD",
 }
@@ -223,6 +230,7 @@ def test_services_accept_their_environment(render: Render, name: str, tmp_path: 
     stand_in = {
         "PENSTOCK_POSTGRES": "postgresql://penstock@db/penstock",
         "PENSTOCK_POSTGRES_SESSION": "postgresql://penstock@db/penstock",
+        "PENSTOCK_ENCRYPTION_KEYS": "a" * 43 + "=",
         "PENSTOCK_CALLBACK_SECRETS": "whsec_bm90LWEtc2VjcmV0LWNoYW5nZS1tZS1wbGVhc2UtMTIz",
     }
     # Mounted files do not exist here.
@@ -320,6 +328,27 @@ def test_services_are_probed(render: Render, name: str) -> None:
             assert set(environment["PENSTOCK_GATEWAY_AUTH"].split(",")) <= {"keys", "oidc"}
 
 
+def test_the_gateway_knows_the_names_by_which_it_is_called(render: Render) -> None:
+    """O5: the gateway answers to the names of its Service, Ingress and HTTPRoute and to those in
+    the values. Probes and scrapes name the address of a pod, which needs no entry."""
+
+    def policy(*arguments: str) -> HostPolicy:
+        environment = environment_of(workload(render.objects(*arguments), "gateway"))
+        hosts = tuple(environment["PENSTOCK_ALLOWED_HOSTS"].split(","))
+        GatewaySettings.load({}, allowed_hosts=hosts)
+        return HostPolicy.of(environment["PENSTOCK_GATEWAY_HOST"], hosts)
+
+    minimal = policy("minimal")
+    service = "prod-penstock-gateway"
+    for host in (service, f"{service}.tasks", f"{service}.tasks.svc:8420", "10.2.3.4:8420", "localhost:8420"):
+        assert minimal.allows(host), host
+    for host in ("tasks.example.com", f"{service}.evil.example", "svc"):
+        assert not minimal.allows(host), host
+    everything = policy("everything")
+    for host in ("tasks.example.com", "shop.tasks.example.com", "lb.example.net"):
+        assert everything.allows(host), host
+
+
 def test_every_service_has_two_replicas(render: Render) -> None:
     """O13: each service has two replicas by default, and a new pod is ready before an old
     one ends."""
@@ -403,11 +432,7 @@ def test_each_service_can_have_its_own_user(render: Render) -> None:
         for each in workloads(objects)
     }
     assert users == {
-        "gateway": ("penstock-gateway", "tasks-app"),
-        "task-sync": ("penstock-task-sync", "tasks-task-sync"),
-        "heartbeats": ("penstock-heartbeats", "tasks-app"),
-        "stages": ("penstock", "tasks-app"),
-        "callbacks": ("penstock", "tasks-app"),
+        **{name: (f"penstock-{name}", f"tasks-{name}") for name in SERVICES},
         "migrate": (None, "tasks-owner"),
         "topics": ("penstock-topics", None),
     }
@@ -610,3 +635,49 @@ def test_the_chart_has_the_version_of_the_code() -> None:
     """O13: the default tag of the image is the version of the code."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def _credentials(environment: dict[str, Any]) -> set[str]:
+    """What the variables of a container take from secrets that authenticate it."""
+    names = ("PENSTOCK_POSTGRES", "PENSTOCK_KAFKA_USER")
+    return {json.dumps(environment[name]) for name in names if name in environment}
+
+
+def test_each_service_has_its_own_credentials(render: Render) -> None:
+    """O5: `{service}` in the name of a secret or user stands for the service, so no two services
+    have the same. Values that share credentials are refused, unless the release permits it."""
+    for values in ("minimal", "strimzi-cnpg"):
+        objects = render.objects(values)
+        found = [_credentials(environment_of(workload(objects, name))) for name in SERVICES]
+        assert all(found)
+        assert sum(map(len, found)) == len(set().union(*found))
+    sasl = ("--set=kafka.protocol=SASL_SSL,kafka.sasl.mechanism=PLAIN,kafka.sasl.passwordSecret.name=s",)
+    for shared, message in (
+        (("--set=postgres.url.name=db",), "postgres.url.name=db"),
+        ((*sasl, "--set=kafka.sasl.user=one"), "kafka.sasl.user=one"),
+        ((*sasl, "--set=kafka.sasl.userSecret.name=one"), "kafka.sasl.userSecret.name=one"),
+        (("--set=kafka.protocol=SSL,kafka.tls.clientSecret.name=one",), "kafka.tls.clientSecret.name=one"),
+    ):
+        refused = render.run("minimal", *shared)
+        assert refused.returncode
+        assert message in refused.stderr
+        assert "{service}" in refused.stderr
+        assert not render.run("minimal", *shared, "--set=sharedCredentials=true").returncode
+
+
+def test_the_metrics_token_is_asked_and_sent(render: Render) -> None:
+    """O4, O5: with a token in the values every service asks for it, and the PodMonitor sends it."""
+    objects = render.objects("everything")
+    secret = {"name": "penstock-metrics", "key": "token"}
+    for name in SERVICES:
+        assert environment_of(workload(objects, name))["PENSTOCK_METRICS_TOKEN"] == {"secretKeyRef": secret}
+    (monitor,) = of_kind(objects, "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"] == secret
+
+
+def test_the_hook_grants_the_rights_of_the_roles(render: Render) -> None:
+    """O5: with a role for each service, the hook grants what the new tables need."""
+    arguments = container_of(workload(render.objects("minimal"), "migrate"))["args"]
+    assert arguments == ["migrate", "--step", "pre", "--roles"]
+    assert "--roles" not in container_of(workload(render.objects("managed"), "migrate"))["args"]

@@ -25,6 +25,7 @@ DNS = Peer(labels=(("k8s-app", "kube-dns"),), namespace="kube-system")
 BROKER = Peer(labels=(("strimzi.io/cluster", "events"),), namespace="kafka")
 DATABASE = Peer(labels=(("cnpg.io/cluster", "tasks"),))
 STORE = Peer(labels=(("app", "minio"),), namespace="storage")
+PROMETHEUS = Peer(labels=(("app.kubernetes.io/name", "prometheus"),), namespace="monitoring")
 COLLECTOR = Peer(labels=(("app", "collector"),), namespace="observability")
 HOOKS = ("migrate", "topics")
 
@@ -44,7 +45,7 @@ def test_each_service_reaches_only_the_servers_it_uses(render: Render, component
     objects = render.objects("strimzi-cnpg")
     uses_kafka = component != "migrate"
     uses_postgres = component != "topics"
-    uses_objects = component in ("gateway", "task-sync")
+    uses_objects = component in ("gateway", "task-sync", "flows", "tasklogs")
     assert reaches(objects, component, DNS, 53, "UDP")
     assert reaches(objects, component, DNS, 53)
     assert reaches(objects, component, BROKER, 9093) == uses_kafka
@@ -121,7 +122,8 @@ def test_only_named_peers_reach_the_gateway(render: Render) -> None:
     assert not accepts("gateway", OTHER_POD, 8420)
     assert not accepts("gateway", OUTSIDE, 8420)
     for component in SERVICES:
-        assert accepts(component, OTHER_POD, 9100)
+        assert accepts(component, PROMETHEUS, 9100)
+        assert not accepts(component, OTHER_POD, 9100)
         assert not accepts(component, OUTSIDE, 9100)
         assert not accepts(component, OTHER_POD, 22)
     for component in ("worker-mail", "worker-thumbs", *HOOKS):
@@ -154,3 +156,17 @@ def test_policies_can_be_disabled(render: Render) -> None:
     (deny,) = (each for each in policies if not component_of(each))
     assert deny["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert not {"ingress", "egress"} & set(deny["spec"])
+
+
+def test_only_prometheus_reaches_the_metrics(render: Render) -> None:
+    """O4, O5: by default a pod with the label of Prometheus reads metrics, in any namespace. No
+    other pod does: neither a worker of the release nor one elsewhere."""
+    objects = render.objects("minimal")
+    for component in SERVICES:
+        names = ports_of(find_workload(objects, component))
+        accepted = [
+            peer
+            for peer in (PROMETHEUS, OTHER_POD, pod(objects, component), PRIVATE, OUTSIDE)
+            if is_allowed(objects, component, "ingress", peer, names["metrics"], names=names)
+        ]
+        assert accepted == [PROMETHEUS]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -60,7 +61,6 @@ def test_a_stalled_process_ends_with_status_1(name, status, expected_text):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert done.returncode == status, done.stderr
     assert expected_text in done.stderr
@@ -74,7 +74,6 @@ def run_python(*argv, **settings):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
 
 
@@ -208,9 +207,46 @@ def test_only_a_second_signal_that_is_no_repetition_ends_the_drain(repeat_s, sta
     assert (service.returncode, "event=process_forced" in errors) == (status, status != 0)
 
 
+async def hurrying(stopping, ready):
+    """Drains until it is hurried."""
+    ready()
+    print("ready", flush=True)
+    await stopping.wait()
+    await asyncio.to_thread(hurried.wait)
+
+
+hurried = threading.Event()
+
+
+def test_a_second_signal_hurries_a_worker():
+    """W1: the second signal ends the drain, and the process ends in order."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.test_process", "hurrying", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    worker.stdout.readline()
+    worker.send_signal(signal.SIGTERM)
+    while "event=process_stopping" not in worker.stderr.readline():
+        pass
+    worker.send_signal(signal.SIGTERM)
+    _output, errors = worker.communicate()
+    assert worker.returncode == 0
+    assert "event=drain_ended" in errors
+    assert "event=process_forced" not in errors
+
+
 if __name__ == "__main__":
-    services = {"stuck": stuck, "progressing": progressing, "leaking": leaking, "draining": draining}
+    services = {
+        "hurrying": hurrying,
+        "stuck": stuck,
+        "progressing": progressing,
+        "leaking": leaking,
+        "draining": draining,
+    }
     process.EXIT_TIMEOUT_S = 0.5
     if len(sys.argv) > 2:
         process.REPEAT_S = float(sys.argv[2])
-    sys.exit(process.run(sys.argv[1], services[sys.argv[1]], stall_s=1.0))
+    hurry = hurried.set if sys.argv[1] == "hurrying" else None
+    sys.exit(process.run(sys.argv[1], services[sys.argv[1]], stall_s=1.0, hurry=hurry))

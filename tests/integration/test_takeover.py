@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import AsyncExitStack, ExitStack
 
+import orjson
 import pytest
 from tests.chaos.link import link, missing
 from tests.support.callback_targets import LOOPBACK, SECRET, bench, make_callback
@@ -19,18 +20,23 @@ from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import StageResult, encode_results
 from penstock.contracts.submission import Submission
+from penstock.contracts.task_log import partition_of
 from penstock.core.completion import Outcome
 from penstock.errors import KafkaUnavailable
+from penstock.flow_owner import app as flow_owner
+from penstock.flow_owner.settings import FlowsSettings
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka import membership
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.topics import service_group
-from penstock.postgres import release, tasks, types
+from penstock.postgres import flow_definitions, release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.stages import app as stages
 from penstock.stages.settings import StagesSettings
+from penstock.task_logs import app as task_logs
+from penstock.task_logs.settings import TaskLogsSettings
 
 __all__ = ["linked_postgres"]
 
@@ -38,9 +44,11 @@ __all__ = ["linked_postgres"]
 # rest is for the new generation, which seeks and restores leases.
 TAKEOVER_S = 10.0
 TASKS = 60
+LINE = [1785312000000, 20, "stdout", "a line"]
 ENVIRONMENT = {
     "PENSTOCK_CALLBACK_SECRETS": SECRET,
     "PENSTOCK_CALLBACK_ALLOW": ",".join(LOOPBACK),
+    "PENSTOCK_LOGS_SEGMENT_S": "0.5",
 }
 
 
@@ -81,7 +89,7 @@ async def ended_by_results(common, pool, begin):
     async def all_ended():
         return await pool.fetchval("SELECT count(*) FROM task WHERE state = 'succeeded'") == TASKS
 
-    await wait_until(all_ended, timeout=120, what="all tasks have succeeded")
+    await wait_until(all_ended, what="all tasks have succeeded")
     assert await pool.fetchval("SELECT count(*) FROM attempt") == TASKS
 
 
@@ -97,7 +105,7 @@ async def begun_by_claims(common, pool, begin):
     async def all_running():
         return await pool.fetchval("SELECT count(*) FROM task WHERE state = 'running'") == TASKS
 
-    await wait_until(all_running, timeout=120, what="all tasks are running")
+    await wait_until(all_running, what="all tasks are running")
     assert await pool.fetchval("SELECT count(*) FROM attempt") == 0
 
 
@@ -108,9 +116,63 @@ async def called(common, target, begin):
         await platform.enqueue(
             *(make_callback(f"{target.url}/{number}", number) for number in range(1, TASKS + 1))
         )
-        await wait_until(platform.all_delivered, timeout=120, what="all callbacks are delivered")
+        await wait_until(platform.all_delivered, what="all callbacks are delivered")
     assert sorted(target.ids()) == sorted(set(target.ids()))
     assert len(target.ids()) == TASKS
+
+
+async def started_by_records(common, pool, begin):
+    """Flows on every partition, so on every shard: each begins once, with its task."""
+    await types.register(pool, types.TaskType(name="t", partitions=1))
+    node = {"kind": "task", "type": "t"}
+    await flow_definitions.insert(pool, {"flow": "f", "version": 1, "nodes": {"only": node}}, None)
+    await begin()
+    async with running(make_producer(FlowsSettings(**common))) as producer:
+        for number in range(TASKS):
+            record = orjson.dumps({"flow": "f", "idempotency_key": f"{number}"})
+            await producer.send(f"{common['prefix']}flows.submitted", record, key=b"%d" % number)
+
+    async def all_begun():
+        return await pool.fetchval("SELECT count(*) FROM task") == TASKS
+
+    await wait_until(all_begun, what="all flows have their task")
+    assert await pool.fetchval("SELECT count(*) FROM flow") == TASKS
+
+
+async def stored(common, pool, begin):
+    """Task logs on every partition: each line is stored once."""
+    await begin()
+    async with running(make_producer(TaskLogsSettings(**common))) as producer:
+        topic = f"{common['prefix']}task-logs"
+        partitions = len(await producer.partitions_for(topic))
+        for number in range(1, TASKS + 1):
+            chunk = {"id": number, "step": 0, "attempt": 0, "run": "a", "first": 0, "lines": [LINE]}
+            record = orjson.dumps({"worker": "w", "chunks": [chunk]})
+            await producer.send(topic, record, partition=partition_of(number, partitions))
+
+    async def all_stored():
+        return await pool.fetchval("SELECT sum(lines) FROM log_segment") == TASKS
+
+    await wait_until(all_stored, what="all lines are stored")
+
+
+WORK = {
+    "stages": ended_by_results,
+    "heartbeats": begun_by_claims,
+    "flows": started_by_records,
+    "tasklogs": stored,
+}
+# Counts of the work: a replica that is back has done none of it again.
+COUNTS = {
+    "stages": "SELECT count(*) FROM attempt",
+    "flows": "SELECT count(*) FROM task",
+    "tasklogs": "SELECT sum(lines) FROM log_segment",
+}
+
+
+async def ensure_nothing_repeated(pool, service):
+    if service in COUNTS:
+        assert await pool.fetchval(COUNTS[service]) == TASKS, "the replica has repeated work"
 
 
 APPS = {
@@ -119,16 +181,15 @@ APPS = {
     "callbacks": lambda common: callbacks.create_app(
         CallbacksSettings(**common, callback_secrets=(SECRET,), callback_allow=LOOPBACK)
     ),
+    "flows": lambda common: flow_owner.create_app(FlowsSettings(**common)),
+    "tasklogs": lambda common: task_logs.create_app(TaskLogsSettings(**common, logs_segment_s=0.5)),
 }
 
-# One of them in every run: each has the machine for itself for half a minute.
-CASES = [
-    pytest.param(service, fault, marks=[] if (service, fault) == ("stages", "frozen") else pytest.mark.long)
-    for service in APPS
-    for fault in ("frozen", "vanished")
-]
+CASES = [(service, fault) for service in APPS for fault in ("frozen", "vanished")]
 
 
+# Each has the machine for itself for a quarter of a minute.
+@pytest.mark.long
 @pytest.mark.alone
 # With all partitions, so that each replica has some.
 @pytest.mark.declared_topics
@@ -161,10 +222,10 @@ async def test_another_replica_takes_over(common, target, service, fault):
             replica(service, settings, *(cable.prefix if cable else ()), **ENVIRONMENT) as process,
             AsyncExitStack() as second,
         ):
-            await wait_until(alone, timeout=60, every=0.2, what="the first replica is in the group")
+            await wait_until(alone, every=0.2, what="the first replica is in the group")
             # It is ready with its share of the partitions.
             await second.enter_async_context(running_service(APPS[service](common)))
-            await wait_until(both, timeout=60, every=0.2, what="both replicas are in the group")
+            await wait_until(both, every=0.2, what="both replicas are in the group")
             began_s = 0.0
 
             async def begin():
@@ -178,14 +239,14 @@ async def test_another_replica_takes_over(common, target, service, fault):
             if service == "callbacks":
                 await called(common, target, begin)
             else:
-                work = ended_by_results if service == "stages" else begun_by_claims
-                await work(common, pool, begin)
+                await WORK[service](common, pool, begin)
             took_s = time.monotonic() - began_s
             if cable:
                 cable.drop()
             else:
                 process.send_signal(signal.SIGCONT)
-            await wait_until(both, timeout=120, every=0.2, what="the replica is back in the group")
+            await wait_until(both, every=0.2, what="the replica is back in the group")
             assert process.returncode is None
+            await ensure_nothing_repeated(pool, service)
     sys.stderr.write(f"\n{service}, {fault}: all work done after {took_s:.2f} s\n")
     assert took_s < TAKEOVER_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import secrets
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -54,6 +55,7 @@ async def gateway_with_keys(kafka: str, prefix: str, dsn: str, objects: Path) ->
         objects=f"file://{objects}",
         gateway_auth="keys",
         gateway_key_rate=0.0,
+        encryption_keys=(base64.b64encode(b"k" * 32).decode(),),
     ) as caller:
         await wait_until(caller.is_ready)
         yield caller

@@ -31,7 +31,7 @@ from penstock.kafka.topics import CALLBACKS, PLATFORM
 from penstock.postgres.outbox import callback_columns
 from penstock.postgres.queries import query
 from penstock.settings import Kafka
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 SECRET = "whsec_" + base64.b64encode(b"new" * 10).decode()
 OLD_SECRET = "whsec_" + base64.b64encode(b"old" * 10).decode()
@@ -149,7 +149,7 @@ class Bench:
         found: list[Any] = []
         async with running(make_consumer(self.kafka, None, self.kafka.prefix + topic)) as consumer:
             while len(found) < count:
-                batch = await asyncio.wait_for(consumer.getone(), 20)
+                batch = await in_time(consumer.getone())
                 found.append(orjson.loads(batch.value))
         return found
 

@@ -16,6 +16,7 @@ import jsonschema
 from penstock.gateway import openapi
 from penstock.gateway.app import create_app
 from penstock.gateway.settings import GatewaySettings
+from tests.support.waiting import in_time
 
 
 @dataclass
@@ -45,6 +46,9 @@ class Caller:
         if json is not None:
             more["json"] = json
         return await self._call("POST", path, **more)
+
+    async def patch(self, path: str, json: Any) -> Answer:
+        return await self._call("PATCH", path, json=json)
 
     async def is_ready(self) -> bool:
         """Whether the gateway reaches both PostgreSQL and Kafka: what a test awaits before it
@@ -79,7 +83,7 @@ def _conforms(method: str, path: str, status: int, content_type: str, body: Any)
 @asynccontextmanager
 async def running_gateway(**given: Any) -> AsyncIterator[Caller]:
     """A gateway on a port of its own, stopped in order at the end of the block."""
-    settings = GatewaySettings.load({}, gateway_port=0, **given)
+    settings = GatewaySettings.load({}, **{"gateway_port": 0, **given})
     stopping = asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     service = create_app(settings, listening=port.set_result)
@@ -94,7 +98,7 @@ async def running_gateway(**given: Any) -> AsyncIterator[Caller]:
         finally:
             # Before the session closes: what is under way must be answered.
             stopping.set()
-            await asyncio.wait_for(task, 20)
+            await in_time(task)
 
 
 class Proxy:
@@ -118,7 +122,7 @@ class Proxy:
             else:
                 there, back = await asyncio.open_connection(parts.hostname, there_port)
             self._open |= {writer, back}
-            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+            await asyncio.gather(pump(reader, back), pump(there, writer))
 
         self._server = await asyncio.start_server(serve, "127.0.0.1", port or 0)
         port_here = self._server.sockets[0].getsockname()[1]
@@ -134,7 +138,8 @@ class Proxy:
         self._open.clear()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copies what a connection receives, until it ends; then closes the other one."""
     try:
         while data := await reader.read(65536):
             writer.write(data)

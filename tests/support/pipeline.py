@@ -83,7 +83,7 @@ class System:
         async def so():
             return await self.states() == states
 
-        await wait_until(so, timeout=60, what=f"tasks are {states}")
+        await wait_until(so, what=f"tasks are {states}")
 
     async def records(self):
         return await read(self.where["kafka"], f"{self.where['prefix']}ready.t")

@@ -19,7 +19,7 @@ import pytest
 from penstock.local.database import _SETTINGS, _allow_search, _server_user, server_binaries
 from penstock.local.ports import choose_port
 from penstock.local.supervisor import identity
-from tests.support.gateways import _pump
+from tests.support.gateways import pump
 from tests.support.waiting import wait_until
 
 PASSWORD = "s3cret:/@"
@@ -79,6 +79,12 @@ class PostgresServer:
             shutil.chown(file, self._user)
         return file
 
+    @property
+    def pid(self) -> int:
+        """The process id of the server, which must run."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self, **settings: str) -> None:
         options = {**_SETTINGS, "port": str(self.port), "unix_socket_directories": "", **settings}
         log = (self.folder / "log").open("ab")
@@ -95,9 +101,9 @@ class PostgresServer:
             start_new_session=True,
         )
         log.close()
-        await wait_until(self._serves, timeout=60, what=f"PostgreSQL serves; see {self.folder / 'log'}")
+        await wait_until(self.serves, what=f"PostgreSQL serves; see {self.folder / 'log'}")
 
-    async def _serves(self) -> bool:
+    async def serves(self) -> bool:
         try:
             await self.ask("SELECT 1")
         except (OSError, asyncpg.PostgresError):
@@ -196,7 +202,7 @@ class TlsFront:
             self.secured += 1
             there, back = await asyncio.open_connection("127.0.0.1", self._server_port)
             self._open.add(back.transport)
-            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+            await asyncio.gather(pump(reader, back), pump(there, writer))
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:

@@ -14,6 +14,9 @@ from penstock.postgres.queries import load
 
 ROOT = Path(penstock.__file__).parent
 
+# Packages outside `penstock.postgres` whose statements a service executes.
+_USES = {"task_sync": ("ingest",), "flow_owner": ("ingest",), "task_logs": ("ingest",)}
+
 # PostgreSQL checks the rights of a trigger when it fires, not when the statement is planned.
 BEHIND_TRIGGERS = {"task": {("backlog_change", "INSERT")}}
 
@@ -36,7 +39,7 @@ def _named(node: ast.AST) -> set[str]:
             text = part.value
             if text in all_queries():
                 found.add(text)
-            elif re.fullmatch(r"[a-z]+\.([a-z]+_)?", text):
+            elif re.fullmatch(r"[a-z_]+\.([a-z]+_)?", text):
                 found |= {name for name in all_queries() if name.startswith(text)}
     return found
 
@@ -133,7 +136,9 @@ def reached(*files: Path) -> set[str]:
 
 def of_package(name: str) -> set[str]:
     """The queries that a service can reach."""
-    return reached(*sorted((ROOT / name).glob("*.py")))
+    return reached(
+        *(file for part in (name, *_USES.get(name, ())) for file in sorted((ROOT / part).glob("*.py")))
+    )
 
 
 # Tries each right on each table of a statement; keeps those without which PostgreSQL refuses it.

@@ -11,11 +11,12 @@ from xdist.workermanage import WorkerController
 
 # Tests that load the whole machine, or measure time, run after all others, one at a time.
 ALONE = "alone"
-_MARKED_ALONE = re.compile(r"^@pytest\.mark\.alone\n(?:@.*\n)*(?:async )?def (\w+)", re.MULTILINE)
+_MARKED_ALONE = re.compile(r"^@pytest\.mark\.alone\n(?:[@#].*\n)*(?:async )?def (\w+)", re.MULTILINE)
 _FILE_ALONE = re.compile(r"^pytestmark = pytest\.mark\.alone$", re.MULTILINE)
-_FOLDERS = {"chaos": ALONE, "load": ALONE, "containers": "containers", "helm": "helm"}
-# Files whose tests share a server or a service, which one process starts once.
-_SHARED = ('scope="module"', "secure_kafka")
+_FOLDERS = {"load": ALONE, "containers": "containers", "helm": "helm"}
+# Files whose tests share a service, which one process starts once; and those that share a broker.
+_SHARED = 'scope="module"'
+_SECURE_KAFKA = "secure_kafka"
 
 
 @cache
@@ -44,7 +45,9 @@ def scope_of(nodeid: str) -> str:
         return _FOLDERS[folder]
     if _file_is_alone(file) or name.partition("[")[0] in _marked_alone(file):
         return ALONE
-    return file if any(mark in _text(file) for mark in _SHARED) else nodeid
+    if _SECURE_KAFKA in _text(file):
+        return _SECURE_KAFKA
+    return file if _SHARED in _text(file) else nodeid
 
 
 class Scheduling(LoadScopeScheduling):
@@ -57,10 +60,15 @@ class Scheduling(LoadScopeScheduling):
         return scope_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        # In the order of the queue, but the scope that has to be alone is the last one.
-        if ALONE in self.workqueue:
-            self.workqueue.move_to_end(ALONE)
+        if not self.assigned_work[node]:
+            self._order()
         super()._assign_work_unit(node)
+
+    def _order(self) -> None:
+        """Whole files come first, so that none of them is left to one process at the end. The scope
+        that has to be alone comes last."""
+        for scope in [scope for scope in self.workqueue if "::" not in scope][::-1]:
+            self.workqueue.move_to_end(scope, last=scope == ALONE)
 
     def _reschedule(self, node: WorkerController) -> None:
         """Keeps one test beyond the running one at each process: xdist's workers need to know

@@ -34,7 +34,9 @@ SERVICES = (
     "task-sync",
     "heartbeats",
     "stages",
+    "flows",
     "callbacks",
+    "tasklogs",
     "worker",
     "producer",
     "consumer",
@@ -139,7 +141,7 @@ async def start_secure_kafka(supervisor: Supervisor, folder: Path) -> SecureKafk
         ),
     )
     broker = EmbeddedKafka(supervisor, folder, node=node)
-    await broker.start()
+    await broker.start(timeout_s=300.0)
     return SecureKafka(broker, folder)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from penstock.errors import PenstockError
-from penstock.kafka.connection import create_topics
+from penstock.errors import KafkaUnavailable, PenstockError
+from penstock.kafka.connection import create_topics, make_producer, running
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
+from tests.support.waiting import wait_until
 
 # Seconds before a service that has ended is started again.
 RESTART_DELAY_S = 0.5
@@ -85,6 +86,20 @@ async def producing(kafka: str) -> AsyncIterator[AIOKafkaProducer]:
         yield producer
     finally:
         await producer.stop()
+
+
+@asynccontextmanager
+async def producing_when_available(settings: Kafka, timeout_s: float) -> AsyncIterator[AIOKafkaProducer]:
+    """A producer, which starts as soon as a broker answers."""
+    async with AsyncExitStack() as stack:
+
+        async def started() -> AIOKafkaProducer | None:
+            try:
+                return await stack.enter_async_context(running(make_producer(settings)))
+            except KafkaUnavailable:
+                return None
+
+        yield await wait_until(started, timeout=timeout_s, every=0.2, what="a producer has started")
 
 
 async def write(

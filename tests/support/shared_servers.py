@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 from urllib.parse import urlsplit
@@ -24,6 +22,7 @@ from penstock.local.broker import EmbeddedKafka, Node
 from penstock.local.database import EmbeddedPostgres
 from penstock.local.supervisor import Supervisor
 from penstock.postgres.migrations import migrate
+from tests.support.memory_folder import make_folder
 
 T = TypeVar("T")
 
@@ -71,7 +70,7 @@ class SharedServers:
     crash."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
+        self.folder = make_folder("penstock-tests-")
         self._log = (self.folder / "servers.log").open("w", buffering=1, encoding="utf-8")
         self.supervisor = Supervisor(self._write_line, run_dir=self.folder / "run")
 
@@ -97,7 +96,7 @@ class SharedServers:
 
     async def _kafka(self) -> str:
         broker = EmbeddedKafka(self.supervisor, self.folder / "kafka", node=_BROKER)
-        await broker.start()
+        await broker.start(timeout_s=300.0)
         return broker.servers
 
     async def _postgres(self) -> str:

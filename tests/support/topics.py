@@ -1,4 +1,4 @@
-"""Topics on the shared broker: with few partitions, or stamped by their writers."""
+"""Topics of tests: with few partitions, stamped by their writers, or in need of all replicas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.kafka import topic_plan
+from penstock.kafka.connection import admin_client
 from penstock.kafka.topic_config import BY_BROKER, STAMP
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
@@ -29,3 +30,15 @@ async def use_writers_stamps(settings: Kafka, names: Iterable[str]) -> None:
         return old <= {found.topic for found in await topic_plan.plan(settings) if found.what == STAMP}
 
     await wait_until(all_differ, what="the topics have the stamps of their writers")
+
+
+async def require_replicas(settings: Kafka, names: Iterable[str], replicas: int) -> None:
+    """Lets topics take records only while so many replicas are in sync.
+
+    Args:
+        settings: where.
+        names: of existing topics, in full; each has as many replicas.
+        replicas: that a write needs.
+    """
+    async with admin_client(settings) as client:
+        await topic_plan._alter(client, {name: {"min.insync.replicas": str(replicas)} for name in names})

@@ -14,7 +14,7 @@ T = TypeVar("T")
 async def wait_until(
     condition: Callable[[], T | Awaitable[T]],
     *,
-    timeout: float = 30.0,  # noqa: ASYNC109 (asyncio.timeout would hide the last answer)
+    timeout: float = 120.0,  # noqa: ASYNC109 (asyncio.timeout would hide the last answer)
     every: float = 0.02,
     what: str = "",
 ) -> T:
@@ -38,6 +38,19 @@ async def wait_until(
         await asyncio.sleep(every)
 
 
-def wait_until_blocking(condition: Callable[[], T], *, timeout: float = 30.0, what: str = "") -> T:
+async def in_time(
+    awaitable: Awaitable[T],
+    timeout: float = 120.0,  # noqa: ASYNC109 (callers await one thing)
+) -> T:
+    """Returns the result of `awaitable`, however long a loaded machine takes for it.
+
+    Raises:
+        TimeoutError: there was no result within `timeout` seconds, and `awaitable` is cancelled.
+    """
+    async with asyncio.timeout(timeout):
+        return await awaitable
+
+
+def wait_until_blocking(condition: Callable[[], T], *, timeout: float = 120.0, what: str = "") -> T:
     """`wait_until` for tests without an event loop."""
     return asyncio.run(wait_until(condition, timeout=timeout, what=what))

@@ -115,6 +115,19 @@ def test_urls_keep_their_secrets(text: str, expected: str) -> None:
     assert expected in logs.TextFormatter(logs.TEXT).format(record)
 
 
+def test_a_traceback_of_a_handler_stands_below_its_entry() -> None:
+    """O4: text shows it as Python does, without its query strings; JSON has it as a member."""
+    traceback = 'Traceback (most recent call last):\n  File "shop.py"\nKeyError: "http://a/?k=secret"\n'
+    text = text_of("An attempt failed", event="attempt_failed", traceback=traceback)
+    assert text.splitlines()[0] == "An attempt failed event=attempt_failed"
+    assert text.splitlines()[1] == "Traceback (most recent call last):"
+    assert "secret" not in text
+    found = entry("An attempt failed", event="attempt_failed", traceback=traceback)
+    assert found["traceback"].startswith("Traceback")
+    assert "secret" not in found["traceback"]
+    assert text_of("It failed", traceback=None) == "It failed"
+
+
 def test_a_traceback_is_in_its_entry() -> None:
     """One line, secrets cut out of it as well."""
     try:

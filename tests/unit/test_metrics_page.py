@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock import metrics
 from penstock.metrics import Metric, Sample
 from penstock.metrics.page import Page
+from penstock.metrics.rounds import Rounds
 
 RENAMED = Metric("penstock_x_new_total", "Things.", ("kind",), deprecated=("penstock_x_old_total",))
 HISTOGRAM = Metric("penstock_x_new_seconds", "Seconds.", (), (0.1, 1.0), ("penstock_x_old_seconds",))
@@ -46,3 +47,23 @@ def test_an_old_name_keeps_its_type() -> None:
     for metric in metrics.ALL:
         for name in metric.deprecated:
             assert name.endswith("_total") == metric.name.endswith("_total"), name
+
+
+def test_a_loop_is_exported_from_its_start_on() -> None:
+    """O4: an alert on the age of the last round also fires for a loop that never completed one. A
+    service that begins again keeps its values."""
+    now_s = 100.0
+    rounds = Rounds(lambda: now_s)
+    rounds.expect("a", 15.0)
+    rounds.expect("b", 30.0)
+
+    def found() -> dict[tuple[str, str], float]:
+        return {(sample.metric.name, *sample.labels): sample.value for sample in rounds.samples()}
+
+    name, interval = metrics.LAST_ROUND.name, metrics.ROUND_INTERVAL.name
+    assert found() == {(name, "a"): 100.0, (interval, "a"): 15.0, (name, "b"): 100.0, (interval, "b"): 30.0}
+    now_s = 110.0
+    rounds.complete("a")
+    rounds.expect("a", 15.0)
+    rounds.expect("b", 30.0)
+    assert (found()[name, "a"], found()[name, "b"]) == (110.0, 100.0)

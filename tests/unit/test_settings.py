@@ -46,6 +46,14 @@ def test_the_environment_is_read_and_a_keyword_wins():
     assert (settings.kafka, settings.prefix, settings.session_timeout_s) == ("a:1", "y.", 12.0)
 
 
+def test_an_unknown_keyword_is_refused():
+    """O8: a misspelt keyword of a worker is an error where it stands, with the nearest setting."""
+    with pytest.raises(TypeError, match="WorkerSettings has no setting 'threds': did you mean 'threads'"):
+        Worker(threds=3)
+    with pytest.raises(TypeError, match=r"no setting 'colour'$"):
+        Kafka.load(colour="red")
+
+
 def test_a_value_that_does_not_parse_names_its_variable():
     """The message says which variable, which value and what was expected."""
     with pytest.raises(SettingsError, match=r"PENSTOCK_WINDOW='many' is not of type int"):
@@ -219,3 +227,12 @@ def test_a_verb_warns_of_a_misspelt_variable(monkeypatch):
     monkeypatch.setenv("PENSTOCK_POSTGRESS", "postgresql://x")
     outcome = CliRunner().invoke(cli, ["types", "--help"])
     assert "PENSTOCK_POSTGRESS is not read: did you mean PENSTOCK_POSTGRES?" in outcome.stderr
+
+
+def test_a_worker_does_not_take_the_port_of_a_service():
+    """O4: services and a worker with the same environment do not listen on one port."""
+    both = {"PENSTOCK_METRICS_PORT": "9108"}
+    assert GatewaySettings.load(both).metrics_port == 9108
+    assert WorkerSettings.load(both, objects="memory:///").metrics_port == 0
+    own = both | {"PENSTOCK_WORKER_METRICS_PORT": "9109"}
+    assert WorkerSettings.load(own, objects="memory:///").metrics_port == 9109

@@ -37,7 +37,8 @@ WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
 -- name: advance
 -- Moves each task that is still in the attempt that ended, writes the attempt's history and
 -- notifies task-sync. A stale end changes nothing and returns no row. The same holds for the end of
--- a task that another transaction locks; a last row has the ids of these tasks.
+-- a task that another transaction locks; a last row has the ids of these tasks. With `alone` ($21),
+-- the row also has the tasks whose transitions may have events, and these tasks are not moved.
 WITH input AS (
     SELECT *
     FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
@@ -49,7 +50,9 @@ WITH input AS (
                delay_s, content_type, context, context_ref, error,
                outcome, worker, started_ms, finished_ms)
 ), free AS MATERIALIZED (
-    SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM task
+    WHERE id = ANY ($1::bigint[]) AND (NOT $21::boolean OR events IS DISTINCT FROM 'all' AND callbacks IS NULL)
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE task t
     -- A paused task, or one that is to be paused, becomes `paused` instead of `ready`.
@@ -89,7 +92,10 @@ WITH input AS (
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
               t.updated_at, t.traceparent, t.tracked, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,
-              i.worker AS by_worker, i.error AS why, i.started_ms, i.finished_ms
+              i.worker AS by_worker, i.error AS why, i.started_ms, i.finished_ms,
+              CASE WHEN t.flow_id IS NOT NULL
+                   THEN json_build_object('id', t.flow_id, 'node', t.flow_node, 'generation', t.flow_generation,
+                                          'item', t.flow_item)::text END AS flow
 ), history AS (
     INSERT INTO attempt (task_id, step, attempt, stage, outcome, worker, error, started_at, finished_at)
     SELECT id, from_step, from_attempt, from_stage, outcome, by_worker, why,
@@ -102,10 +108,10 @@ WITH input AS (
           UNION SELECT type, 'ready' FROM moved WHERE tracked) AS types
 )
 SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at, traceparent,
-       from_step, from_stage, from_attempt, NULL::bigint[] AS locked
+       from_step, from_stage, from_attempt, flow, NULL::bigint[] AS locked
 FROM moved, (SELECT count(*) FROM woken) AS w
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
 FROM task
 WHERE id = ANY ($1::bigint[]) AND (SELECT count(*) FROM free) < cardinality($1::bigint[])
   AND id NOT IN (SELECT id FROM free)

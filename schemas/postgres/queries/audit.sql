@@ -1,8 +1,10 @@
 -- Audit of requests.
 
 -- name: write
-INSERT INTO audit_request (at, actor, route, path, status, remote)
-SELECT * FROM unnest($1::timestamptz[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::text[]);
+INSERT INTO audit_request (at, actor, route, path, status, remote, change)
+SELECT at, actor, route, path, status, remote, change::json
+FROM unnest($1::timestamptz[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::text[], $7::text[])
+    AS entry (at, actor, route, path, status, remote, change);
 
 -- name: prune
 -- Deletes at most $2 rows older than $1 days, the oldest first, and returns their number.
@@ -16,6 +18,6 @@ SELECT count(*) FROM gone;
 
 -- name: list
 -- The latest first; $1 is the last seq of the page before.
-SELECT seq, at, actor, route, path, status, remote FROM audit_request
+SELECT seq, at, actor, route, path, status, remote, change::text FROM audit_request
 WHERE ($1::bigint IS NULL OR seq < $1) AND ($2::text IS NULL OR actor = $2)
 ORDER BY seq DESC LIMIT $3;

@@ -11,7 +11,7 @@ WITH locked AS MATERIALIZED (
 )
 UPDATE callback c
 SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
-    published = 0, waits_since = NULL
+    published = 0, waits_since = NULL, held_since = NULL
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
 WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
 RETURNING c.id, c.attempt, greatest(c.replayed_after, c.spent, 0) AS spent;
@@ -38,14 +38,15 @@ WITH input AS (
     UPDATE callback c
     SET state = b.state, diverted = c.diverted OR b.state = 'held',
         due_at = greatest(now(), b.due_at) + make_interval(secs => 1),
-        published = 0, waits_since = NULL
+        published = 0, waits_since = NULL,
+        held_since = CASE WHEN b.state = 'held' THEN coalesce(c.held_since, now()) ELSE c.held_since END
     FROM behind b
     WHERE c.id = ANY (ARRAY(SELECT id FROM behind)) AND c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = b.id AND c.attempt = b.attempt AND c.finished_at IS NULL
     RETURNING c.id, c.attempt, c.state
 ), begun AS (
     UPDATE callback c
     SET attempt = c.attempt + 1, state = 'pending', due_at = now() + make_interval(secs => $3),
-        published = 0, waits_since = NULL
+        published = 0, waits_since = NULL, held_since = NULL
     FROM input i
     WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
       AND c.id <> ALL (ARRAY(SELECT id FROM behind))
@@ -91,53 +92,74 @@ UPDATE callback c SET due_at = now()
 WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.state = 'pending' AND c.ordered;
 
 -- name: hold
--- Holds callbacks until their target is drained. `spent` is the new number of uncounted attempts
--- after a claim without a call, else NULL. It is absolute, so that the statement can be repeated.
+-- Holds callbacks until their target is drained (`diverted`) or has called those before them.
+-- `spent` is the new number of uncounted attempts after a claim without a call, else NULL. It is
+-- absolute, so that the statement can be repeated. A drained callback that is held again without an
+-- attempt has been held all the time.
 WITH locked AS MATERIALIZED (
     SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE callback c
-SET state = 'held', diverted = true, published = 0, waits_since = NULL,
-    spent = coalesce(i.spent, c.spent)
-FROM unnest($1::text[], $2::integer[], $3::integer[]) AS i (id, attempt, spent)
+SET state = 'held', diverted = c.diverted OR i.diverted, published = 0, waits_since = NULL,
+    held_since = coalesce(c.held_since, now()), spent = coalesce(i.spent, c.spent)
+FROM unnest($1::text[], $2::integer[], $3::integer[], $4::boolean[]) AS i (id, attempt, spent, diverted)
 WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
 
 -- name: drain_held
 -- Makes the oldest held callbacks of each target due; returns the targets with the number of
--- callbacks.
+-- callbacks. `every` includes those that only wait for callbacks before them (`read_queued`).
 WITH wanted AS (
-    SELECT namespace, target, most FROM unnest($1::text[], $2::text[], $3::integer[]) AS i (namespace, target, most)
+    SELECT namespace, target, most, every
+    FROM unnest($1::text[], $2::text[], $3::integer[], $4::boolean[]) AS i (namespace, target, most, every)
 ), granted AS (
     UPDATE callback c
-    SET state = 'pending', due_at = now()
+    SET state = 'pending', due_at = now(), diverted = true
     WHERE c.id = ANY (ARRAY(
         SELECT h.id FROM wanted w CROSS JOIN LATERAL (
             SELECT id FROM callback h WHERE h.state = 'held' AND h.namespace = w.namespace AND h.target = w.target
+              AND (h.diverted OR w.every)
             ORDER BY h.seq LIMIT w.most FOR UPDATE SKIP LOCKED) h))
     RETURNING c.namespace, c.target
 )
 SELECT namespace, target, count(*)::integer AS count FROM granted GROUP BY namespace, target;
+
+-- name: read_queued
+-- The callbacks of a target after number $3 that were held until it has called those before them.
+-- They stay held until they are claimed, so a crash loses none.
+SELECT id, task_id, attempt, body, headers, ordered, seq
+FROM callback
+WHERE state = 'held' AND namespace = $1 AND target = $2 AND seq > $3 AND NOT diverted
+ORDER BY seq LIMIT $4;
 
 -- name: record_outcomes
 -- Records the outcomes of attempts: delivered, dead, or pending for `due_in` seconds. After a
 -- replay the outcome of an earlier attempt changes nothing. `spent` is the absolute number of
 -- uncounted attempts, so that the statement can be repeated. `published_at` says when `due_at` was
 -- set, for `penstock check`; `published` is 0 by now.
+-- Records of callbacks that ended are written to the outbox, to the given rows of it.
 WITH locked AS MATERIALIZED (
     SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+), ended AS (
+    UPDATE callback c
+    SET state = i.state,
+        error = i.error,
+        due_at = now() + make_interval(secs => i.due_in),
+        published_at = now(),
+        spent = nullif(i.spent, 0),
+        finished_at = CASE WHEN i.state <> 'pending' THEN now() END
+    FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[], $6::integer[])
+         AS i (id, attempt, state, error, due_in, spent)
+    WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
+      AND c.attempt > coalesce(c.replayed_after, 0)
+    RETURNING c.id
+), enqueued AS (
+    INSERT INTO callback_outbox (id, topic, keys, records)
+    SELECT r.row, r.topic, array_agg(r.key), array_agg(r.value)
+    FROM unnest($7::uuid[], $8::text[], $9::text[], $10::bytea[], $11::bytea[]) AS r (row, callback_id, topic, key, value)
+    JOIN ended e ON e.id = r.callback_id
+    GROUP BY r.row, r.topic
 )
-UPDATE callback c
-SET state = i.state,
-    error = i.error,
-    due_at = now() + make_interval(secs => i.due_in),
-    published_at = now(),
-    spent = nullif(i.spent, 0),
-    finished_at = CASE WHEN i.state <> 'pending' THEN now() END
-FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[], $6::integer[])
-     AS i (id, attempt, state, error, due_in, spent)
-WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
-  AND c.attempt > coalesce(c.replayed_after, 0)
-RETURNING c.id;
+SELECT id FROM ended;
 
 -- name: postpone
 -- Postpones callbacks: their records are published again in `due_in` seconds. `spent` as in `hold`.
@@ -172,10 +194,41 @@ RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, 
 WITH locked AS MATERIALIZED (
     SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
 )
-UPDATE callback c SET state = 'dead', error = 'Kafka refuses its record: ' || i.error, finished_at = now()
+UPDATE callback c SET state = 'dead', error = i.error, finished_at = now()
 FROM unnest($1::text[], $2::text[]) AS i (id, error)
 WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state = 'pending'
-RETURNING c.id, c.ordered;
+RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.finished_at, c.error;
+
+-- name: stamp_held
+-- Notes since when callbacks are held that a process of a release before `held_since` has held.
+-- They are not ended at once: that release held callbacks without limit.
+UPDATE callback SET held_since = now()
+WHERE id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'held' AND held_since IS NULL
+                      LIMIT $1 FOR UPDATE SKIP LOCKED))
+RETURNING id;
+
+-- name: end_held
+-- Ends the first callbacks that have been held for longer than $2 seconds.
+UPDATE callback c SET state = 'dead', error = $3, finished_at = now()
+WHERE c.id = ANY (ARRAY(SELECT id FROM callback
+                        WHERE state = 'held' AND held_since < now() - make_interval(secs => $2)
+                        ORDER BY held_since LIMIT $1 FOR UPDATE SKIP LOCKED))
+RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.finished_at, c.error;
+
+-- name: count_states
+-- Counts the callbacks of each state, no more than $1 of each, by the index of each state. Pending
+-- ones are overdue when they are due, or published without a claim, for longer than $2 seconds:
+-- those have a near `due_at`, so they are among the first.
+WITH pending AS MATERIALIZED (
+    SELECT due_at, waits_since FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $1
+)
+SELECT (SELECT count(*) FROM pending) AS pending,
+       (SELECT count(*) FROM pending
+        WHERE due_at < now() - make_interval(secs => $2) OR waits_since < now() - make_interval(secs => $2)) AS overdue,
+       (SELECT count(*) FROM (SELECT FROM callback WHERE state = 'held' ORDER BY held_since LIMIT $1) h) AS held,
+       (SELECT count(*) FROM (SELECT FROM callback WHERE state = 'dead' ORDER BY target, seq LIMIT $1) d) AS dead,
+       (SELECT coalesce(extract(epoch FROM now() - min(held_since)), 0)::double precision
+        FROM callback WHERE state = 'held') AS held_s;
 
 -- name: next_due
 SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM callback WHERE state = 'pending';

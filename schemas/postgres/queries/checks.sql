@@ -65,7 +65,10 @@ ORDER BY id LIMIT $1;
 
 -- name: waiting
 -- Waiting tasks without anything that could wake them.
-SELECT id, count(*) OVER () AS found FROM task WHERE state = 'waiting' ORDER BY id LIMIT $1;
+SELECT t.id, count(*) OVER () AS found FROM task t
+WHERE t.state = 'waiting'
+  AND NOT EXISTS (SELECT FROM flow f WHERE f.task_id = t.id AND f.task_step = t.step AND f.status = 'running')
+ORDER BY t.id LIMIT $1;
 
 -- name: unsent
 SELECT id, type, cardinality(task_ids) AS tasks, count(*) OVER () AS found
@@ -78,6 +81,14 @@ FROM outbox WHERE refused IS NULL AND created_at < now() - make_interval(secs =>
 -- name: refused
 SELECT id, cardinality(records) AS events, refused, count(*) OVER () AS found
 FROM outbox WHERE refused IS NOT NULL ORDER BY id LIMIT $1;
+
+-- name: unpublished_results
+SELECT id::text, topic, cardinality(records) AS records, count(*) OVER () AS found
+FROM callback_outbox WHERE refused IS NULL AND created_at < now() - make_interval(secs => $2) ORDER BY created_at LIMIT $1;
+
+-- name: refused_results
+SELECT id::text, topic, cardinality(records) AS records, refused, count(*) OVER () AS found
+FROM callback_outbox WHERE refused IS NOT NULL ORDER BY created_at LIMIT $1;
 
 -- name: ahead
 -- Rows with times of a database clock that was ahead by more than `grace` seconds: they come late
@@ -103,10 +114,12 @@ WITH ahead AS (
     UNION ALL
     SELECT 'event', id::text, created_at - now() FROM outbox WHERE created_at > now() + make_interval(secs => $2)
     UNION ALL
+    SELECT 'result', id::text, created_at - now() FROM callback_outbox WHERE created_at > now() + make_interval(secs => $2)
+    UNION ALL
     SELECT 'release', id::text, created_at - now() FROM release WHERE created_at > now() + make_interval(secs => $2)
     UNION ALL
     SELECT 'operation', id, next_at - now() FROM audit
-    WHERE state = 'running' AND next_at > now() + make_interval(secs => $2 + coalesce(1 / rate, 0))
+    WHERE state IN ('running', 'running_flows') AND next_at > now() + make_interval(secs => $2 + coalesce(1 / rate, 0))
 )
 SELECT what, id, extract(epoch FROM by)::double precision AS ahead_s, count(*) OVER () AS found
 FROM ahead ORDER BY what, id LIMIT $1;
@@ -117,7 +130,9 @@ FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs =>
 
 -- name: held
 -- Targets that have been normal for longer than `grace` seconds and have held callbacks, with the
--- first callback of each.
+-- first callback of each. Callbacks that wait for others of a target are right while it is called.
+-- Callbacks of a host that hangs are right, too. The state of the host is in the memory of a
+-- process, but slow calls to its targets are stored, and the process probes it repeatedly.
 WITH RECURSIVE held AS (
     (SELECT namespace, target FROM callback WHERE state = 'held' ORDER BY namespace, target LIMIT 1)
     UNION ALL
@@ -128,16 +143,23 @@ WITH RECURSIVE held AS (
         WHERE c.state = 'held' AND (c.namespace, c.target) > (h.namespace, h.target)
         ORDER BY c.namespace, c.target LIMIT 1
     ) n
+), slow AS MATERIALIZED (
+    SELECT DISTINCT namespace, coalesce(lower(substring(url FROM '^[^:]*://[^/?#]*')), '') AS origin
+    FROM callback_target WHERE slow_at > now() - interval '10 minutes'
 )
 SELECT h.namespace, h.target, f.id, f.seq,
        (SELECT count(*) FROM callback c WHERE c.state = 'held' AND c.namespace = h.namespace AND c.target = h.target) AS held
 FROM held h
 LEFT JOIN callback_target t ON t.namespace = h.namespace AND t.url = h.target
 CROSS JOIN LATERAL (
-    SELECT id, seq FROM callback c WHERE c.state = 'held' AND c.namespace = h.namespace AND c.target = h.target
+    SELECT id, seq, diverted FROM callback c
+    WHERE c.state = 'held' AND c.namespace = h.namespace AND c.target = h.target
     ORDER BY seq LIMIT 1
 ) f
 WHERE coalesce(t.state = 'normal' AND t.changed_at < now() - make_interval(secs => $1), t.url IS NULL)
+  AND (f.diverted OR coalesce(t.called_at < now() - make_interval(secs => $1), true))
+  AND (h.namespace, coalesce(lower(substring(h.target FROM '^[^:]*://[^/?#]*')), ''))
+      NOT IN (SELECT namespace, origin FROM slow)
 ORDER BY h.target, h.namespace;
 
 -- name: unanswered
@@ -347,6 +369,12 @@ WHERE id = ANY (ARRAY(SELECT id FROM outbox WHERE created_at > now() + make_inte
                       FOR UPDATE SKIP LOCKED))
 RETURNING id;
 
+-- name: mend_results
+UPDATE callback_outbox SET created_at = now()
+WHERE id = ANY (ARRAY(SELECT id FROM callback_outbox WHERE created_at > now() + make_interval(secs => $1) ORDER BY id
+                      FOR UPDATE SKIP LOCKED))
+RETURNING id;
+
 -- name: mend_releases
 UPDATE release SET created_at = now()
 WHERE id = ANY (ARRAY(SELECT id FROM release WHERE created_at > now() + make_interval(secs => $1) ORDER BY id
@@ -355,4 +383,4 @@ RETURNING id;
 
 -- name: mend_operations
 UPDATE audit SET next_at = now()
-WHERE state = 'running' AND next_at > now() + make_interval(secs => $1 + coalesce(1 / rate, 0)) RETURNING id;
+WHERE state IN ('running', 'running_flows') AND next_at > now() + make_interval(secs => $1 + coalesce(1 / rate, 0)) RETURNING id;

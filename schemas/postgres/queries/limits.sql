@@ -2,9 +2,10 @@
 -- type's owner runs these, in the session that holds its lock: no other session can increase what
 -- they count.
 
--- name: keyed_types
--- Types that are released by concurrency key.
-SELECT name FROM task_type WHERE keyed ORDER BY name;
+-- name: versions
+-- The version of each type, which every change of its row replaces, and whether it is released by
+-- concurrency key.
+SELECT name, keyed, xmin::text AS version FROM task_type;
 
 -- name: track
 -- Tracks tasks in flight that were released before the type had limits; with `begun` ($2) also
@@ -27,12 +28,15 @@ WITH found AS (
 SELECT (SELECT count(*) FROM found) AS found, (SELECT count(*) FROM done) AS done;
 
 -- name: track_ready
--- Tracks ready tasks of later stages, among the next `limit` ($4) ready tasks behind a position.
+-- Tracks ready tasks of later stages, among the next `limit` ($6) ready tasks behind a position.
 -- Returns the last position, which is null at the end.
 WITH examined AS MATERIALIZED (
-    SELECT t.id, t.priority, t.step, t.tracked FROM task t
-    WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) > ($2::smallint, $3::bigint)
-    ORDER BY t.type, t.priority, t.id LIMIT $4
+    SELECT coalesce(t.flow_priority, t.priority) AS level, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.id,
+           t.step, t.tracked FROM task t
+    WHERE t.type = $1 AND t.state = 'ready'
+      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
+          > ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
+    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
 ), free AS (
     SELECT id FROM task
     WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE step > 0 AND NOT tracked)) AND NOT tracked
@@ -41,9 +45,11 @@ WITH examined AS MATERIALIZED (
     UPDATE task SET tracked = true WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
 )
 SELECT (SELECT count(*) FROM examined WHERE step > 0 AND NOT tracked) AS found,
-       (SELECT count(*) FROM done) AS done, e.priority, e.id
+       (SELECT count(*) FROM done) AS done, e.level, e.root_id, e.priority, e.id
 FROM (SELECT) AS one
-LEFT JOIN LATERAL (SELECT priority, id FROM examined ORDER BY priority, id OFFSET $4 - 1) e ON true;
+LEFT JOIN LATERAL (
+    SELECT level, root_id, priority, id FROM examined ORDER BY level, root_id, priority, id OFFSET $6 - 1
+) e ON true;
 
 -- name: in_flight
 -- The number of tasks in flight, counted up to `limit` ($2).
@@ -53,21 +59,27 @@ SELECT count(*) AS tasks FROM (
 
 -- name: set_empty_keys
 -- Sets the empty key on tasks without a key, which were submitted before their type was released by
--- key. Among the next `limit` ($4) ready tasks behind a position. Returns how many other
+-- key. Among the next `limit` ($6) ready tasks behind a position. Returns how many other
 -- transactions lock, and the last position, which is null at the end.
 WITH examined AS MATERIALIZED (
-    SELECT t.id, t.priority, t.key FROM task t
-    WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) > ($2::smallint, $3::bigint)
-    ORDER BY t.type, t.priority, t.id LIMIT $4
+    SELECT coalesce(t.flow_priority, t.priority) AS level, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.id,
+           t.key FROM task t
+    WHERE t.type = $1 AND t.state = 'ready'
+      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
+          > ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
+    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
 ), free AS (
     SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE key IS NULL)) AND key IS NULL
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), updated AS (
     UPDATE task SET key = '' WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
 )
-SELECT (SELECT count(*) FROM examined WHERE key IS NULL) - (SELECT count(*) FROM updated) AS locked, e.priority, e.id
+SELECT (SELECT count(*) FROM examined WHERE key IS NULL) - (SELECT count(*) FROM updated) AS locked,
+       e.level, e.root_id, e.priority, e.id
 FROM (SELECT) AS one
-LEFT JOIN LATERAL (SELECT priority, id FROM examined ORDER BY priority, id OFFSET $4 - 1) e ON true;
+LEFT JOIN LATERAL (
+    SELECT level, root_id, priority, id FROM examined ORDER BY level, root_id, priority, id OFFSET $6 - 1
+) e ON true;
 
 -- name: key_queues
 -- The next `keys` ($5) concurrency keys with ready tasks at a level ($2), from `first` ($3) to
@@ -77,15 +89,17 @@ LEFT JOIN LATERAL (SELECT priority, id FROM examined ORDER BY priority, id OFFSE
 -- under it.
 WITH RECURSIVE scan AS (
     (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key >= $3
-     ORDER BY t.type, t.priority, t.key LIMIT 1)
+     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
+       AND t.key >= $3
+     ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key > w.key
-        ORDER BY t.type, t.priority, t.key LIMIT 1
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
+          AND t.key > w.key
+        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1
     ) f
     WHERE w.n < $5::integer
 ), waiting AS (
@@ -111,50 +125,65 @@ WITH RECURSIVE scan AS (
                              / sum(weight) FILTER (WHERE room IS NULL OR room > 0) OVER ()))::integer AS depth
     FROM counted
 )
-SELECT o.key, o.weight, o.room::integer AS room, o.depth, h.ids
+SELECT o.key, o.weight, o.room::integer AS room, o.depth, h.ids, h.root_ids, h.priorities
 FROM open o
 CROSS JOIN LATERAL (
-    SELECT array_agg(f.id) AS ids
-    FROM (SELECT t.id FROM task t
-          WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = o.key
+    SELECT array_agg(f.id) AS ids, array_agg(f.root_id) AS root_ids, array_agg(f.priority) AS priorities
+    FROM (SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority FROM task t
+          WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
+            AND coalesce(t.flow_priority, t.priority) = $2::smallint AND t.key = o.key
             AND t.id NOT IN (SELECT unnest($8::bigint[]))
-          ORDER BY t.type, t.priority, t.key, t.id LIMIT o.depth) f
+          ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key, coalesce(t.flow_root_id, t.id), t.priority, t.id
+          LIMIT o.depth) f
 ) h
 ORDER BY o.key;
 
 -- name: heads
 -- The first `limit` ($2) tasks of each level; with `finish_first` ($3) also of each level's tasks
--- that have begun. Leaves out the given tasks ($4).
-SELECT false AS begun, l.level, h.id, extract(epoch FROM now() - h.created_at)::double precision AS waited_s
-FROM generate_series(0, 4) AS l (level)
-CROSS JOIN LATERAL (
-    SELECT t.id, t.created_at FROM task t
-    WHERE t.type = $1 AND t.state = 'ready' AND t.priority = l.level::smallint AND t.id NOT IN (SELECT unnest($4::bigint[]))
-    ORDER BY t.type, t.priority, t.id LIMIT $2
-) h
-UNION ALL
-SELECT true, l.level, h.id, extract(epoch FROM now() - h.created_at)::double precision
-FROM generate_series(0, 4) AS l (level)
-CROSS JOIN LATERAL (
-    SELECT t.id, t.created_at FROM task t
-    WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked AND t.priority = l.level::smallint
-      AND t.id NOT IN (SELECT unnest($4::bigint[]))
-    ORDER BY t.type, t.priority, t.id LIMIT $2
-) h
-WHERE $3::boolean;
+-- that have begun. Leaves out the given tasks ($4). A task of a flow has waited since the start of
+-- its root, so that the first tasks of a level are those that have waited longest.
+SELECT h.begun, h.level, h.id, h.root_id, h.priority,
+       extract(epoch FROM now() - coalesce(
+           -- Not joins, which would read whole tables: our sessions have no nested loops.
+           (SELECT f.created_at FROM flow f WHERE f.id = h.flow_root_id),
+           (SELECT w.created_at FROM task w WHERE w.id = h.flow_root_id),
+           h.created_at))::double precision AS waited_s
+FROM (
+    SELECT false AS begun, l.level, h.*
+    FROM generate_series(0, 4) AS l (level)
+    CROSS JOIN LATERAL (
+        SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at FROM task t
+        WHERE t.type = $1 AND t.state = 'ready' AND coalesce(t.flow_priority, t.priority) = l.level::smallint
+          AND t.id NOT IN (SELECT unnest($4::bigint[]))
+        ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $2
+    ) h
+    UNION ALL
+    SELECT true, l.level, h.*
+    FROM generate_series(0, 4) AS l (level)
+    CROSS JOIN LATERAL (
+        SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at FROM task t
+        WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked
+          AND coalesce(t.flow_priority, t.priority) = l.level::smallint
+          AND t.id NOT IN (SELECT unnest($4::bigint[]))
+        ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $2
+    ) h
+    WHERE $3::boolean
+) h;
 
 -- name: release_selected
--- As `release.release`, for selected tasks; tasks that are no longer ready, or that another
--- transaction locks, are left out.
+-- As `release.release`, for selected tasks and with the version in $4; tasks that are no longer
+-- ready, or that another transaction locks, are left out.
 WITH deleted AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
 ), chosen AS MATERIALIZED (
     SELECT id FROM task WHERE id = ANY ($2::bigint[]) AND state || '' = 'ready'
+      AND EXISTS (SELECT FROM task_type y WHERE y.name = $1 AND y.xmin = $4::text::xid)
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), released AS (
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
-    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses, t.priority,
+    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
+              coalesce(t.flow_priority, t.priority) AS priority,
               t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)

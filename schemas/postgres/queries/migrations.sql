@@ -1,12 +1,20 @@
 -- The state of migrations.
 
--- name: lock
-SELECT pg_advisory_lock(hashtextextended('penstock.migrate', 0));
+-- name: try_lock
+-- A statement that waited for the lock would keep its snapshot, for which an index that is built
+-- concurrently would wait.
+SELECT pg_try_advisory_lock(hashtextextended('penstock.migrate', 0));
 
 -- name: limit_lock_wait
--- Limits the wait for a table lock. The wait for the advisory lock has no limit, because another
--- migration may hold it.
-SELECT set_config('lock_timeout', '2s', false);
+-- Limits the wait for a table lock, such as '200ms'; '0' is no limit.
+SELECT set_config('lock_timeout', $1, false);
+
+-- name: index_is_valid
+-- Whether an index is complete; NULL without that index.
+SELECT i.indisvalid FROM pg_index i WHERE i.indexrelid = to_regclass('penstock.' || $1::text);
+
+-- name: drop_index
+DROP INDEX CONCURRENTLY IF EXISTS penstock.{index};
 
 -- name: prepare
 CREATE SCHEMA IF NOT EXISTS penstock;

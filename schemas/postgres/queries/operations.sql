@@ -1,10 +1,14 @@
--- Bulk operations on tasks. Each batch is a transaction, which writes the tasks, `behind` and
--- `changed`.
+-- Bulk operations on tasks and flows. Each batch is a transaction, which writes the tasks or the
+-- commands to flows, `behind` and `changed`. Operations on flows run in the state `running_flows`,
+-- which gateways of earlier releases do not continue.
 
 -- name: create
 -- No row when the id exists.
-INSERT INTO audit (id, verb, asked_by, filter, priority, rate, upto, actor, namespaces)
-VALUES ($1, $2, $3, $4::jsonb, $5, $6, coalesce((SELECT max(id) FROM task), 0), $7, $8)
+INSERT INTO audit (id, verb, asked_by, filter, priority, rate, actor, namespaces, subject, version, state, upto)
+VALUES ($1, $2, $3, $4::jsonb, $5, $6, $7, $8, $9, $10,
+        CASE $9 WHEN 'flow' THEN 'running_flows' ELSE 'running' END,
+        CASE $9 WHEN 'flow' THEN coalesce((SELECT max(id) FROM flow), 0)
+                ELSE coalesce((SELECT max(id) FROM task), 0) END)
 ON CONFLICT (id) DO NOTHING
 RETURNING *;
 
@@ -15,25 +19,32 @@ SELECT * FROM audit WHERE id = $1;
 -- The latest first; $3 is the last seq of the page before. $5 are the visible namespaces; NULL is
 -- all.
 SELECT * FROM audit
-WHERE ($1::text IS NULL OR verb = $1) AND ($2::text IS NULL OR state = $2) AND ($3::bigint IS NULL OR seq < $3)
+WHERE ($1::text IS NULL OR verb = $1)
+  AND ($2::text IS NULL OR CASE state WHEN 'running_flows' THEN 'running' ELSE state END = $2) AND ($3::bigint IS NULL OR seq < $3)
   AND ($5::text[] IS NULL OR namespaces <@ $5)
 ORDER BY seq DESC LIMIT $4;
 
 -- name: running
 -- Running operations, without those that the caller runs ($2).
-SELECT id FROM audit WHERE state = 'running' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1;
+SELECT id FROM (
+    (SELECT id, seq FROM audit WHERE state = 'running' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1)
+    UNION ALL
+    (SELECT id, seq FROM audit WHERE state = 'running_flows' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1)
+) r ORDER BY seq LIMIT $1;
 
 -- name: stop
-UPDATE audit SET state = 'stopped', stopped_by = $2, finished_at = now() WHERE id = $1 AND state = 'running';
+UPDATE audit SET state = 'stopped', stopped_by = $2, finished_at = now()
+WHERE id = $1 AND state IN ('running', 'running_flows');
 
 -- name: fail
-UPDATE audit SET state = 'failed', error = $2, finished_at = now() WHERE id = $1 AND state = 'running';
+UPDATE audit SET state = 'failed', error = $2, finished_at = now()
+WHERE id = $1 AND state IN ('running', 'running_flows');
 
 -- name: claim
 -- Locks a running operation until the end of the transaction. No row when it has ended, or when
 -- another process holds it.
 SELECT *, extract(epoch FROM next_at - now())::double precision AS wait_s
-FROM audit WHERE id = $1 AND state = 'running' FOR UPDATE SKIP LOCKED;
+FROM audit WHERE id = $1 AND state IN ('running', 'running_flows') FOR UPDATE SKIP LOCKED;
 
 -- name: record_batch
 -- An operation with a rate catches up on at most one second, so that it does not burst after a
@@ -52,14 +63,14 @@ RETURNING extract(epoch FROM next_at - clock_timestamp())::double precision AS w
 -- the order of ids. The first row has the last id examined and the number of tasks examined. $5
 -- selects the tasks: `ids` (those in $6), `failed` (of a type, by an index) or `all`.
 WITH examined AS (
-    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
+    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key, flow_id FROM task
      WHERE $5::text = 'ids' AND id = ANY ($6::bigint[]) AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
     UNION ALL
-    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
+    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key, flow_id FROM task
      WHERE $5::text = 'failed' AND type = $9 AND state IN ('failed', 'quarantined') AND id > $1 AND id <= $2
      ORDER BY id LIMIT $3)
     UNION ALL
-    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key FROM task
+    (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key, flow_id FROM task
      WHERE $5::text = 'all' AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
 ), matching AS (
     SELECT id, state FROM examined t
@@ -68,6 +79,8 @@ WITH examined AS (
           WHEN 'pause' THEN NOT (t.state = 'running' AND t.pausing)
           WHEN 'resume' THEN t.state = 'paused' OR t.pausing
           WHEN 'reprioritise' THEN t.priority <> $18::smallint
+          -- A flow counts the end of its task, so it is recovered with the flow.
+          WHEN 'recover' THEN t.flow_id IS NULL
           ELSE true END
       AND ($9::text IS NULL OR t.type = $9)
       AND ($10::text IS NULL OR t.stage = $10)
@@ -87,6 +100,54 @@ WITH examined AS (
 SELECT NULL AS id, NULL AS state, max(id) AS reached, count(*) AS examined FROM examined
 UNION ALL
 SELECT id, state, NULL, NULL FROM matching
+ORDER BY id NULLS FIRST;
+
+-- name: of_flows
+-- The first task, out of these, that belongs to a flow.
+SELECT id, flow_id FROM task WHERE id = ANY ($1::bigint[]) AND flow_id IS NOT NULL ORDER BY id LIMIT 1;
+
+-- name: find_flows
+-- As `find_matching`, for flows. $5 selects them: `ids` (those in $6), `running` (of a definition,
+-- by an index), `schedule` (by an index) or `all`. Without ids only flows without a parent, for
+-- which no task waits. The end of a child flow is counted by its parent, so it is not recovered
+-- alone. $8 are the visible namespaces; NULL is all.
+WITH examined AS (
+    (SELECT f.* FROM flow f WHERE $5::text = 'ids' AND f.id = ANY ($6::bigint[]) AND f.id > $1 AND f.id <= $2
+     ORDER BY f.id LIMIT $3)
+    UNION ALL
+    (SELECT f.* FROM flow f WHERE $5::text = 'running' AND f.name = $10 AND f.status = 'running' AND f.id > $1 AND f.id <= $2
+     ORDER BY f.id LIMIT $3)
+    UNION ALL
+    (SELECT f.* FROM flow f WHERE $5::text = 'schedule' AND f.schedule = $18::text AND f.id > $1 AND f.id <= $2
+     ORDER BY f.id LIMIT $3)
+    UNION ALL
+    (SELECT f.* FROM flow f WHERE $5::text = 'all' AND f.id > $1 AND f.id <= $2 ORDER BY f.id LIMIT $3)
+), matching AS (
+    SELECT id, status FROM examined f
+    WHERE f.status = ANY ($7::text[])
+      AND ($5::text = 'ids' OR f.parent_id IS NULL)
+      AND (f.task_id IS NULL OR $5::text = 'ids' AND $9::text NOT IN ('recover', 'rerun'))
+      AND CASE $9::text WHEN 'pause' THEN NOT f.paused
+                        WHEN 'resume' THEN f.paused
+                        WHEN 'cancel' THEN f.stop IS DISTINCT FROM 'cancel'
+                        WHEN 'recover' THEN f.parent_id IS NULL
+                        ELSE true END
+      AND ($8::text[] IS NULL
+           OR CASE WHEN strpos(f.name, '--') <= 1 THEN 'default' ELSE split_part(f.name, '--', 1) END = ANY ($8))
+      AND ($10::text IS NULL OR f.name = $10)
+      AND ($11::integer IS NULL OR f.version = $11)
+      AND ($12::jsonb IS NULL OR f.labels @> $12)
+      AND ($13::timestamptz IS NULL OR f.created_at >= $13)
+      AND ($14::timestamptz IS NULL OR f.created_at < $14)
+      AND ($15::timestamptz IS NULL OR f.finished_at >= $15)
+      AND ($16::timestamptz IS NULL OR f.finished_at < $16)
+      AND ($17::text IS NULL OR strpos(lower(f.error), lower($17)) > 0)
+      AND ($18::text IS NULL OR f.schedule = $18)
+    ORDER BY id LIMIT $4
+)
+SELECT NULL AS id, NULL AS state, max(id) AS reached, count(*) AS examined FROM examined
+UNION ALL
+SELECT id, status, NULL, NULL FROM matching
 ORDER BY id NULLS FIRST;
 
 -- name: lock

@@ -1,47 +1,19 @@
--- Task-sync: owners of types, and the release of ready tasks.
-
--- name: lock_type
--- Makes this session the owner of a type, for as long as it lives.
-SELECT pg_try_advisory_lock(hashtextextended('penstock.release.' || $1, 0)) AS locked;
-
--- name: unlock_type
-SELECT pg_advisory_unlock(hashtextextended('penstock.release.' || $1, 0)) AS unlocked;
-
--- name: join
--- Registers this session as a replica of task-sync, for as long as it lives.
-WITH joined AS MATERIALIZED (SELECT pg_advisory_lock_shared(hashtextextended('penstock.release', 0)))
-SELECT pg_notify('penstock_replicas', '') FROM joined;
-
--- name: leave
-WITH unlocked AS MATERIALIZED (SELECT pg_advisory_unlock_all())
-SELECT pg_notify('penstock_replicas', '') FROM unlocked;
-
--- name: notify_replicas
-SELECT pg_notify('penstock_replicas', '');
-
--- name: owners
--- The sessions of all replicas, and the session that owns each of the given types, in the given
--- order.
-WITH held AS (
-    -- pg_locks shows a key of 64 bits in two halves.
-    SELECT (l.classid::bigint << 32) | l.objid::bigint AS key, l.pid FROM pg_locks l
-    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-)
-SELECT (SELECT array_agg(pid ORDER BY pid) FROM held WHERE key = hashtextextended('penstock.release', 0)) AS members,
-       (SELECT array_agg(h.pid ORDER BY t.position) FROM unnest($1::text[]) WITH ORDINALITY AS t (name, position)
-        LEFT JOIN held h ON h.key = hashtextextended('penstock.release.' || t.name, 0)) AS owners;
+-- Task-sync: the release of ready tasks.
 
 -- name: release
 -- Releases the first `limit` ($2) ready tasks of a type and writes their batch note; deletes the
 -- notes of batches whose records are on Kafka ($3). With `tracked` ($4) the tasks count for the
 -- type's limits. Leaves out the given tasks ($5). Tasks among the first that another transaction
--- locks are not released; a last row has their ids and no task.
+-- locks are not released; a last row has their ids and no task. Tasks of a flow take the place of
+-- its root (see `penstock.core.release_order`), and their records its priority. Releases nothing if
+-- the type has another version ($6) than the one the owner has loaded: a pause or a new limit holds
+-- for every task that is submitted after it.
 WITH deleted AS (
     DELETE FROM release WHERE id = ANY ($3::bigint[])
 ), found AS MATERIALIZED (
-    SELECT id FROM task WHERE type = $1 AND state = 'ready' AND id NOT IN (SELECT unnest($5::bigint[]))
-    ORDER BY priority, id LIMIT $2
+    SELECT t.id FROM task t WHERE t.type = $1 AND t.state = 'ready' AND t.id NOT IN (SELECT unnest($5::bigint[]))
+      AND ($6::text IS NULL OR EXISTS (SELECT FROM task_type y WHERE y.name = $1 AND y.xmin = $6::text::xid))
+    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $2
 ), chosen AS MATERIALIZED (
     SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state || '' = 'ready'
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
@@ -52,8 +24,10 @@ WITH deleted AS (
     -- lost.
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
-    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses, t.priority,
-              t.content_type, t.context, t.context_ref, t.traceparent
+    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
+              coalesce(t.flow_priority, t.priority) AS priority,
+              t.content_type, t.context, t.context_ref, t.traceparent,
+              coalesce(t.flow_root_id, t.id) AS root_id, t.priority AS own_priority
 ), noted AS (
     INSERT INTO release (type, task_ids)
     SELECT $1, array_agg(id) FROM released HAVING count(*) > 0
@@ -61,9 +35,9 @@ WITH deleted AS (
 )
 SELECT r.*, (SELECT id FROM noted) AS release_id, NULL::bigint[] AS locked FROM released r
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
 FROM found WHERE id NOT IN (SELECT id FROM chosen) HAVING count(*) > 0
-ORDER BY priority, id;
+ORDER BY priority, root_id, own_priority, id;
 
 -- name: delete_notes
 -- Kafka has every record of these batches.
@@ -72,13 +46,13 @@ DELETE FROM release WHERE id = ANY ($1::bigint[]);
 -- name: unconfirmed
 -- Batches that an earlier owner may not have written to Kafka, with their tasks that are still
 -- queued.
-SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses, t.priority,
-       t.content_type, t.context, t.context_ref, t.traceparent
+SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
+       coalesce(t.flow_priority, t.priority) AS priority, t.content_type, t.context, t.context_ref, t.traceparent
 FROM release r
 -- Joins by primary key: the state is an expression, so that the planner uses no index on it.
 LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'
 WHERE r.type = $1
-ORDER BY r.id, t.priority, t.id;
+ORDER BY r.id, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id;
 
 -- name: with_ready_tasks
 -- The given types that have ready tasks.

@@ -128,7 +128,8 @@ SET state = CASE WHEN d.disabled THEN 'held' ELSE 'pending' END,
     error = NULL,
     finished_at = NULL,
     replayed_after = c.attempt,
-    due_at = now() + make_interval(secs => i.due_in)
+    due_at = now() + make_interval(secs => i.due_in),
+    held_since = CASE WHEN d.disabled THEN now() END
 FROM unnest($1::text[], $2::double precision[], $4::text[], $5::text[]) AS i (id, due_in, namespace, target)
 CROSS JOIN LATERAL (
     SELECT EXISTS (SELECT FROM callback_target t

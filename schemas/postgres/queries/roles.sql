@@ -32,7 +32,7 @@ WHERE r.rolname = ANY ($1::text[]);
 -- SECURITY DEFINER functions that PUBLIC may execute, as after a restore without privileges.
 SELECT 'FUNCTION penstock.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')' AS object
 FROM pg_proc p
-WHERE p.pronamespace = 'penstock'::regnamespace AND p.prosecdef
+WHERE p.pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'penstock') AND p.prosecdef
   AND (p.proacl IS NULL OR EXISTS (
       SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0 AND a.privilege_type = 'EXECUTE'
   ))
@@ -46,3 +46,9 @@ WHERE s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_datab
 
 -- name: database
 SELECT quote_ident(current_database()) AS name;
+
+-- name: user
+SELECT current_user::text;
+
+-- name: quoted
+SELECT quote_ident($1::text);

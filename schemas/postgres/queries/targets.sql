@@ -31,42 +31,68 @@ FROM unnest($2::text[], $3::text[], $4::boolean[], $5::integer[], $6::double pre
 WHERE t.url = ANY (ARRAY(SELECT url FROM locked)) AND t.url = i.url AND t.namespace = i.namespace AND t.owner = $1
 RETURNING t.namespace, t.url;
 
--- name: find_troubled
--- Targets that are not normal, by their partial index, or have held callbacks, by a loose index
--- scan.
+-- name: find_abnormal
+-- A page of the targets that are not normal, after URL $2 of namespace $1, each with whether it is
+-- abnormal.
+SELECT namespace, url, state = 'abnormal' AS found
+FROM callback_target
+WHERE state <> 'normal' AND (url, namespace) > ($2, $1)
+ORDER BY url, namespace LIMIT $3;
+
+-- name: find_held
+-- A page of the targets that have held callbacks, after URL $2 of namespace $1, each with whether
+-- it may be called. A loose index scan: one step for each target, however many callbacks it has.
 WITH RECURSIVE held AS (
-    (SELECT namespace, target FROM callback WHERE state = 'held' ORDER BY namespace, target LIMIT 1)
+    (SELECT namespace, target, 1 AS number FROM callback
+     WHERE state = 'held' AND (namespace, target) > ($1, $2) ORDER BY namespace, target LIMIT 1)
     UNION ALL
-    SELECT n.namespace, n.target
+    SELECT n.namespace, n.target, h.number + 1
     FROM held h
     CROSS JOIN LATERAL (
         SELECT c.namespace, c.target FROM callback c
         WHERE c.state = 'held' AND (c.namespace, c.target) > (h.namespace, h.target)
         ORDER BY c.namespace, c.target LIMIT 1
     ) n
+    WHERE h.number < $3
 )
-SELECT namespace, url FROM callback_target WHERE state <> 'normal'
-UNION
-SELECT namespace, target FROM held;
+SELECT h.namespace, h.target AS url, t.state IS DISTINCT FROM 'disabled' AS found
+FROM held h
+LEFT JOIN callback_target t ON t.namespace = h.namespace AND t.url = h.target
+ORDER BY h.number;
 
 -- name: disable
--- Disables a target, also one that was never called. $4 says whether its answer to a call, just
--- now, is the reason.
+-- Disables a target, also one that was never called. One that is gone stays disabled from now on,
+-- however long it is not called.
 WITH changed AS (
-    INSERT INTO callback_target AS t (namespace, url, state, why, called_at)
-    VALUES ($1, $2, 'disabled', $3, CASE WHEN $4 THEN now() END)
+    INSERT INTO callback_target AS t (namespace, url, state, why)
+    VALUES ($1, $2, 'disabled', $3)
     ON CONFLICT (namespace, url) DO UPDATE SET
-        state = 'disabled', why = excluded.why, owner = NULL, changed_at = now(), called_at = coalesce(excluded.called_at, t.called_at)
-    WHERE t.state <> 'disabled'
+        state = 'disabled', why = excluded.why, gone_at = NULL, owner = NULL, changed_at = now()
+    WHERE t.state <> 'disabled' OR t.gone_at IS NOT NULL
     RETURNING namespace, url
 )
 SELECT url, pg_notify('penstock_targets', namespace || ' ' || url) FROM changed;
+
+-- name: disable_gone
+-- Disables targets whose answer said just now that they are gone. The owner $4 knows of them; any
+-- other process is notified.
+WITH changed AS (
+    INSERT INTO callback_target AS t (namespace, url, state, why, called_at, gone_at)
+    SELECT namespace, url, 'disabled', why, now(), now()
+    FROM unnest($1::text[], $2::text[], $3::text[]) AS i (namespace, url, why) ORDER BY namespace, url
+    ON CONFLICT (namespace, url) DO UPDATE SET
+        state = 'disabled', why = excluded.why, changed_at = now(), called_at = now(), gone_at = now(),
+        owner = CASE WHEN t.owner = $4 THEN t.owner END
+    WHERE t.state <> 'disabled'
+    RETURNING namespace, url, owner
+)
+SELECT pg_notify('penstock_targets', namespace || ' ' || url) FROM changed WHERE owner IS NULL;
 
 -- name: enable
 -- Enables a target with new health; its held callbacks are drained.
 WITH changed AS (
     UPDATE callback_target
-    SET state = 'normal', why = NULL, count = 0, slow_at = NULL, failures = 0, owner = NULL, changed_at = now()
+    SET state = 'normal', why = NULL, gone_at = NULL, count = 0, slow_at = NULL, failures = 0, owner = NULL, changed_at = now()
     WHERE namespace = $1 AND url = $2 AND state <> 'normal'
     RETURNING namespace, url
 )
@@ -87,6 +113,11 @@ SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, at
 FROM callback_target
 WHERE url = $1 AND ($2::text[] IS NULL OR namespace = ANY ($2))
 ORDER BY namespace;
+
+-- name: lock
+-- The settings of operators of one target, locked until the end of the transaction; no row when it
+-- is unknown.
+SELECT state, why, rate FROM callback_target WHERE namespace = $1 AND url = $2 FOR UPDATE;
 
 -- name: find
 -- A page in the order of URL and namespace, after URL $2 of namespace $1. $3 and $4 bound a prefix.
@@ -132,24 +163,28 @@ CROSS JOIN LATERAL (
 ORDER BY f.url, f.namespace LIMIT $5;
 
 -- name: delete_unused
--- Among the $3 targets after URL $2 of namespace $1, deletes those that are normal, have count 0
--- and no rate of their own, and were not called or changed for $4 seconds. It skips rows that
--- another transaction has locked, and checks each row again before the deletion. Returns the last
--- target of the page, unless it was the last page.
+-- Among the $3 targets after URL $2 of namespace $1, deletes those that are normal with count 0, or
+-- gone and without held callbacks, that have no rate of their own, and were not called or changed
+-- for $4 seconds. It skips rows that another transaction has locked, and checks each row again
+-- before the deletion. Returns the last target of the page, unless it was the last page.
 WITH scanned AS (
-    SELECT namespace, url, state = 'normal' AND count = 0 AND rate IS NULL
+    SELECT namespace, url, (state = 'normal' AND count = 0 OR gone_at IS NOT NULL) AND rate IS NULL
                            AND greatest(called_at, changed_at) < now() - make_interval(secs => $4) AS unused
     FROM callback_target WHERE (url, namespace) > ($2, $1)
     ORDER BY url, namespace LIMIT $3
 ), unused AS (
-    SELECT namespace, url FROM scanned WHERE unused
+    SELECT s.namespace, s.url FROM scanned s
+    WHERE s.unused
+      -- A probe for each target: a join would read all held callbacks.
+      AND (SELECT c.id FROM callback c WHERE c.state = 'held' AND c.namespace = s.namespace AND c.target = s.url
+           LIMIT 1) IS NULL
 ), chosen AS (
     SELECT t.namespace, t.url FROM callback_target t JOIN unused q ON t.url = q.url AND t.namespace = q.namespace
     WHERE t.url = ANY (ARRAY(SELECT url FROM unused)) FOR UPDATE OF t SKIP LOCKED
 ), removed AS (
     DELETE FROM callback_target t USING chosen c
     WHERE t.url = ANY (ARRAY(SELECT url FROM chosen)) AND t.url = c.url AND t.namespace = c.namespace
-      AND state = 'normal' AND count = 0 AND rate IS NULL
+      AND (state = 'normal' AND count = 0 OR gone_at IS NOT NULL) AND rate IS NULL
       AND greatest(called_at, changed_at) < now() - make_interval(secs => $4)
     RETURNING t.url
 ), last AS (

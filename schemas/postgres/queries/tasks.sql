@@ -1,5 +1,10 @@
 -- Statements that submit, read and cancel tasks.
 
+-- name: wait_briefly
+-- For the statements of this transaction.
+-- Each part of a divided batch may wait, so many parts must not add up.
+SELECT set_config('lock_timeout', '2ms', true);
+
 -- name: submit
 -- Inserts a batch. A task whose idempotency key exists already is not inserted. Notifies task-sync
 -- of each type.
@@ -10,6 +15,9 @@
 WITH moved AS (
     UPDATE ingested SET next_offset = $4, identity = $6::text
     WHERE topic = $1 AND partition = $2 AND next_offset = $3 AND identity IS NOT DISTINCT FROM $5::text
+      -- A lock of another transaction, here or in `inserted`, may last without end. The limit holds for
+      -- the rest of the caller's transaction.
+      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '500ms'), true)) IS NOT NULL
     RETURNING 1
 ), allowed AS (
     SELECT 1 WHERE $1::text IS NULL UNION ALL SELECT 1 FROM moved
@@ -32,6 +40,8 @@ WITH moved AS (
            {{i.verbatim_columns}}
     FROM input i JOIN task_type t ON t.name = i.type
     WHERE EXISTS (SELECT FROM allowed)
+      -- Of a transaction that has changed the task of an idempotency key.
+      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '500ms'), true)) IS NOT NULL
     ORDER BY i.ordinal
     ON CONFLICT (type, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING id, type, idempotency_key, state
@@ -45,7 +55,7 @@ SELECT id, type, idempotency_key FROM inserted, (SELECT count(*) FROM woken) AS 
 ORDER BY id NULLS FIRST;
 
 -- name: by_idempotency_keys
-SELECT t.id, t.type, t.idempotency_key
+SELECT t.id, t.type, t.idempotency_key, t.context_digest
 FROM task t JOIN unnest($1::text[], $2::text[]) AS k (type, key) ON t.type = k.type AND t.idempotency_key = k.key;
 
 -- name: get
@@ -67,29 +77,45 @@ SELECT id, target, state, attempt, error, due_at, created_at, finished_at
 FROM callback WHERE task_id = $1 ORDER BY created_at, id;
 
 -- name: walk
--- The last id and the number of the next `limit` ($2) tasks behind an id ($1), newest first.
-SELECT min(id) AS last, count(*) AS tasks FROM (
-    SELECT id FROM task WHERE $1::bigint IS NULL OR id < $1 ORDER BY id DESC LIMIT $2
+-- The last id, the number and the latest creation of the next `limit` ($2) tasks behind an id ($1),
+-- newest first.
+SELECT min(id) AS last, count(*) AS tasks, max(created_at) AS newest FROM (
+    SELECT id, CASE WHEN $3::boolean THEN created_at END AS created_at FROM task WHERE $1::bigint IS NULL OR id < $1 ORDER BY id DESC LIMIT $2
 ) w;
 
 -- name: list
--- Newest first; $6 is the last id of the page before, $10 the smallest id to search.
+-- Newest first; $6 is the last id of the page before, $10 the smallest id to search. $13 is a text
+-- in the error.
 SELECT t.* FROM task t
 WHERE ($1::text IS NULL OR t.type = $1)
   AND ($2::text[] IS NULL OR t.state = ANY ($2))
   AND ($3::text IS NULL OR t.stage = $3)
   AND ($4::jsonb IS NULL OR t.labels @> $4)
   AND ($5::text IS NULL OR t.idempotency_key = $5)
+  -- The index of idempotency keys begins with the type.
+  AND ($5::text IS NULL OR $1::text IS NOT NULL OR t.type = ANY (ARRAY(SELECT name FROM task_type)))
   AND ($6::bigint IS NULL OR t.id < $6)
   AND ($8::text IS NULL OR t.key = $8)
   AND ($9::text[] IS NULL OR t.type = ANY ($9))
   AND ($10::bigint IS NULL OR t.id >= $10)
+  AND ($11::bigint IS NULL OR t.flow_id = $11)
+  AND ($12::timestamptz IS NULL OR t.created_at >= $12)
+  -- Without the traceback. JSON may have a NUL, which PostgreSQL's text cannot have.
+  AND ($13::text IS NULL OR t.error IS NOT NULL AND strpos(
+           lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'kind') || ': '
+           || lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'message'), lower($13)) > 0)
 ORDER BY t.id DESC
 LIMIT $7;
 
 -- name: states_of
 -- The number of tasks by state.
 SELECT state, count(*) AS tasks FROM task WHERE id = ANY ($1::bigint[]) GROUP BY state;
+
+-- name: ends_of
+-- Those of the tasks that are not in history; `ended_at` is null until the end.
+SELECT id, CASE WHEN state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+           THEN coalesce(finished_at, updated_at) END AS ended_at
+FROM task WHERE id = ANY ($1::bigint[]);
 
 -- name: existing
 -- The ids that belong to a task.
@@ -113,9 +139,13 @@ WITH locked AS MATERIALIZED (
     WHERE id = ANY (ARRAY(SELECT id FROM locked))
       AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
     RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at,
-              traceparent, tracked
+              traceparent, tracked,
+              CASE WHEN flow_id IS NOT NULL
+                   THEN json_build_object('id', flow_id, 'node', flow_node, 'generation', flow_generation,
+                                          'item', flow_item)::text END AS flow
 ), woken AS (
     SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM cancelled WHERE tracked) AS types
 )
-SELECT id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at, traceparent
+SELECT id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at, traceparent,
+       flow
 FROM cancelled, (SELECT count(*) FROM woken) AS w;

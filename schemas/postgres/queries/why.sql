@@ -4,8 +4,13 @@
 -- A task, the settings of its type and key, and the owner of its type (see `types.owners`). Tasks
 -- in flight are counted only when they are limited. `unrun` of its last attempts of this stage have
 -- no row: their records were withdrawn, or the task was paused.
-SELECT t.id, t.type, t.state, t.step, t.attempt, t.priority, coalesce(t.key, '') AS key, t.tracked, t.pausing,
-       t.worker, t.error, t.due_at, t.created_at, t.updated_at, t.finished_at, now() AS now,
+SELECT t.id, t.type, t.state, t.stage, t.step, t.attempt, coalesce(t.flow_priority, t.priority) AS level,
+       coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_id, t.flow_root_id,
+       coalesce((SELECT f.created_at FROM flow f WHERE f.id = t.flow_root_id),
+                (SELECT w.created_at FROM task w WHERE w.id = t.flow_root_id), t.created_at) AS waits_since,
+       EXISTS (SELECT FROM task w WHERE w.id = t.flow_root_id) AS root_is_task,
+       coalesce(t.key, '') AS key, t.tracked, t.pausing,
+       t.worker, t.error, t.due_at, t.updated_at, t.finished_at, now() AS now,
        coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
        y.paused AS type_paused, y.keyed, y.fair, y.ageing_s, y.finish_first, y.max_in_flight, y.starts_per_s,
        y.partitions,
@@ -16,6 +21,7 @@ SELECT t.id, t.type, t.state, t.step, t.attempt, t.priority, coalesce(t.key, '')
            AND y.max_in_flight IS NOT NULL) AS in_flight,
        (SELECT count(*) FROM task f WHERE f.type = t.type AND f.state IN ('queued', 'running') AND f.tracked
            AND f.key = t.key AND l.key_limit IS NOT NULL) AS key_in_flight,
+       (SELECT max(f.id) FROM flow f WHERE f.task_id = t.id AND f.status = 'running') AS waits_for,
        EXISTS (SELECT FROM release r WHERE r.type = t.type AND t.id = ANY (r.task_ids)) AS noted,
        (SELECT a.application_name FROM pg_locks p JOIN pg_stat_activity a ON a.pid = p.pid
         WHERE p.locktype = 'advisory' AND p.granted AND p.objsubid = 1
@@ -30,62 +36,75 @@ CROSS JOIN LATERAL (
 WHERE t.id = $1;
 
 -- name: ahead
--- The ready tasks of a type before a task, by priority and id.
+-- The ready tasks of a type before a task, in the order of release.
 SELECT count(*) AS tasks FROM (
     SELECT FROM task t
-    WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) < ($2::smallint, $3::bigint)
-    ORDER BY t.type, t.priority, t.id LIMIT $4
+    WHERE t.type = $1 AND t.state = 'ready'
+      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
+          < ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
+    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
 ) f;
 
 -- name: ahead_in_order
--- The same for types with `ageing_s` ($5) or `finish_first` ($6), for a task at `level` ($2) that
--- has begun or not ($7): see `penstock.core.release_order`. Ids grow with the time of submission,
--- so the first `limit` ($4) tasks of each level are enough.
+-- The same for types with `ageing_s` ($7) or `finish_first` ($8), for a task at `level` ($2) that
+-- has begun or not ($9): see `penstock.core.release_order`. Ids of tasks and flows grow with the
+-- time of submission, so the first `limit` ($6) tasks of each level are enough.
 WITH found AS (
-    SELECT h.begun, h.id,
-           greatest(0, h.level - coalesce(floor(greatest(0, h.waited_s) / $5::double precision), 0)) AS level
+    SELECT h.begun, h.root_id, h.priority, h.id,
+           greatest(0, h.level - coalesce(floor(
+               greatest(0, extract(epoch FROM now() - coalesce(
+                   -- Not joins, which would read whole tables: our sessions have no nested loops.
+                   (SELECT f.created_at FROM flow f WHERE f.id = h.flow_root_id),
+                   (SELECT w.created_at FROM task w WHERE w.id = h.flow_root_id),
+                   h.created_at))::double precision)
+               / $7::double precision), 0)) AS level
     FROM (
-        SELECT true AS begun, l.level, t.id, t.waited_s
+        SELECT true AS begun, l.level, t.*
         FROM generate_series(0, 4) AS l (level)
         CROSS JOIN LATERAL (
-            SELECT t.id, extract(epoch FROM now() - t.created_at)::double precision AS waited_s FROM task t
-            WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked AND t.priority = l.level::smallint
-            ORDER BY t.type, t.priority, t.id LIMIT $4
+            SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at FROM task t
+            WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked
+              AND coalesce(t.flow_priority, t.priority) = l.level::smallint
+            ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
         ) t
-        WHERE $6::boolean
+        WHERE $8::boolean
         UNION ALL
-        SELECT false, l.level, t.id, t.waited_s
+        SELECT false, l.level, t.id, t.root_id, t.priority, t.flow_root_id, t.created_at
         FROM generate_series(0, 4) AS l (level)
         CROSS JOIN LATERAL (
-            SELECT t.id, t.step > 0 AND t.tracked AS begun,
-                   extract(epoch FROM now() - t.created_at)::double precision AS waited_s
+            SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at,
+                   t.step > 0 AND t.tracked AS begun
             FROM task t
-            WHERE t.type = $1 AND t.state = 'ready' AND t.priority = l.level::smallint
-            ORDER BY t.type, t.priority, t.id LIMIT $4
+            WHERE t.type = $1 AND t.state = 'ready' AND coalesce(t.flow_priority, t.priority) = l.level::smallint
+            ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
         ) t
-        WHERE NOT ($6::boolean AND (t.begun OR $7::boolean))
-          AND ($5::double precision IS NOT NULL OR l.level <= $2::integer)
+        WHERE NOT ($8::boolean AND (t.begun OR $9::boolean))
+          AND ($7::double precision IS NOT NULL OR l.level <= $2::integer)
     ) h
 )
 SELECT count(*) AS tasks FROM (
     SELECT FROM found
-    WHERE CASE WHEN begun = ($6::boolean AND $7::boolean) THEN (level, id) < ($2::integer, $3::bigint) ELSE begun END
-    LIMIT $4
+    WHERE CASE WHEN begun = ($8::boolean AND $9::boolean)
+               THEN (level, root_id, priority, id) < ($2::integer, $3::bigint, $4::smallint, $5::bigint)
+               ELSE begun END
+    LIMIT $6
 ) f;
 
 -- name: ahead_by_key
--- The same for types that are released by key in the order of ids: other keys count only up to
--- their room. Among the first `limit` ($4) tasks before it; `examined` is their number, `keys` the
+-- The same for types that are released by key in the plain order: other keys count only up to
+-- their room. Among the first `limit` ($6) tasks before it; `examined` is their number, `keys` the
 -- number of their keys.
 WITH examined AS MATERIALIZED (
     SELECT coalesce(t.key, '') AS key FROM task t
-    WHERE t.type = $1 AND t.state = 'ready' AND (t.priority, t.id) < ($2::smallint, $3::bigint)
-    ORDER BY t.type, t.priority, t.id LIMIT $4
+    WHERE t.type = $1 AND t.state = 'ready'
+      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
+          < ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
+    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
 ), queue AS (
     SELECT key, count(*) AS tasks FROM examined GROUP BY key
 ), room AS (
     SELECT i.key, i.tasks,
-           CASE WHEN i.key = $5 THEN i.tasks
+           CASE WHEN i.key = $7 THEN i.tasks
                 WHEN k.paused THEN 0
                 WHEN i.key <> '' AND coalesce(k.max_in_flight, y.max_per_key) IS NOT NULL
                 THEN greatest(0, coalesce(k.max_in_flight, y.max_per_key) - (
@@ -102,28 +121,31 @@ FROM room;
 
 -- name: ahead_by_round_robin
 -- The same at its own level when keys are released by round robin: the tasks before it under its
--- own key ($5), whose weight is $6, and the tasks that other keys release in as many rounds, up to
+-- own key ($7), whose weight is $8, and the tasks that other keys release in as many rounds, up to
 -- their room.
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT count(*) AS tasks FROM (
         SELECT FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = $5
-          AND t.id < $3
-        ORDER BY t.type, t.priority, t.key, t.id LIMIT $4
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
+          AND coalesce(t.flow_priority, t.priority) = $2::smallint AND t.key = $7
+          AND (coalesce(t.flow_root_id, t.id), t.priority, t.id) < ($3::bigint, $4::smallint, $5::bigint)
+        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key, coalesce(t.flow_root_id, t.id), t.priority, t.id
+        LIMIT $6
     ) f
 ), scan AS (
     (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint
-     ORDER BY t.type, t.priority, t.key LIMIT 1)
+     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
+     ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key > w.key
-        ORDER BY t.type, t.priority, t.key LIMIT 1
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
+          AND t.key > w.key
+        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1
     ) f
-    WHERE w.n < $4::integer
+    WHERE w.n < $6::integer
 ), others AS (
     SELECT FROM scan w
     CROSS JOIN LATERAL (
@@ -141,12 +163,13 @@ WITH RECURSIVE own AS MATERIALIZED (
     ) r
     CROSS JOIN LATERAL (
         SELECT FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND t.priority = $2::smallint AND t.key = w.key
-        ORDER BY t.type, t.priority, t.key, t.id
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
+          AND coalesce(t.flow_priority, t.priority) = $2::smallint AND t.key = w.key
+        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key, coalesce(t.flow_root_id, t.id), t.priority, t.id
         -- An upper bound: every other key is assumed to come before its own key in the round.
-        LIMIT least(r.room, $4, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $6::integer + 1))
+        LIMIT least(r.room, $6, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $8::integer + 1))
     ) f
-    WHERE w.key <> $5
-    LIMIT $4
+    WHERE w.key <> $7
+    LIMIT $6
 )
 SELECT (SELECT tasks FROM own) + (SELECT count(*) FROM others) AS tasks;

@@ -15,7 +15,7 @@ none of the headers that were sent, and no forbidden address.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,12 +24,12 @@ from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
-from standardwebhooks import Webhook
 
 from penstock import __version__, tracing
 from penstock.callbacks import egress
 from penstock.callbacks.egress import ForbiddenAddress
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.signing import KeySource, SettingKeys, UnusableSecrets, signed_headers
 from penstock.concurrency.timeout_queue import Deadlines
 from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import parse_retry_after
@@ -57,7 +57,7 @@ class CallResult:
     Attributes:
         took_s: duration in seconds.
         kind: `HTTP` when the target answered; else `Timeout`, `Forbidden`, `Connection`,
-            `Protocol`, `Target` or the name of an exception.
+            `Protocol`, `Target`, `Secret` (no secret to sign with) or the name of an exception.
         message: one sentence.
         status: HTTP status of the answer; None without one.
         retry_after_s: the target's Retry-After in seconds; None without one.
@@ -83,48 +83,18 @@ class CallResult:
         }
 
 
-class Signer:
-    """Signs by the Standard Webhooks convention.
-
-    Every active secret signs, so that targets can verify during a rotation.
-
-    Args:
-        secrets: each `whsec_` and base64.
-    """
-
-    def __init__(self, secrets: Sequence[str]) -> None:
-        self._webhooks = [Webhook(secret) for secret in secrets]
-
-    def headers(self, message_id: str, body: bytes, now: datetime) -> dict[str, str]:
-        """The three headers by which a target verifies a message.
-
-        Args:
-            message_id: the same for all attempts.
-            body: of the request, exactly; UTF-8.
-            now: time of sending, in UTC.
-        """
-        text = body.decode()
-        return {
-            "webhook-id": message_id,
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": " ".join(
-                webhook.sign(msg_id=message_id, timestamp=now, data=text) for webhook in self._webhooks
-            ),
-        }
-
-
 class Caller:
     """Calls targets over one shared session; made by `open_caller`.
 
     Args:
         session: see `open_caller`.
-        signer: signs the bodies.
+        keys: sign the bodies.
         timeout_s: of a whole call, including the answer.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, signer: Signer, timeout_s: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, keys: KeySource, timeout_s: float) -> None:
         self._session = session
-        self._signer = signer
+        self._keys = keys
         self._timeout_s = timeout_s
         self._deadlines = Deadlines(timeout_s)
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
@@ -157,8 +127,16 @@ class Caller:
             return result
 
     async def _call(self, callback: Callback, headers: Mapping[str, str]) -> CallResult:
+        try:
+            keys = await self._keys.keys_of(callback.target)
+        except UnusableSecrets as error:
+            # Never with a wider secret, which receivers of other targets have too.
+            return CallResult(took_s=0.0, kind="Secret", message=_printable(str(error)))
+        signed = signed_headers(keys, callback.id, callback.target.url, callback.body, datetime.now(UTC))
+        return await self._send(callback, {**headers, **signed} if headers else signed)
+
+    async def _send(self, callback: Callback, headers: Mapping[str, str]) -> CallResult:
         started_s = self._clock()
-        signed = self._signer.headers(callback.id, callback.body, datetime.now(UTC))
         response: aiohttp.ClientResponse | None = None
         try:
             with self._deadlines.start():
@@ -167,7 +145,7 @@ class Caller:
                 response = await self._session.post(
                     callback.target.url,
                     data=aiohttp.BytesPayload(callback.body),
-                    headers={**headers, **signed} if headers else signed,
+                    headers=headers,
                     allow_redirects=False,
                 )
                 try:
@@ -263,10 +241,20 @@ def _printable(text: str) -> str:
 
 
 @asynccontextmanager
-async def open_caller(settings: CallbacksSettings) -> AsyncIterator[Caller]:
-    """Opens a caller for a `with` block."""
+async def open_caller(
+    settings: CallbacksSettings,
+    resolved: egress.Resolved = lambda _name, _addresses: None,
+    keys: KeySource | None = None,
+) -> AsyncIterator[Caller]:
+    """Opens a caller for a `with` block.
+
+    Args:
+        settings: of the service.
+        resolved: receives each name that is resolved, with its addresses.
+        keys: sign for each target; None for those of the setting.
+    """
     async with (
-        _closed_after(egress.make_resolver()) as resolver,
+        _closed_after(egress.make_resolver(resolved=resolved)) as resolver,
         aiohttp.ClientSession(
             connector=egress.make_connector(
                 settings.networks,
@@ -288,7 +276,7 @@ async def open_caller(settings: CallbacksSettings) -> AsyncIterator[Caller]:
             },
         ) as session,
     ):
-        yield Caller(session, Signer(settings.callback_secrets), settings.callback_timeout_s)
+        yield Caller(session, keys or SettingKeys(settings.callback_secrets), settings.callback_timeout_s)
 
 
 @asynccontextmanager

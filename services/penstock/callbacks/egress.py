@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import aiodns
 import aiohttp
@@ -31,6 +32,10 @@ RECEIVE_BYTES = 16 * 1024
 # resolver has its answer cached. All tries take 8 s, within the default timeout.
 LOOKUP_TRY_S = 0.25
 LOOKUP_TRIES = 5
+
+
+# Receives a name and its addresses.
+Resolved = Callable[[str, Sequence[str]], None]
 
 
 class ForbiddenAddress(OSError):  # noqa: N818 (named by the condition, as all errors here)
@@ -53,16 +58,22 @@ class BadHostName(ValueError):  # noqa: N818 (as above)
 
 
 class _Resolver(aiohttp.AsyncResolver):
+    def __init__(self, resolved: Resolved, **options: Any) -> None:
+        super().__init__(**options)
+        self._resolved = resolved
+
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         try:
-            return await super().resolve(host, port, family)
+            found = await super().resolve(host, port, family)
         except OSError as error:
             cause = error.__cause__
             if isinstance(cause, aiodns.error.DNSError) and cause.args[0] == aiodns.error.ARES_EBADNAME:
                 raise BadHostName(host) from error
             raise
+        self._resolved(host, [result["host"] for result in found])
+        return found
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -70,13 +81,16 @@ class _Connector(aiohttp.TCPConnector):
     allowed_protocol_schema_set = frozenset({"http", "https"})
 
 
-def make_resolver(nameservers: Sequence[str] | None = None) -> AbstractResolver:
+def make_resolver(
+    nameservers: Sequence[str] | None = None, resolved: Resolved = lambda _name, _addresses: None
+) -> AbstractResolver:
     """Makes a DNS resolver without a limit of concurrent lookups; the caller closes it.
 
     Args:
         nameservers: each an address, or an address and a port; None for those of /etc/resolv.conf.
+        resolved: receives each name with its addresses.
     """
-    return _Resolver(nameservers=nameservers, timeout=LOOKUP_TRY_S, tries=LOOKUP_TRIES)
+    return _Resolver(resolved, nameservers=nameservers, timeout=LOOKUP_TRY_S, tries=LOOKUP_TRIES)
 
 
 def make_connector(

@@ -2,6 +2,7 @@
 
 Isolation of slow targets (C5)
 - A lane has at most `target_slots` calls, and at most one while few slots are free.
+- All targets of a host, and the untrusted hosts of a server, have few slots (`host_slots`).
 - Suspect targets, whose latest call was slow, hold at most `suspect_slots` together.
 - A call that turns out slow frees its slot and moves to the slow pool, which is bounded, too.
 - A callback that would wait too long at the pace of its target leaves its lane at once
@@ -17,6 +18,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.callbacks.host_slots import HostSlots
+from penstock.callbacks.hosts import Host
 from penstock.callbacks.receiver import InFlight, Record
 from penstock.callbacks.settings import LaneBounds
 from penstock.core.call_pacer import CallPacer
@@ -64,7 +67,10 @@ class Lanes:
 
     Args:
         bounds: of the path.
+        host_of: the host of a target.
+        servers_of: the servers of a host.
         is_suspect: whether a target's latest call was slow.
+        is_trusted: whether a target's latest call was answered in time.
         pacer: when a target may be called next; shared by the paths.
         max_rate: most calls per second that this path may make to a target; None for the target's
             own rate.
@@ -74,7 +80,10 @@ class Lanes:
         self,
         bounds: LaneBounds,
         *,
+        host_of: Callable[[TargetId], Host],
+        servers_of: Callable[[Host], tuple[str, ...]],
         is_suspect: Callable[[TargetId], bool] = lambda _target_id: False,
+        is_trusted: Callable[[TargetId], bool] = lambda _target_id: False,
         pacer: CallPacer | None = None,
         max_rate: Callable[[TargetId], float | None] = lambda _target_id: None,
     ) -> None:
@@ -85,6 +94,7 @@ class Lanes:
         self._pacer = CallPacer() if pacer is None else pacer
         self._max_rate = max_rate
         self._suspect_slots = 0
+        self._hosts = HostSlots(bounds, host_of, servers_of, is_trusted)
         self._waiting = 0
         self._lanes: dict[TargetId, _Lane] = {}
         # Round robin of the lanes that can use a slot.
@@ -102,7 +112,9 @@ class Lanes:
     @property
     def idle(self) -> bool:
         """Whether no lane is scheduled, so that `admit` returns nothing."""
-        return not (self._round_robin or self._short_of_slots or self._suspects_aside or self._paced)
+        return not (
+            self._round_robin or self._short_of_slots or self._suspects_aside or self._paced or self._hosts
+        )
 
     @property
     def waiting(self) -> int:
@@ -113,6 +125,10 @@ class Lanes:
     def slots_in_use(self) -> int:
         """Slots in use by all targets."""
         return self._bounds.slots - self._free
+
+    def targets(self) -> list[TargetId]:
+        """Targets with callbacks that wait or use a slot."""
+        return list(self._lanes)
 
     def waiting_for(self, target_id: TargetId) -> int:
         """Callbacks that wait in one lane."""
@@ -160,11 +176,8 @@ class Lanes:
                 lane.scheduled = False
                 self._schedule(target_id, lane)
         admitted: list[InFlight] = []
-        if self._short_of_slots or self._suspects_aside:
-            self._recall()
-        while self._free and (
-            self._round_robin or ((self._short_of_slots or self._suspects_aside) and self._recall())
-        ):
+        self._recall()
+        while self._free and (self._round_robin or self._recall()):
             target_id = self._round_robin.popleft()
             lane = self._lanes[target_id]
             if not lane.waiting:
@@ -177,6 +190,8 @@ class Lanes:
                 self._short_of_slots[target_id] = None
             elif self._is_suspect(target_id) and self._suspect_slots >= self._bounds.suspect_slots:
                 self._suspects_aside[target_id] = None
+            elif self._hosts.set_aside(target_id, scarce=self._free <= self._reserve, ahead=most):
+                pass
             elif (
                 turn_s := self._pacer.acquire(target_id, self, now_s, self._max_rate(target_id))
             ) is not None:
@@ -197,6 +212,8 @@ class Lanes:
         ):
             for _ in range(min(len(aside), room)):
                 self._round_robin.append(aside.popitem(last=False)[0])
+        if self._hosts:
+            self._round_robin += self._hosts.recall(scarce=self._free <= self._reserve)
         return bool(self._round_robin)
 
     def next_paced_s(self) -> float | None:
@@ -263,6 +280,7 @@ class Lanes:
     def _free_slot(self, target_id: TargetId, lane: _Lane) -> None:
         lane.slots -= 1
         self._free += 1
+        self._hosts.free(target_id)
         if lane.suspect_slots:
             lane.suspect_slots -= 1
             self._suspect_slots -= 1
@@ -272,34 +290,32 @@ class Lanes:
             lane.scheduled = False
         self._schedule(target_id, lane)
 
-    def take_excess(self, target_id: TargetId) -> tuple[list[InFlight], float]:
-        """Removes the callbacks that would wait too long at the target's pace, the latest first.
-
-        Returns:
-            The callbacks, and the seconds after which there should be room for them.
-        """
+    def take_excess(self, target_id: TargetId) -> list[InFlight]:
+        """Removes the callbacks that would wait too long at the target's pace, the latest first."""
         lane = self._lanes.get(target_id)
         # Callbacks that can begin at once always stay: only calls change the pace of a target.
         if lane is None or len(lane.waiting) <= self._bounds.target_slots:
-            return [], 0.0
-        interval_s = self._took_s.get(target_id, 0.0) / self._bounds.target_slots
-        interval_s = max(interval_s, self._pacer.interval_s(target_id, self, self._max_rate(target_id)))
-        room, waiting = self._bounds.lane_size, len(lane.waiting)
-        if (
-            waiting <= room
-            and waiting * interval_s <= self._bounds.longest_wait_s
-            and self._waiting <= self._bounds.total_size
-        ):
-            # The usual case.
-            return [], 0.0
+            return []
+        count = max(0, len(lane.waiting) - self._size(target_id))
+        self._waiting -= count
+        return [lane.waiting.popitem()[1] for _ in range(count)]
+
+    def room(self, target_id: TargetId) -> int:
+        """How many more callbacks of a target `take_excess` would leave."""
+        return self._size(target_id) - self.waiting_for(target_id)
+
+    def _size(self, target_id: TargetId) -> int:
+        """How many callbacks of a target may wait: those called within the longest wait."""
+        bounds, most = self._bounds, self._bounds.lane_size
+        interval_s = max(
+            self._took_s.get(target_id, 0.0) / bounds.target_slots,
+            self._pacer.interval_s(target_id, self, self._max_rate(target_id)),
+        )
         if interval_s:
-            room = min(room, int(self._bounds.longest_wait_s / interval_s))
-        if self._waiting > self._bounds.total_size:
-            room = min(room, self._bounds.total_size // len(self._lanes))
-        room = max(room, self._bounds.target_slots)
-        excess = [lane.waiting.popitem()[1] for _ in range(waiting - room)]
-        self._waiting -= len(excess)
-        return excess, room * interval_s
+            most = min(most, int(bounds.longest_wait_s / interval_s))
+        if self._waiting > bounds.total_size:
+            most = min(most, bounds.total_size // max(len(self._lanes), 1))
+        return max(most, bounds.target_slots)
 
     def take_overdue(self, now_s: float) -> list[InFlight]:
         """Removes the callbacks that have waited much longer than the longest wait.
@@ -339,6 +355,7 @@ class Lanes:
         self._waiting -= 1
         lane.slots += 1
         self._free -= 1
+        self._hosts.take(target_id)
         if self._is_suspect(target_id):
             lane.suspect_slots += 1
             self._suspect_slots += 1
@@ -372,6 +389,8 @@ class Lanes:
             self._round_robin.append(target_id)
 
     def _drop_if_empty(self, target_id: TargetId, lane: _Lane) -> None:
-        # A scheduled lane is dropped when it comes up in the round robin.
+        if not lane.waiting and self._hosts.drop(target_id):
+            lane.scheduled = False
+        # Another scheduled lane is dropped when it comes up in the round robin.
         if not lane.waiting and not lane.slots and not lane.scheduled:
             self._lanes.pop(target_id, None)

@@ -1,9 +1,10 @@
-"""Records claims, outcomes and withdrawals of callbacks in PostgreSQL and Kafka, in bulk.
+"""Records claims, outcomes and withdrawals of callbacks in PostgreSQL, in bulk.
 
 Guarantees: an attempt is numbered in PostgreSQL before it is made, and each number is given once. A
-record is acknowledged when PostgreSQL holds the state of its callbacks. The outcome of a callback
-is published on `callbacks.results`, and a dead callback on `callbacks.dead`, before PostgreSQL
-records it. While a server is unavailable, every method waits for it.
+record is acknowledged when PostgreSQL holds the state of its callbacks. An outcome is recorded in
+PostgreSQL first, together with its records for `callbacks.results` and `callbacks.dead`, which
+`results` publishes: no state of Kafka causes a second call. While PostgreSQL is unavailable, every
+method waits for it.
 
 A record is acknowledged when its attempt is claimed, because PostgreSQL makes the callback due
 again after the horizon. Records are acknowledged in order, so waiting for a call that hangs would
@@ -12,30 +13,23 @@ block the reading of further records.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
-import orjson
-from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.router import Withdrawal
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.concurrency.retry import retry_until_available
+from penstock.contracts.callback_end import CallbackEnd
 from penstock.contracts.event import Callback
 from penstock.core.target import TargetId
-from penstock.errors import RecordsRefused
-from penstock.kafka.connection import translated
-from penstock.kafka.outbox import send_all
-from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.postgres import callbacks
+from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.callbacks import CallbackAttempt, OutcomeRow
-
-log = logging.getLogger(__name__)
 
 # Seconds that a batch of claims waits for more, if the batch before had at least
 # `CLAIM_LINGER_FROM`: under low load the wait would only delay the call.
@@ -59,6 +53,7 @@ class EndedAttempt:
         took_s: duration of the call in seconds.
         status: HTTP status of the answer; None without one.
         error: why the call failed; None when it delivered.
+        gone: why its target is disabled from now on; None if it is not.
     """
 
     callback: Callback
@@ -66,6 +61,22 @@ class EndedAttempt:
     took_s: float
     status: int | None
     error: dict[str, Any] | None
+    gone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The result of recording outcomes.
+
+    Attributes:
+        enqueued: records of ended callbacks, to be published.
+        due_in_s: seconds until the first next attempt is due; None without one.
+        gone: targets that were disabled.
+    """
+
+    enqueued: list[OutboxRow]
+    due_in_s: float | None
+    gone: list[TargetId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +103,16 @@ class Ledger:
     Args:
         settings: of the service.
         pool: of the database.
-        producer: with acks=all, for results and dead callbacks.
+        owner: unique name of this process.
 
     Attributes:
         held: callbacks held since the start.
     """
 
-    def __init__(
-        self, settings: CallbacksSettings, pool: asyncpg.Pool[asyncpg.Record], producer: AIOKafkaProducer
-    ) -> None:
+    def __init__(self, settings: CallbacksSettings, pool: asyncpg.Pool[asyncpg.Record], owner: str) -> None:
         self._settings = settings
         self._pool = pool
-        self._producer = producer
+        self._owner = owner
         self.held = 0
 
     async def claim(self, batch: Sequence[InFlight]) -> Claimed:
@@ -138,45 +147,29 @@ class Ledger:
         )
         return callbacks.Claims(granted=granted)
 
-    async def record_outcomes(self, batch: Sequence[EndedAttempt]) -> float | None:
-        """Publishes the results of ended callbacks, then records the outcomes of attempts.
+    async def record_outcomes(self, batch: Sequence[EndedAttempt]) -> Recorded:
+        """Records the outcomes of attempts, and disables targets that are gone.
 
         Args:
             batch: no two attempts of one callback; claims ensure that.
-
-        Returns:
-            Seconds until the first of their next attempts is due; None without one.
         """
         rows = [ended.row for ended in batch]
+        ends = [ended for ended in batch if ended.row.state != "pending"]
         now = datetime.now(UTC)
-        results = [_result(ended, now) for ended in batch if ended.row.state != "pending"]
-        topic = self._settings.prefix + CALLBACKS_RESULTS.name
-        try:
-            await retry_until_available(
-                lambda: send_all(self._producer, topic, results), waiting_for=_waiting_for(results, "result")
-            )
-        except RecordsRefused as error:
-            # PostgreSQL has the outcomes; the topic only announces them.
-            log.error(  # noqa: TRY400 (the traceback says nothing about the records)
-                "Kafka refuses results of callbacks; they are not announced",
-                extra={
-                    "event": "callback_results_refused",
-                    "results": len(error.records),
-                    "error": str(error),
-                },
-            )
-        ordered = {
-            ended.callback.id for ended in batch if ended.callback.ordered and ended.row.state != "pending"
-        }
-        await retry_until_available(
-            lambda: callbacks.record_outcomes(self._pool, rows, ordered),
+        records = [record for ended in ends for record in _end(ended, now).records()]
+        ordered = {ended.callback.id for ended in ends if ended.callback.ordered}
+        gone = {ended.callback.target: ended.gone for ended in ends if ended.gone is not None}
+        enqueued = await retry_until_available(
+            lambda: callbacks.record_outcomes(
+                self._pool, rows, records, ordered=ordered, gone=gone, owner=self._owner
+            ),
             waiting_for=_waiting_for(batch, "outcome"),
         )
         due_s = [row.due_in_s for row in rows if row.state == "pending"]
         if ordered:
             # The next callback of their task is due now.
             due_s.append(0.0)
-        return min(due_s, default=None)
+        return Recorded(enqueued, min(due_s, default=None), list(gone))
 
     async def postpone(self, batch: Sequence[Withdrawal]) -> float:
         """Returns callbacks to PostgreSQL; returns the seconds until the first one is due."""
@@ -191,48 +184,19 @@ class Ledger:
             withdrawal.in_flight.record.settle()
         return min(due_s)
 
-    async def hold(self, batch: Sequence[Withdrawal]) -> set[TargetId]:
-        """Holds callbacks in PostgreSQL until their targets may be called; returns the targets."""
+    async def hold(self, batch: Sequence[Withdrawal]) -> None:
+        """Holds callbacks in PostgreSQL until their targets may be called."""
         attempts = [withdrawal.attempt for withdrawal in batch]
         uncounted = [withdrawal.uncounted for withdrawal in batch]
         await retry_until_available(
-            lambda: callbacks.hold(self._pool, attempts, uncounted), waiting_for=_waiting_for(batch, "hold")
+            lambda: callbacks.hold(
+                self._pool, attempts, uncounted, [not withdrawal.queued for withdrawal in batch]
+            ),
+            waiting_for=_waiting_for(batch, "hold"),
         )
         for withdrawal in batch:
             withdrawal.in_flight.record.settle()
         self.held += len(batch)
-        return {withdrawal.in_flight.callback.target for withdrawal in batch}
-
-    async def publish_dead(self, ended: EndedAttempt) -> None:
-        """Publishes a dead callback, before its outcome is recorded."""
-        callback = ended.callback
-        value = orjson.dumps(
-            {
-                "id": callback.id,
-                "target": callback.target.url,
-                "task_id": callback.task_id,
-                "attempt": ended.row.attempt,
-                "body": callback.body.decode(),
-                "error": ended.error,
-                "dead_at": datetime.now(UTC),
-                **callback.masked_options(),
-            }
-        )
-
-        async def send() -> None:
-            with translated():
-                await self._producer.send_and_wait(
-                    self._settings.prefix + CALLBACKS_DEAD.name, value, key=callback.target.url.encode()
-                )
-
-        try:
-            await retry_until_available(send, waiting_for=f"publishing the dead callback {callback.id}")
-        except RecordsRefused as error:
-            # PostgreSQL has the dead callback, from where it can be replayed.
-            log.error(  # noqa: TRY400 (the traceback says nothing about the record)
-                "Kafka refuses a dead letter; the callback is only in PostgreSQL",
-                extra={"event": "dead_letter_refused", "callback": callback.id, "error": str(error)},
-            )
 
 
 def claim_linger_s(previous: int) -> float:
@@ -249,19 +213,13 @@ def _waiting_for(batch: Sequence[object], noun: str) -> str:
     return f"the {noun} of {len(batch)} callbacks"
 
 
-def _result(ended: EndedAttempt, now: datetime) -> tuple[bytes, bytes]:
-    callback = ended.callback
-    value = orjson.dumps(
-        {
-            "id": callback.id,
-            "target": callback.target.url,
-            "task_id": callback.task_id,
-            "outcome": ended.row.state,
-            "attempts": ended.row.attempt,
-            "status": ended.status,
-            "took_ms": round(ended.took_s * 1000),
-            "error": ended.error,
-            "at": now,
-        }
+def _end(ended: EndedAttempt, now: datetime) -> CallbackEnd:
+    return CallbackEnd(
+        callback=ended.callback,
+        outcome=ended.row.state,
+        attempts=ended.row.attempt,
+        at=now,
+        status=ended.status,
+        took_s=ended.took_s,
+        error=ended.error,
     )
-    return str(callback.task_id).encode(), value

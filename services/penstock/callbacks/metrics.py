@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from penstock import metrics
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.ledger import Ledger
-from penstock.callbacks.requeuer import Drainer
+from penstock.callbacks.requeuer import Drainer, Requeuer
 from penstock.callbacks.router import Router, SlowPool
+from penstock.callbacks.secret_cache import SecretCache
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target_cache import TargetCache
 from penstock.core.delivery import Dead, Delivered, Outcome
@@ -64,6 +65,8 @@ class Metrics:
         ledger: counts held callbacks.
         cache: has the state of the targets.
         drainer: counts drained callbacks.
+        secret_cache: counts secrets that cannot be used.
+        requeuer: counts the callbacks of all processes, if it is the active one.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Metrics:
         ledger: Ledger,
         cache: TargetCache,
         drainer: Drainer,
+        secret_cache: SecretCache,
+        requeuer: Requeuer,
     ) -> None:
         self._settings = settings
         self._lanes = {"normal": router.normal, "diverted": router.diverted}
@@ -81,6 +86,8 @@ class Metrics:
         self._ledger = ledger
         self._cache = cache
         self._drainer = drainer
+        self._secret_cache = secret_cache
+        self._requeuer = requeuer
         self._paths = {path: PathMetrics() for path in self._lanes}
         self._by_lanes = {id(lanes): self._paths[path] for path, lanes in self._lanes.items()}
 
@@ -110,4 +117,7 @@ class Metrics:
         states = Counter(self._cache.states())
         for state in ("normal", "abnormal", "disabled"):
             yield Sample(metrics.CALLBACK_TARGETS, states[state], (state,))
+        yield Sample(metrics.CALLBACK_HOSTS_ABNORMAL, self._cache.hosts.abnormal)
         yield Sample(metrics.CALLBACK_SELF_CHECK, int(self._cache.in_self_check))
+        yield Sample(metrics.CALLBACK_SECRETS_UNUSABLE, self._secret_cache.unusable)
+        yield from self._requeuer.samples()

@@ -15,7 +15,7 @@ from penstock.callbacks.caller import CallResult
 from penstock.callbacks.ledger import EndedAttempt
 from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.contracts.event import origin_of
+from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import Dead, DeadReason, Delivered, Outcome, RetryIn
 from penstock.postgres.callbacks import OutcomeRow
 
@@ -100,7 +100,13 @@ class Outcomes:
                 "A callback is dead", extra={"event": "callback_died", "reason": error["message"], **fields}
             )
         row.error = orjson.dumps(error).decode()
-        return EndedAttempt(callback, row, result.took_s, result.status, error)
+        gone = why_gone(callback, result) if outcome == Dead(DeadReason.GONE) else None
+        return EndedAttempt(callback, row, result.took_s, result.status, error, gone)
+
+
+def why_gone(callback: Callback, result: CallResult) -> str:
+    """Why the target of a callback is disabled, for operators."""
+    return f"it answered {result.status} to {callback.id}"
 
 
 def _dead_message(result: CallResult, attempt: int, reason: DeadReason) -> str:

@@ -16,19 +16,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import asyncpg
-from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks import ledger
-from penstock.callbacks.caller import Caller, CallResult
+from penstock.callbacks.caller import Caller
+from penstock.callbacks.hosts import Hosts
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.ledger import EndedAttempt, Ledger
 from penstock.callbacks.metrics import Metrics
-from penstock.callbacks.outcomes import Outcomes
+from penstock.callbacks.outcomes import Outcomes, why_gone
 from penstock.callbacks.receiver import InFlight, Receiver
-from penstock.callbacks.requeuer import Drainer, Requeuer
+from penstock.callbacks.requeuer import Drainer, QueueReader, Requeuer
+from penstock.callbacks.results import ResultsPublisher
 from penstock.callbacks.router import Call, Router, SlowPool, Withdrawal
+from penstock.callbacks.secret_cache import SecretCache
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.target_cache import Attempt, TargetCache
+from penstock.callbacks.target import Attempt
+from penstock.callbacks.target_cache import TargetCache
 from penstock.callbacks.target_store import TargetStore
 from penstock.concurrency.batcher import Batcher
 from penstock.concurrency.timeout_queue import TimeoutQueue
@@ -58,8 +61,10 @@ class Pipeline:
         settings: of the service.
         pool: of the database.
         caller: makes the calls.
-        producer: with acks=all, for results and dead callbacks.
+        results: publishes the records of ended callbacks.
         requeuer: publishes callbacks again when they are due.
+        hosts: of the targets; the caller's resolver tells them the addresses of their names.
+        secret_cache: the secrets that sign; the caller reads it.
         owner: unique name of this process.
         partition_of: the partition of a URL's records.
         random_share: random numbers from 0 to 1, for jitter.
@@ -74,8 +79,10 @@ class Pipeline:
         settings: CallbacksSettings,
         pool: asyncpg.Pool[asyncpg.Record],
         caller: Caller,
-        producer: AIOKafkaProducer,
+        results: ResultsPublisher,
         requeuer: Requeuer,
+        hosts: Hosts,
+        secret_cache: SecretCache,
         *,
         owner: str,
         partition_of: Callable[[str], int],
@@ -83,19 +90,29 @@ class Pipeline:
     ) -> None:
         self._settings = settings
         self._caller = caller
+        self._results = results
         self._requeuer = requeuer
+        self._secret_cache = secret_cache
         self._loop = asyncio.get_running_loop()
-        self._cache = TargetCache(settings)
+        self._cache = TargetCache(settings, hosts)
         self.targets = TargetStore(settings, pool, self._cache, owner, partition_of)
         self._receiver = Receiver(settings, self._cache)
         self._router = Router(settings, self._cache, random_share)
         self._drainer = Drainer(pool, self._cache, self._router)
-        self._ledger = Ledger(settings, pool, producer)
-        self._slow_pool = SlowPool(settings.callback_slow_slots, settings.callback_slow_target_slots)
+        self._queue_reader = QueueReader(pool, self._cache, self._router, settings.lane_bounds.total_size)
+        self._ledger = Ledger(settings, pool, owner)
+        self._slow_pool = SlowPool(settings, self._cache)
         self._slow_timers: TimeoutQueue[Call] = TimeoutQueue(settings.callback_slow_s, self._turn_slow)
         self._outcomes = Outcomes(settings, random_share)
         self.metrics = Metrics(
-            settings, self._router, self._slow_pool, self._ledger, self._cache, self._drainer
+            settings,
+            self._router,
+            self._slow_pool,
+            self._ledger,
+            self._cache,
+            self._drainer,
+            secret_cache,
+            requeuer,
         )
         # The queues between the parts; each is read in batches.
         self._loads = Batcher(self._load)
@@ -106,13 +123,17 @@ class Pipeline:
         self._calls: set[asyncio.Task[None]] = set()
         self._call_error: BaseException | None = None
         self._call_failed = asyncio.Event()
-        self._unrecorded = 0
+        # Callbacks whose last outcome is not recorded yet.
+        self._unrecorded: set[str] = set()
         self._admit_timer: asyncio.TimerHandle | None = None
 
     @property
     def unfinished(self) -> int:
-        """Calls under way, and outcomes that are not recorded yet."""
-        return len(self._calls) + self._unrecorded
+        """Claims and calls under way, unrecorded outcomes, and results that are published.
+
+        A callback that was held has no record: only this count lets a stop wait for its claim.
+        """
+        return len(self._claims) + len(self._calls) + len(self._unrecorded) + len(self._results)
 
     async def receive(self, delivery: Delivery) -> None:
         """Takes a record in.
@@ -161,6 +182,7 @@ class Pipeline:
         try:
             await run_all(
                 *(batcher.run() for batcher in batchers),
+                self._results.run(),
                 self._withdraw_overdue(),
                 self._maintain_targets(),
                 self._raise_call_error(),
@@ -206,6 +228,11 @@ class Pipeline:
                         self._admit()
                     await self.targets.save_due()
                     await self.targets.find_troubled(self._is_in_flight)
+                    self._cache.evict_disabled(time.monotonic(), self._is_in_flight)
+                    for in_flight in [] if self._receiver.closed else await self._queue_reader.read():
+                        if self._cache.get(in_flight.callback.target) is not None:
+                            self._router.requeue(in_flight, self._loop.time())
+                    self._admit()
                     if await self._drainer.drain(time.monotonic()):
                         await self._requeuer.notify_due(0.0)
                 except PostgresUnavailable as error:
@@ -243,13 +270,21 @@ class Pipeline:
         await self._requeuer.notify_due(await self._ledger.postpone(batch))
 
     async def _hold(self, batch: Sequence[Withdrawal]) -> None:
-        self._cache.mark_held(await self._ledger.hold(batch))
+        await self._ledger.hold(batch)
+        for withdrawal in batch:
+            target_id = withdrawal.in_flight.callback.target
+            (self._cache.mark_queued if withdrawal.queued else self._cache.mark_held)([target_id])
 
     async def _claim(self, batch: Sequence[InFlight]) -> None:
-        claimed = await self._ledger.claim(batch)
+        # After an outage of PostgreSQL the requeuer may publish callbacks whose outcomes wait here.
+        ended = [in_flight for in_flight in batch if in_flight.callback.id in self._unrecorded]
+        claimed = await self._ledger.claim([one for one in batch if one.callback.id not in self._unrecorded])
+        claimed.refused.extend(ended)
         self._cache.mark_held(claimed.held_targets)
         if claimed.requeued:
             await self._requeuer.notify_due(0.0)
+        # Before the calls, whose duration counts for the health of their targets.
+        await self._secret_cache.prepare({granted.callback.target for granted in claimed.granted})
         calls, withdrawn = self._router.claimed(claimed.granted, claimed.refused, self._loop.time())
         self._withdraw(withdrawn)
         for in_flight in calls:
@@ -295,11 +330,11 @@ class Pipeline:
         outcome = self._outcomes.decide(call.in_flight, result)
         if outcome == Dead(DeadReason.GONE):
             # Before the next call to this target starts.
-            self._cache.disable(callback.target)
+            self._cache.disable_gone(callback.target, why_gone(callback, result))
             self._withdraw(self._router.hold_all(callback.target))
         following = None
-        if call.in_slow_pool:
-            self._slow_pool.leave(callback.target)
+        if call.slow_place is not None:
+            self._slow_pool.leave(call.slow_place)
         else:
             following = self._free_slot(call, result.took_s)
         if not (call.slow and self._settings.callback_count_early):
@@ -312,13 +347,7 @@ class Pipeline:
             outcome = self._outcomes.in_self_check(outcome, result)
         self.metrics.of(call.lanes).record_call(outcome, result.took_s, slow=call.slow)
         ended = self._outcomes.ended(call.in_flight, result, outcome, counts=not in_self_check)
-        if isinstance(outcome, Dead):
-            if following is not None:
-                # The dead callback is published first, and the next call must not wait for that.
-                self._start_call(following, call.lanes)
-                following = None
-            await self._publish_dead(ended, outcome, result)
-        self._unrecorded += 1
+        self._unrecorded.add(callback.id)
         self._ended.add(ended)
         return following
 
@@ -336,8 +365,8 @@ class Pipeline:
         target_id = call.in_flight.callback.target
         if self._settings.callback_count_early:
             self._record_call(target_id, slow=True)
-        if self._slow_pool.enter(target_id):
-            call.in_slow_pool = True
+        call.slow_place = self._slow_pool.enter(target_id)
+        if call.slow_place is not None:
             following = self._free_slot(call, self._settings.callback_slow_s)
             if following is not None:
                 self._start_call(following, call.lanes)
@@ -353,20 +382,19 @@ class Pipeline:
     def _record_call(self, target_id: TargetId, *, slow: bool, failed: bool = False) -> None:
         changed = self._cache.record_call(target_id, slow=slow, failed=failed)
         target = self._cache.get(target_id)
-        if changed and target is not None and self._cache.is_abnormal(target):
+        if not changed or target is None:
+            return
+        if target.host.abnormal:
+            self._withdraw(self._router.hold_host(target.host.id))
+        elif self._cache.is_abnormal(target):
             self._withdraw(self._router.hold_all(target_id))
 
     # Outcomes
 
-    async def _publish_dead(self, ended: EndedAttempt, outcome: Dead, result: CallResult) -> None:
-        callback = ended.callback
-        if outcome.reason is DeadReason.GONE:
-            self._withdraw(self._router.hold_all(callback.target))
-            await self.targets.disable(callback.target, f"it answered {result.status} to {callback.id}")
-        await self._ledger.publish_dead(ended)
-
     async def _record_outcomes(self, batch: Sequence[EndedAttempt]) -> None:
-        due_in_s = await self._ledger.record_outcomes(batch)
-        self._unrecorded -= len(batch)
-        if due_in_s is not None:
-            await self._requeuer.notify_due(due_in_s)
+        recorded = await self._ledger.record_outcomes(batch)
+        self._unrecorded.difference_update(ended.callback.id for ended in batch)
+        self._cache.disabling.difference_update(recorded.gone)
+        self._results.publish(recorded.enqueued)
+        if recorded.due_in_s is not None:
+            await self._requeuer.notify_due(recorded.due_in_s)

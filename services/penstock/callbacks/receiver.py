@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.target_cache import Target, TargetCache
+from penstock.callbacks.target import Target
+from penstock.callbacks.target_cache import TargetCache
 from penstock.contracts.event import Callback
 from penstock.contracts.inbound import decode_callbacks
 from penstock.core.target import TargetId

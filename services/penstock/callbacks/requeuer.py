@@ -1,6 +1,7 @@
 """Returns callbacks from PostgreSQL to Kafka.
 
-The `Drainer` of each process makes held callbacks of its own targets due. The `Requeuer` publishes
+The `Drainer` of each process makes held callbacks of its own targets due. The `QueueReader` reads
+those that only wait for others of their target. The `Requeuer` publishes
 the records of due callbacks: drained ones, retries, and those whose record was lost.
 
 Every replica runs a requeuer, and an advisory lock of its session makes one of them active. Every
@@ -10,31 +11,41 @@ doubt, the requeuer publishes. A callback whose record Kafka refuses is dead, be
 it can follow; it can be replayed like any other.
 
 It sleeps until the next callback is due, and a notification wakes it for an earlier one. The active
-requeuer also runs the `TargetCleaner`.
+requeuer also runs the `TargetCleaner`, the `HeldExpiry` and the `CallbackCounts`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from functools import partial
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from penstock import metrics
+from penstock.callbacks.callback_counts import CallbackCounts
+from penstock.callbacks.held_expiry import HeldExpiry
+from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.router import Router
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target_cache import TargetCache
 from penstock.callbacks.target_store import TargetCleaner
 from penstock.concurrency.retry import retry_until_available
-from penstock.core.target import TargetId
+from penstock.core.target import HostId, TargetId
 from penstock.errors import PostgresUnavailable
 from penstock.kafka.outbox import redeliver
-from penstock.postgres import callbacks
+from penstock.kafka.topics import CALLBACKS
+from penstock.metrics import Sample
+from penstock.metrics.rounds import ROUNDS
+from penstock.postgres import callback_ends, callbacks
 from penstock.postgres.session import Session
 
 log = logging.getLogger(__name__)
 
+# The requeuer's name in metrics.
+LOOP = "requeuer"
 ROWS_PER_BATCH = 500
 # Least seconds between two polls, and most delay of a retry.
 SHORTEST_SLEEP_S = 0.2
@@ -78,14 +89,22 @@ class Drainer:
         """
         cache, room = self._cache, self._router.drain_room
         wanted: dict[TargetId, int] = {}
+        hosts: dict[HostId, int] = {}
         for target_id in cache.held:
             target = cache.peek(target_id)
             if target is None or target.disabled:
                 continue
             if room <= 0:
                 break
-            waiting = self._router.diverted.waiting_for(target_id)
-            allowed = min(target.drain.allow(now_s, suspect=target.suspect, waiting=waiting), room)
+            waiting, host = self._router.diverted.waiting_for(target_id), target.host
+            if host.suspect or host.abnormal:
+                # All its targets together receive what one would: they are one server.
+                if host.id not in hosts:
+                    hosts[host.id] = host.drain.allow(now_s, suspect=host.suspect)
+                allowed = min(1, hosts[host.id], room)
+                hosts[host.id] -= allowed
+            else:
+                allowed = min(target.drain.allow(now_s, suspect=target.suspect, waiting=waiting), room)
             if allowed:
                 wanted[target_id] = allowed
                 room -= allowed
@@ -94,11 +113,87 @@ class Drainer:
         # Before the statement: a callback that is held while it runs marks its target again.
         for target_id in wanted:
             del cache.held[target_id]
-        drained = await callbacks.drain_held(self._pool, wanted)
+        queued = {
+            target_id
+            for target_id in wanted
+            if target_id in cache.queued
+            and (target := cache.peek(target_id))
+            and not cache.is_abnormal(target)
+        }
+        drained = await callbacks.drain_held(self._pool, wanted, queued)
         self.drained += sum(drained.values())
         # A target that had as many as wanted may have more; it goes behind the other targets.
         cache.mark_held(target_id for target_id, most in wanted.items() if drained.get(target_id, 0) >= most)
         return bool(drained)
+
+
+class _Held:
+    """In place of the record of a callback that was read from PostgreSQL and is still held."""
+
+    __slots__ = ("partition",)
+    topic = CALLBACKS.name
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+
+    def settle(self) -> None:
+        """Nothing to acknowledge."""
+
+
+class QueueReader:
+    """Reads the callbacks that were held behind others of their target, when it has room for them.
+
+    They return to the normal path as they are, in the order of their creation, and change in
+    PostgreSQL only when they are claimed. A callback that is read twice is claimed once.
+
+    Args:
+        pool: of the database.
+        cache: has the targets with such callbacks.
+        router: decides how many callbacks each target has room for.
+        most: how many callbacks may wait in memory for all targets, before no more are read.
+    """
+
+    def __init__(
+        self, pool: asyncpg.Pool[asyncpg.Record], cache: TargetCache, router: Router, most: int
+    ) -> None:
+        self._pool = pool
+        self._cache = cache
+        self._lanes = router.normal
+        self._most = most
+
+    async def read(self) -> list[InFlight]:
+        """The callbacks to queue now.
+
+        Raises:
+            PostgresUnavailable: no server.
+        """
+        found: list[InFlight] = []
+        cache, lanes = self._cache, self._lanes
+        for target_id, after in list(cache.queued.items()):
+            if (target := cache.peek(target_id)) is None:
+                # It was changed, and is loaded again soon.
+                continue
+            if target.disabled or cache.is_abnormal(target):
+                # All its callbacks are held for the diverted path now.
+                del cache.queued[target_id]
+                cache.mark_held([target_id])
+                continue
+            if lanes.waiting + len(found) >= self._most:
+                break
+            room = lanes.room(target_id)
+            # In batches of half the lane, so that a quick target costs no statement per callback.
+            if room <= lanes.waiting_for(target_id):
+                continue
+            rows = await callbacks.read_queued(self._pool, target_id, after, room)
+            found += [InFlight(callback, _Held(target.partition)) for _seq, callback in rows]
+            if rows:
+                cache.queued[target_id] = rows[-1][0]
+            elif after:
+                # Those that were held with lower numbers meanwhile.
+                cache.queued[target_id] = 0
+            else:
+                del cache.queued[target_id]
+        return found
 
 
 class Requeuer:
@@ -124,6 +219,10 @@ class Requeuer:
         self._producer = producer
         self._longest_s = min(LONGEST_SLEEP_S, settings.callback_horizon_s / 2)
         self._cleaner = TargetCleaner(settings, session)
+        self._expiry = HeldExpiry(settings, session)
+        self._counts = CallbackCounts(session)
+        self._refused = 0
+        ROUNDS.expect(LOOP, self._longest_s)
         self._has_lock = False
         self._poll_at_s = 0.0
         self._poll_earlier = asyncio.Event()
@@ -171,7 +270,17 @@ class Requeuer:
         """Publishes what is due; returns the seconds until the next callback is due."""
         await self._publish_due()
         await self._cleaner.clean()
-        return await callbacks.next_due_s(self._session)
+        more = await self._expiry.expire()
+        await self._counts.count()
+        wait_s = await callbacks.next_due_s(self._session)
+        ROUNDS.complete(LOOP)
+        return 0.0 if more else wait_s
+
+    def samples(self) -> Iterator[Sample]:
+        """The current samples."""
+        yield from self._counts.samples()
+        yield Sample(metrics.CALLBACK_DEAD_UNCALLED, self._expiry.ended, ("held",))
+        yield Sample(metrics.CALLBACK_DEAD_UNCALLED, self._refused, ("refused",))
 
     async def _publish_due(self) -> None:
         published = 0
@@ -184,7 +293,7 @@ class Requeuer:
                 partial(redeliver, self._producer, self._settings, rows),
                 waiting_for="publication of due callbacks",
             )
-            await callbacks.bury(self._session, refused)
+            self._refused += await callback_ends.bury(self._session, refused)
             published += len(rows)
             if len(rows) < ROWS_PER_BATCH:
                 break
@@ -207,7 +316,8 @@ class Requeuer:
         """
         while (left_s := at_s - self._clock()) > 0:
             try:
-                await asyncio.wait_for(self._session.lost.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._session.lost.wait()
             except TimeoutError:
                 continue
             self._session.ensure()

@@ -17,15 +17,20 @@ from dataclasses import dataclass
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.receiver import InFlight, Record
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.target_cache import Target, TargetCache
+from penstock.callbacks.target import Target
+from penstock.callbacks.target_cache import TargetCache
 from penstock.core.call_pacer import CallPacer
 from penstock.core.offset_tracker import Partition
-from penstock.core.target import TargetId
+from penstock.core.target import HostId, TargetId, host_of
 from penstock.kafka.topics import CALLBACKS_DIVERTED
 
 # An attempt that was claimed ahead and could not be called within so many seconds is not made: its
 # target has become slow.
 STALE_S = 1.0
+
+
+# A slot of the slow pool: the target, the host and the servers that it counts for.
+SlowPlace = tuple[TargetId | HostId | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class Withdrawal:
         in_flight: the callback.
         due_in_s: seconds until its record is published again; None holds it until its target may be
             called.
+        queued: whether it is held behind other callbacks of its target, and not diverted.
         claimed: whether an attempt was recorded. Its number is used up, but the retry schedule does
             not count it.
     """
@@ -43,6 +49,7 @@ class Withdrawal:
     in_flight: InFlight
     due_in_s: float | None
     claimed: bool = False
+    queued: bool = False
 
     @property
     def attempt(self) -> tuple[str, int]:
@@ -66,7 +73,7 @@ class Call:
         lanes: whose slot it uses.
         in_self_check: whether self-check mode was on when it began.
         slow: whether it has turned out slow.
-        in_slow_pool: whether it uses a slot of the slow pool, and none of the lanes.
+        slow_place: its slot of the slow pool, if it uses that and none of the lanes.
         timer: the end of its extended time.
         extensions: how often its time was extended.
     """
@@ -75,45 +82,53 @@ class Call:
     lanes: Lanes
     in_self_check: bool
     slow: bool = False
-    in_slow_pool: bool = False
+    slow_place: SlowPlace | None = None
     timer: asyncio.TimerHandle | None = None
     extensions: int = 0
 
 
 class SlowPool:
-    """A bulkhead for slow calls, bounded in total and per target.
+    """A bulkhead for slow calls, bounded in total and per target, host and server.
 
     Args:
-        slots: most calls in total.
-        target_slots: most calls to one target.
+        settings: for the bounds.
+        cache: has the hosts of the targets.
     """
 
-    def __init__(self, slots: int, target_slots: int) -> None:
-        self._free = slots
-        self._target_slots = target_slots
-        self._calls: Counter[TargetId] = Counter()
+    def __init__(self, settings: CallbacksSettings, cache: TargetCache) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._free = settings.callback_slow_slots
+        self._calls: Counter[TargetId | HostId | str] = Counter()
 
     def __len__(self) -> int:
-        return self._calls.total()
+        return self._settings.callback_slow_slots - self._free
 
     def calls_to(self, target_id: TargetId) -> int:
         """Calls to one target in the pool."""
         return self._calls[target_id]
 
-    def enter(self, target_id: TargetId) -> bool:
-        """Takes a slot; False when none is free."""
-        if not self._free or self._calls[target_id] >= self._target_slots:
-            return False
+    def enter(self, target_id: TargetId) -> SlowPlace | None:
+        """Takes a slot, to be given to `leave`; None when none is free."""
+        settings, host = self._settings, self._cache.host_of(target_id)
+        bounds: dict[TargetId | HostId | str, int] = {
+            target_id: settings.callback_slow_target_slots,
+            host.id: settings.slow_host_slots,
+            **dict.fromkeys(self._cache.hosts.servers_of(host), settings.slow_server_slots),
+        }
+        if not self._free or any(self._calls[key] >= most for key, most in bounds.items()):
+            return None
         self._free -= 1
-        self._calls[target_id] += 1
-        return True
+        self._calls.update(bounds.keys())
+        return tuple(bounds)
 
-    def leave(self, target_id: TargetId) -> None:
+    def leave(self, place: SlowPlace) -> None:
         """Frees the slot of a call that has ended."""
         self._free += 1
-        self._calls[target_id] -= 1
-        if not self._calls[target_id]:
-            del self._calls[target_id]
+        for key in place:
+            self._calls[key] -= 1
+            if not self._calls[key]:
+                del self._calls[key]
 
 
 class Router:
@@ -137,10 +152,20 @@ class Router:
         self._random_share = random_share
         # Shared by both paths, because a target has one rate.
         self._pacer = CallPacer(cache.rate_of)
-        self.normal = Lanes(settings.lane_bounds, is_suspect=cache.is_suspect, pacer=self._pacer)
+        self.normal = Lanes(
+            settings.lane_bounds,
+            host_of=cache.host_of,
+            servers_of=cache.hosts.servers_of,
+            is_suspect=cache.is_suspect,
+            is_trusted=cache.is_trusted,
+            pacer=self._pacer,
+        )
         self.diverted = Lanes(
             settings.diverted_lane_bounds,
+            host_of=cache.host_of,
+            servers_of=cache.hosts.servers_of,
             is_suspect=cache.is_suspect,
+            is_trusted=cache.is_trusted,
             pacer=self._pacer,
             max_rate=cache.drain_rate_of,
         )
@@ -165,6 +190,9 @@ class Router:
         diverted = lanes is self.diverted
         if target.disabled or (self._cache.is_abnormal(target) and not diverted):
             return [Withdrawal(in_flight, None)]
+        if not diverted and target_id in self._cache.queued:
+            # In the order of arrival: behind those that are held already.
+            return [Withdrawal(in_flight, None, queued=True)]
         if diverted and (
             # One probe at a time is enough to see whether the target answers again.
             (target.suspect and (lanes.waiting_for(target_id) or lanes.slots_of(target_id)))
@@ -177,10 +205,17 @@ class Router:
         ):
             # Callbacks of slow targets must not block the reading of records for others.
             return [self._postponed(in_flight, self._settings.callback_postpone_s)]
-        superseded = lanes.put(in_flight, now_s)
+        self._put(in_flight, now_s)
+        return self.take_excess(lanes, target_id)
+
+    def requeue(self, in_flight: InFlight, now_s: float) -> None:
+        """Queues a callback that was held behind others of its target."""
+        self._put(in_flight, now_s)
+
+    def _put(self, in_flight: InFlight, now_s: float) -> None:
+        superseded = self.lanes_of(in_flight.record).put(in_flight, now_s)
         if superseded is not None:
             superseded.settle()
-        return self.take_excess(lanes, target_id)
 
     @property
     def idle(self) -> bool:
@@ -247,15 +282,20 @@ class Router:
         return lanes.finish(target_id, took_s), withdrawn
 
     def take_excess(self, lanes: Lanes, target_id: TargetId) -> list[Withdrawal]:
-        """Withdraws the callbacks that would wait too long for their target."""
-        excess, room_in_s = lanes.take_excess(target_id)
-        delay_s = min(max(room_in_s, 1.0), self._settings.callback_postpone_s)
-        return [self._postponed(in_flight, delay_s) for in_flight in excess]
+        """Withdraws the callbacks that would wait too long for their target.
+
+        They are held until there is room for them. A target that takes seconds may be owed
+        thousands, and a callback that comes back again and again costs rows and records each time.
+        """
+        queued = lanes is self.normal
+        return [Withdrawal(in_flight, None, queued=queued) for in_flight in lanes.take_excess(target_id)]
 
     def take_overdue(self, now_s: float) -> list[Withdrawal]:
         """Withdraws the callbacks that have waited too long."""
         delay_s = self._settings.callback_postpone_s
-        withdrawn = [self._postponed(in_flight, delay_s) for in_flight in self.normal.take_overdue(now_s)]
+        withdrawn = [
+            Withdrawal(in_flight, None, queued=True) for in_flight in self.normal.take_overdue(now_s)
+        ]
         for in_flight in self.diverted.take_overdue(now_s):
             target = self._cache.get(in_flight.callback.target)
             if target is not None and self._cache.is_abnormal(target):
@@ -287,6 +327,15 @@ class Router:
                 Withdrawal(in_flight, None, claimed=True) for in_flight in lanes.take_claimed(target_id)
             ]
         return withdrawn
+
+    def hold_host(self, host_id: HostId) -> list[Withdrawal]:
+        """Withdraws all callbacks of a host's targets to be held; calls under way continue."""
+        return [
+            withdrawal
+            for target_id in {target_id for lanes in self._both for target_id in lanes.targets()}
+            if host_of(target_id) == host_id
+            for withdrawal in self.hold_all(target_id)
+        ]
 
     def revoke(self, partitions: frozenset[Partition]) -> None:
         """Drops the waiting callbacks of partitions that another process may own now."""

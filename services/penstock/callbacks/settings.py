@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,14 +11,16 @@ from penstock.core.addresses import Network, parse_networks
 from penstock.core.delivery import DeliveryPolicy
 from penstock.core.drain import DrainPolicy
 from penstock.core.health import HealthPolicy
+from penstock.core.webhook_secrets import secret_problem
 from penstock.kafka.processor import ProcessorSettings
-from penstock.settings import Metered, Platform, option
+from penstock.settings import Metered, Platform, Sealing, Sweeping, option
 
 _DELIVERY = DeliveryPolicy()
 _HEALTH = HealthPolicy()
 _DRAIN = DrainPolicy()
 _COUNTS = (
     "callback_target_slots",
+    "callback_host_slots",
     "callback_slow_slots",
     "callback_slow_target_slots",
     "callback_diverted_target_slots",
@@ -33,9 +33,8 @@ _DURATIONS = (
     "callback_republish_s",
 )
 LEAST_FORGET_S = 60.0
-_SECRET_PREFIX = "whsec_"  # noqa: S105 (a prefix, not a secret)
-# The bounds of the Standard Webhooks convention for a symmetric secret.
-_SECRET_BYTES = range(24, 65)
+# Callbacks that wait for their turn are held, too.
+LEAST_HELD_MAX_S = 60.0
 _GENERATOR = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
 _NO_SECRET = (
     "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
@@ -51,6 +50,9 @@ class LaneBounds:
         slots: most calls under way.
         target_slots: most calls under way to one target. A quick target holds further slots for
             attempts claimed ahead.
+        host_slots: most slots of a trusted host.
+        untrusted_slots: most slots of another host.
+        server_slots: most slots of all untrusted hosts of one server.
         suspect_slots: most calls under way to all suspect targets together.
         lane_size: most callbacks that wait in one lane.
         total_size: when more callbacks wait in all lanes together, each lane keeps no more than its
@@ -60,6 +62,9 @@ class LaneBounds:
 
     slots: int
     target_slots: int
+    host_slots: int
+    untrusted_slots: int
+    server_slots: int
     suspect_slots: int
     lane_size: int
     total_size: int
@@ -85,7 +90,7 @@ _DRAIN_SETTINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallbacksSettings(ProcessorSettings, Platform, Metered):
+class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing):
     """The settings of the callbacks service; the base classes have those of several services."""
 
     # Without repr, since logs and tracebacks contain settings.
@@ -93,9 +98,13 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         default=(),
         repr=False,
         metadata={
-            "doc": "Secrets that sign callbacks, comma-separated, each whsec_ followed by base64. During a rotation every "
-            "secret signs."
+            "doc": "Secrets that sign the callbacks of targets and namespaces without a secret of their own, comma-separated, "
+            "each whsec_ followed by base64. During a rotation every secret signs."
         },
+    )
+    callback_secrets_dir: str = option(
+        "",
+        "Folder of the files that secrets by reference (`file:NAME`) name. The service reads a changed file within seconds.",
     )
     callback_allow: tuple[str, ...] = option(
         (),
@@ -117,6 +126,11 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
     callback_slots: int = option(500, "Maximum number of concurrent calls on the normal path.")
     callback_target_slots: int = option(
         8, "Maximum number of concurrent calls to one target on the normal path."
+    )
+    callback_host_slots: int = option(
+        200,
+        "Maximum number of concurrent calls to one host (scheme, name and port) on the normal path; until the host answers "
+        "in time, twice callback_target_slots.",
     )
     callback_slow_slots: int = option(
         200, "Maximum number of concurrent slow calls, which occupy no slot of the normal path."
@@ -153,7 +167,12 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
     )
     callback_forget_s: float = option(
         604_800.0,
-        "Seconds without a call after which a target is deleted, if it is normal, has count 0 and no rate of its own.",
+        "Seconds without a call after which a target is deleted, if it is normal with count 0 or has answered 410, and has "
+        "neither a rate of its own nor held callbacks.",
+    )
+    callback_held_max_s: float = option(
+        604_800.0,
+        "Seconds after which a held callback becomes a dead letter, which can be replayed.",
     )
     callback_slow_s: float = option(_HEALTH.slow_s, "Seconds after which a call counts as slow.")
     callback_abnormal_count: int = option(
@@ -178,8 +197,8 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
     )
     callback_suspicion_share: float = option(
         _HEALTH.self_check_share,
-        "Share of all target addresses (and at least ten) that must become abnormal within 30 s to start self-check mode, in "
-        "which no slow call counts; 0 turns this off.",
+        "Share of all hosts, and of those of the other namespaces (and at least ten servers), that must become abnormal within "
+        "30 s to start self-check mode, in which no slow call counts; 0 turns this off.",
     )
     callback_drain_rate: float = option(
         _DRAIN.rate,
@@ -222,6 +241,9 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         return LaneBounds(
             slots=self.callback_slots,
             target_slots=self.callback_target_slots,
+            host_slots=self.callback_host_slots,
+            untrusted_slots=2 * self.callback_target_slots,
+            server_slots=max(2 * self.callback_target_slots, self.callback_slots // 8),
             suspect_slots=max(1, self.callback_slots // 2),
             lane_size=self.callback_waiting,
             total_size=self.callback_in_hand // 2,
@@ -236,11 +258,24 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
             slots=slots,
             target_slots=min(self.callback_diverted_target_slots, slots),
             # Two slots stay free for targets that respond, such as a recovering one.
+            host_slots=max(1, slots - 2),
+            untrusted_slots=min(2 * self.callback_diverted_target_slots, slots),
+            server_slots=max(1, slots - 2),
             suspect_slots=max(1, slots - 2),
             lane_size=self.callback_waiting,
             total_size=self.callback_in_hand // 4,
             longest_wait_s=self.callback_patience_s,
         )
+
+    @property
+    def slow_host_slots(self) -> int:
+        """Most calls to one host in the slow pool."""
+        return max(self.callback_slow_target_slots, self.callback_slow_slots // 8)
+
+    @property
+    def slow_server_slots(self) -> int:
+        """Most calls to one server in the slow pool."""
+        return max(self.callback_slow_target_slots, self.callback_slow_slots // 4)
 
     @cached_property
     def policy(self) -> DeliveryPolicy:
@@ -289,6 +324,10 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         # A shorter time could delete a target whose last call is not recorded yet.
         if not LEAST_FORGET_S <= self.callback_forget_s < float("inf"):
             problems.append(f"callback_forget_s={self.callback_forget_s} must be at least {LEAST_FORGET_S:g}")
+        if not LEAST_HELD_MAX_S <= self.callback_held_max_s < float("inf"):
+            problems.append(
+                f"callback_held_max_s={self.callback_held_max_s} must be at least {LEAST_HELD_MAX_S:g}"
+            )
         if not 0 <= self.callback_rate < float("inf"):
             problems.append(f"callback_rate={self.callback_rate} must not be negative")
         problems += [
@@ -299,6 +338,7 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
                 # partition.
                 ("stall_timeout_s", "twice ", "callback_patience_s"),
                 ("callback_slots", "", "callback_target_slots"),
+                ("callback_host_slots", "", "callback_target_slots"),
                 ("callback_diverted_slots", "", "callback_diverted_target_slots"),
                 ("callback_in_hand", "", "callback_slots"),
             )
@@ -321,19 +361,6 @@ class CallbacksSettings(ProcessorSettings, Platform, Metered):
         except ValueError as error:
             return [f"callback_allow={','.join(self.callback_allow)!r}: {error}"]
         return []
-
-
-def secret_problem(secret: str) -> str | None:
-    """The problem of an invalid secret, without showing it; None for a valid one."""
-    if not secret.startswith(_SECRET_PREFIX):
-        return f"does not begin with {_SECRET_PREFIX}"
-    try:
-        decoded = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        return f"is not base64 after {_SECRET_PREFIX}"
-    if len(decoded) not in _SECRET_BYTES:
-        return f"has {len(decoded)} bytes, and must have {_SECRET_BYTES[0]} to {_SECRET_BYTES[-1]}"
-    return None
 
 
 def _of_setting(problem: str, settings: Mapping[str, str]) -> str:

@@ -4,6 +4,9 @@ Other parts read and change the cache; it calls none of them. `target_store` loa
 
 It is an LRU cache with a soft capacity: targets in use are never evicted, however many there are.
 Each load scans a few entries only, so its cost does not depend on the size of the cache.
+
+Disabled targets have nothing to do here, however many callbacks they are owed. They leave memory
+soon, because many URLs have a token, and all of them may answer 410.
 """
 
 from __future__ import annotations
@@ -11,91 +14,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from penstock.callbacks.caller import CallResult
+from penstock.callbacks.hosts import Host, Hosts
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.contracts.event import Callback, origin_of
-from penstock.core.drain import Drain
-from penstock.core.health import HealthWindow, SelfCheck
-from penstock.core.target import TargetId
-from penstock.postgres.targets import StoredTarget
+from penstock.callbacks.target import Attempt, Target
+from penstock.contracts.event import origin_of
+from penstock.core.health import SelfCheck
+from penstock.core.target import HostId, TargetId
 
 log = logging.getLogger(__name__)
 
-# Attempts of a target that operators can see.
-SHOWN_ATTEMPTS = 10
-
-
-class Attempt(NamedTuple):
-    """An attempt as operators see it.
-
-    Attributes:
-        at_s: when it ended, seconds since 1970.
-        callback: id of the callback.
-        attempt: number of the attempt, from 1.
-        took_ms: duration in milliseconds.
-        status: HTTP status of the answer; None without one.
-        message: the result in one sentence.
-    """
-
-    at_s: float
-    callback: str
-    attempt: int
-    took_ms: int
-    status: int | None
-    message: str
-
-    @classmethod
-    def of(cls, callback: Callback, result: CallResult, at_s: float) -> Attempt:
-        """The attempt of a call that has just ended."""
-        took_ms = round(result.took_s * 1000)
-        return cls(at_s, callback.id, callback.attempt + 1, took_ms, result.status, result.message)
-
-
-class Target:
-    """One target in memory.
-
-    Attributes:
-        partition: of the records of its callbacks.
-        disabled: whether nothing may be sent to it.
-        rate: most calls per second; None for the service's setting.
-        window: its health.
-        drain: how many of its held callbacks may be drained.
-        attempts: the last few.
-        suspect: whether its latest call was slow.
-    """
-
-    __slots__ = ("attempts", "disabled", "drain", "partition", "rate", "suspect", "window")
-
-    def __init__(self, stored: StoredTarget, partition: int, settings: CallbacksSettings) -> None:
-        self.partition = partition
-        self.disabled = stored.disabled
-        self.rate = stored.rate
-        self.window = HealthWindow(settings.health, stored.health)
-        self.window.failures = stored.failures
-        self.drain = Drain(settings.drain)
-        self.attempts: deque[Attempt] = deque(
-            (Attempt(**attempt) for attempt in stored.attempts), maxlen=SHOWN_ATTEMPTS
-        )
-        # A target that was stored as abnormal must be probed first.
-        self.suspect = stored.health.abnormal
-
-    def to_stored(self, target_id: TargetId, now_s: float) -> StoredTarget:
-        """The state to save.
-
-        Args:
-            target_id: its identity.
-            now_s: seconds since 1970.
-        """
-        return StoredTarget(
-            target=target_id,
-            health=self.window.snapshot(now_s),
-            failures=self.window.failures,
-            attempts=[attempt._asdict() for attempt in self.attempts],
-        )
+# Disabled targets in memory that are not in use, and seconds after which each is loaded anew: its
+# row may have been deleted meanwhile.
+DISABLED_CAPACITY = 1_000
+DISABLED_KEPT_S = 60.0
+# Disabled targets that one pass looks at.
+_DISABLED_SCANNED = 1_000
 
 
 class TargetCache:
@@ -103,26 +39,41 @@ class TargetCache:
 
     Args:
         settings: of the service.
+        hosts: of all targets; None for new ones.
 
     Attributes:
         held: targets for which callbacks may be held in PostgreSQL; the first one is drained next.
+        queued: targets with callbacks that are held in PostgreSQL behind others of their target,
+            with the number of the last one that was read.
         unsaved: targets whose health must be saved soon.
         unsaved_attempts: targets with attempts that are not saved yet.
+        disabling: targets that answered that they are gone, until PostgreSQL has them as disabled.
+        hosts: the hosts of all targets, also of those that are not in memory.
         urgent: set when the store has something to do before its next tick.
     """
 
-    def __init__(self, settings: CallbacksSettings) -> None:
+    def __init__(self, settings: CallbacksSettings, hosts: Hosts | None = None) -> None:
         self._settings = settings
         self._targets: OrderedDict[TargetId, Target] = OrderedDict()
+        # Disabled targets, the first loaded ones first, with the monotonic time of that.
+        self._disabled: OrderedDict[TargetId, float] = OrderedDict()
         # Targets that another process changed; `put` keeps their attempts.
         self._changed: dict[TargetId, Target] = {}
-        # How many targets share a URL.
-        self._url_counts: Counter[str] = Counter()
+        # How many targets each host has, and how many hosts each namespace.
+        self._host_counts: Counter[HostId] = Counter()
+        self._hosts_within: Counter[str] = Counter()
+        # How many namespaces call an origin.
+        self._origins: Counter[str] = Counter()
         self._partitions: frozenset[int] = frozenset()
         self._self_check = SelfCheck(settings.health)
+        # A target of a host counts no more than this for the host.
+        self._most_counted = max(1, settings.health.threshold // 3)
+        self.hosts = Hosts(settings) if hosts is None else hosts
         self.held: dict[TargetId, None] = {}
+        self.queued: dict[TargetId, int] = {}
         self.unsaved: set[TargetId] = set()
         self.unsaved_attempts: set[TargetId] = set()
+        self.disabling: set[TargetId] = set()
         self.urgent = asyncio.Event()
 
     def __len__(self) -> int:
@@ -132,9 +83,9 @@ class TargetCache:
         return target_id in self._targets
 
     @property
-    def url_count(self) -> int:
-        """How many different URLs the targets have."""
-        return len(self._url_counts)
+    def host_counts(self) -> Mapping[str, int]:
+        """How many hosts the targets of each namespace have."""
+        return self._hosts_within
 
     def get(self, target_id: TargetId) -> Target | None:
         """Returns a target and marks it as used; None when it is not loaded or not owned."""
@@ -149,7 +100,8 @@ class TargetCache:
 
     def put(self, target_id: TargetId, target: Target) -> None:
         """Adds or replaces a target; attempts that were not saved yet are kept."""
-        self._url_counts[target_id.url] += target_id not in self._targets
+        if target_id not in self._targets:
+            self._count_host(target.host.id, 1)
         before = self._targets.get(target_id) or self._changed.get(target_id)
         self._changed.pop(target_id, None)
         last_s = target.attempts[-1].at_s if target.attempts else 0.0
@@ -159,14 +111,37 @@ class TargetCache:
             self.unsaved_attempts.add(target_id)
         self._targets[target_id] = target
         self._targets.move_to_end(target_id)
+        if target.disabled:
+            self._set_aside(target_id)
+        else:
+            self._disabled.pop(target_id, None)
+
+    def _set_aside(self, target_id: TargetId) -> None:
+        """A disabled target is not called; its callbacks are found again when it is enabled."""
+        self._disabled[target_id] = time.monotonic()
+        self._disabled.move_to_end(target_id)
+        self.held.pop(target_id, None)
+        self.queued.pop(target_id, None)
 
     def drop(self, target_id: TargetId) -> None:
         """Removes a target if it is there."""
-        if self._targets.pop(target_id, None) is None:
+        if (target := self._targets.pop(target_id, None)) is not None:
+            self._disabled.pop(target_id, None)
+            self._count_host(target.host.id, -1)
+
+    def _count_host(self, host_id: HostId, by: int) -> None:
+        before = self._host_counts[host_id]
+        self._host_counts[host_id] += by
+        if (before > 0) == (before + by > 0):
             return
-        self._url_counts[target_id.url] -= 1
-        if not self._url_counts[target_id.url]:
-            del self._url_counts[target_id.url]
+        self._hosts_within[host_id.namespace] += by
+        self._origins[host_id.origin] += by
+        if by < 0:
+            del self._host_counts[host_id]
+            if not self._hosts_within[host_id.namespace]:
+                del self._hosts_within[host_id.namespace]
+            if not self._origins[host_id.origin]:
+                del self._origins[host_id.origin]
 
     def drop_changed(self, target_id: TargetId) -> None:
         """Removes a target that another process has changed; `put` keeps its attempts."""
@@ -190,6 +165,23 @@ class TargetCache:
             else:
                 self.drop(target_id)
 
+    def evict_disabled(self, now_s: float, in_flight: Callable[[TargetId], bool]) -> None:
+        """Removes disabled targets that PostgreSQL has, some time after they were loaded.
+
+        Args:
+            now_s: seconds on the monotonic clock.
+            in_flight: as in `evict`.
+        """
+        for _ in range(min(_DISABLED_SCANNED, len(self._disabled))):
+            target_id, since_s = next(iter(self._disabled.items()))
+            if len(self._disabled) <= DISABLED_CAPACITY and now_s - since_s < DISABLED_KEPT_S:
+                return
+            if self._has_state(target_id, self._targets[target_id]) or in_flight(target_id):
+                self._disabled[target_id] = now_s
+                self._disabled.move_to_end(target_id)
+            else:
+                self.drop(target_id)
+
     def owns(self, partition: int) -> bool:
         """Whether the targets of a partition are this process's."""
         return partition in self._partitions
@@ -207,16 +199,31 @@ class TargetCache:
             self.drop(target_id)
         for target_id in [name for name, target in self._changed.items() if target.partition in partitions]:
             del self._changed[target_id]
+        self.drop_absent()
+
+    def drop_absent(self) -> None:
+        """Drops the marks of targets that are not in memory; a search finds them again."""
         self.held = {target_id: None for target_id in self.held if target_id in self._targets}
+        self.queued = {name: after for name, after in self.queued.items() if name in self._targets}
+
+    def host_of(self, target_id: TargetId) -> Host:
+        """The host of a target."""
+        target = self._targets.get(target_id)
+        return self.hosts.of(target_id) if target is None else target.host
 
     def is_suspect(self, target_id: TargetId) -> bool:
-        """Whether its latest call was slow."""
+        """Whether the latest call to it or to its host was slow."""
         target = self._targets.get(target_id)
-        return target is not None and target.suspect
+        return target is not None and (target.suspect or target.host.suspect)
+
+    def is_trusted(self, target_id: TargetId) -> bool:
+        """Whether the latest call to it was answered in time; other targets do not count."""
+        target = self._targets.get(target_id)
+        return target is not None and target.trusted
 
     def is_abnormal(self, target: Target) -> bool:
-        """Whether its circuit breaker is open, so that its callbacks are diverted."""
-        return target.window.is_abnormal(time.time())
+        """Whether its callbacks are diverted: its circuit breaker is open, or its host's."""
+        return target.window.is_abnormal(time.time()) or target.host.abnormal
 
     def rate_of(self, target_id: TargetId) -> float | None:
         """Its most calls per second; None for any number."""
@@ -244,14 +251,28 @@ class TargetCache:
         """Whether self-check mode is on or ended a moment ago: failures do not count then."""
         return self._self_check.was_active(time.monotonic())
 
-    def disable(self, target_id: TargetId) -> None:
-        """Marks a target as disabled; `TargetStore.disable` records that."""
-        if (target := self._targets.get(target_id)) is not None:
-            target.disabled = True
+    def disable_gone(self, target_id: TargetId, why: str) -> None:
+        """Marks a target as disabled by its answer; the `Ledger` records that with the outcome."""
+        target = self._targets.get(target_id)
+        if target is None or target.disabled:
+            return
+        target.disabled = True
+        self._set_aside(target_id)
+        self.disabling.add(target_id)
+        log.warning(
+            "A target is disabled",
+            extra={"event": "target_disabled", "reason": why, **log_fields(target_id)},
+        )
 
     def mark_held(self, target_ids: Iterable[TargetId]) -> None:
         """Callbacks of these targets are held in PostgreSQL from now on."""
-        self.held.update(dict.fromkeys(target_ids))
+        self.held.update(dict.fromkeys(one for one in target_ids if one not in self._disabled))
+
+    def mark_queued(self, target_ids: Iterable[TargetId]) -> None:
+        """Callbacks of these targets are held behind others from now on."""
+        for target_id in target_ids:
+            if target_id not in self._disabled:
+                self.queued.setdefault(target_id, 0)
 
     def record_attempt(self, target_id: TargetId, attempt: Attempt) -> None:
         """Adds an attempt to those that operators see."""
@@ -263,32 +284,68 @@ class TargetCache:
         """Records that a call was slow, or ended in time.
 
         Returns:
-            Whether this has opened or closed the target's circuit breaker.
+            Whether this has opened or closed the circuit breaker of the target or of its host.
         """
         target = self._targets.get(target_id)
         if target is None:
             return False
-        target.suspect = slow
+        host = target.host
+        target.suspect = host.suspect = slow
+        target.trusted = host.trusted = not slow
         if self._self_check.is_active(time.monotonic()):
             return False
         now_s = time.time()
-        before, had_count = target.window.is_abnormal(now_s), target.window.has_count
+        before, count = target.window.is_abnormal(now_s), target.window.snapshot(now_s).count
         target.window.record(slow=slow, failed=failed, now_s=now_s)
         after = target.window.is_abnormal(now_s)
-        if had_count or target.window.has_count:
+        if count or target.window.has_count:
             self.unsaved.add(target_id)
-        if after == before:
-            return False
-        self.urgent.set()
-        if after:
+        if after != before:
+            self.urgent.set()
+        if after and not before:
             log.warning(
                 "A target is abnormal; its callbacks are diverted",
                 extra={"event": "target_diverted", **log_fields(target_id)},
             )
-            self._reset(self._self_check.trip(target_id, time.monotonic(), self.url_count))
-        else:
+            self._trip(target_id, host)
+        elif before and not after:
             log.info("A target is normal again", extra={"event": "target_recovered", **log_fields(target_id)})
-        return target.window.is_abnormal(now_s) != before
+        # A target that hangs alone must not divert its neighbours.
+        host_changed = (not slow or count < self._most_counted) and self._record_host(
+            host, slow=slow, now_s=now_s
+        )
+        return host_changed or target.window.is_abnormal(now_s) != before
+
+    def _trip(self, target_id: TargetId, host: Host) -> None:
+        server = self.hosts.server_of(host)
+        hosts, within = len(self._origins), self._hosts_within
+        self._reset(self._self_check.trip(target_id, server, time.monotonic(), hosts, within))
+
+    def freeze(self) -> None:
+        """In self-check mode, keeps the counts of abnormal targets from decaying."""
+        if not self._self_check.is_active(time.monotonic()):
+            return
+        now_s = time.time()
+        for target in self._targets.values():
+            target.window.freeze(now_s)
+            target.host.window.freeze(now_s)
+
+    def _record_host(self, host: Host, *, slow: bool, now_s: float) -> bool:
+        """Records a call for the host; returns whether this has changed its circuit breaker."""
+        before = host.window.is_abnormal(now_s)
+        host.window.record(slow=slow, now_s=now_s)
+        after = host.window.is_abnormal(now_s)
+        fields = {"namespace": host.id.namespace, "target": host.id.origin}
+        if after and not before:
+            log.warning(
+                "A host is abnormal; the callbacks of all its targets are diverted",
+                extra={"event": "host_diverted", **fields},
+            )
+            self._trip(TargetId(*host.id), host)
+            after = host.window.is_abnormal(now_s)
+        elif before and not after:
+            log.info("A host is normal again", extra={"event": "host_recovered", **fields})
+        return after != before
 
     def _reset(self, target_ids: Sequence[TargetId]) -> None:
         if not target_ids:
@@ -303,6 +360,8 @@ class TargetCache:
             },
         )
         for target_id in target_ids:
+            # A host that tripped is in place of its targets.
+            self.hosts.of(target_id).window.reset()
             if (target := self._targets.get(target_id)) is not None:
                 target.window.reset()
                 self.unsaved.add(target_id)
@@ -311,10 +370,12 @@ class TargetCache:
         """Whether a target has state that a load would not restore, or that the service acts on."""
         return (
             target_id in self.held
+            or target_id in self.queued
             or target_id in self.unsaved
             or target_id in self.unsaved_attempts
-            or target.disabled
-            or target.window.has_count
+            or target_id in self.disabling
+            # The count of a disabled target is in its row, and nothing has to lower it.
+            or (target.window.has_count and not target.disabled)
         )
 
 

@@ -15,19 +15,22 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import asyncpg
 
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.target_cache import Target, TargetCache, log_fields
+from penstock.callbacks.target import Target
+from penstock.callbacks.target_cache import TargetCache, log_fields
 from penstock.concurrency.retry import retry_until_available
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import TargetId
 from penstock.errors import Fatal, PostgresUnavailable
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
+from penstock.metrics.rounds import ROUNDS
 from penstock.postgres import targets
 from penstock.postgres.session import Session
-from penstock.postgres.targets import StoredTarget
+from penstock.postgres.targets import FoundTargets, StoredTarget
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +42,26 @@ SAVE_ATTEMPTS_EVERY_S = 15.0
 SAVE_BATCH = 200
 # Most seconds for the last save of a stopping process.
 LAST_SAVE_S = 3.0
-# How often PostgreSQL is searched for troubled targets.
+# How often PostgreSQL is searched for troubled targets, and how many one statement looks at.
 SEARCH_EVERY_S = 30.0
+SEARCHED = 1_000
 # Capacity of the cache, and entries scanned for eviction per loaded target.
 CAPACITY = 50_000
 SCANNED_PER_LOAD = 2
 # Rows that one pass of the cleaner checks, and seconds between two passes: ten million rows take a
 # day and a half.
 CLEANED_ROWS = 5_000
+# The cleaner's name in metrics.
+CLEANER = "target_cleaner"
 CLEAN_EVERY_S = 60.0
 
 IsInFlight = Callable[[TargetId], bool]
+
+
+class _Find(Protocol):
+    async def __call__(
+        self, pool: asyncpg.Pool[asyncpg.Record], after: TargetId | None, *, limit: int
+    ) -> FoundTargets: ...
 
 
 class _Load:
@@ -90,6 +102,8 @@ class TargetStore:
         self._loads: set[_Load] = set()
         self._invalidated: set[TargetId] = set()
         self._search_at_s = 0.0
+        # The search under way: what it looks for, and the last target that it looked at.
+        self._search: tuple[_Find, TargetId | None] | None = None
         self._save_at_s = time.monotonic() + SAVE_EVERY_S
         self._save_attempts_at_s = time.monotonic() + SAVE_ATTEMPTS_EVERY_S
 
@@ -136,7 +150,8 @@ class TargetStore:
                 partition = partitions[stored.target]
                 # The partition may have been revoked during the read.
                 if self._cache.owns(partition):
-                    self._cache.put(stored.target, Target(stored, partition, self._settings))
+                    host = self._cache.hosts.of(stored.target)
+                    self._cache.put(stored.target, Target(stored, partition, self._settings, host))
             # A change during the read is notified only once, so the target is read again.
             left = [target_id for target_id in left if target_id in load.invalidated]
         self._cache.evict(CAPACITY, SCANNED_PER_LOAD * len(partitions), in_flight)
@@ -181,6 +196,8 @@ class TargetStore:
             PostgresUnavailable: some were not saved; they are saved the next time.
         """
         now_s = time.monotonic()
+        if now_s >= self._save_at_s:
+            self._cache.freeze()
         if now_s >= self._save_attempts_at_s:
             await self._save(self._cache.unsaved | self._cache.unsaved_attempts)
             self._save_at_s, self._save_attempts_at_s = now_s + SAVE_EVERY_S, now_s + SAVE_ATTEMPTS_EVERY_S
@@ -192,52 +209,49 @@ class TargetStore:
         """Saves everything before the process stops, if PostgreSQL answers in time."""
         with suppress(TimeoutError, PostgresUnavailable):
             unsaved = self._cache.unsaved | self._cache.unsaved_attempts
-            await asyncio.wait_for(self._save(unsaved), LAST_SAVE_S)
+            async with asyncio.timeout(LAST_SAVE_S):
+                await self._save(unsaved)
 
     async def find_troubled(self, in_flight: IsInFlight) -> None:
-        """Finds this process's targets that are not normal or have held callbacks, if it is time.
+        """Finds this process's targets that are abnormal or have held callbacks, if it is time.
+
+        After a full page the next tick continues, so that many such targets delay no other work.
 
         Args:
             in_flight: as in `load`.
 
         Raises:
-            PostgresUnavailable: no server.
+            PostgresUnavailable: no server; the next tick continues.
         """
-        now_s = time.monotonic()
-        if now_s < self._search_at_s:
-            return
-        self._search_at_s = now_s + SEARCH_EVERY_S
-        partitions = {
-            target_id: self._partition_of(target_id.url)
-            for target_id in await targets.find_troubled(self._pool)
-        }
+        if self._search is None:
+            now_s = time.monotonic()
+            if now_s < self._search_at_s:
+                return
+            self._search_at_s = now_s + SEARCH_EVERY_S
+            self._search = targets.find_abnormal, None
+        while self._search is not None:
+            find, after = self._search
+            page = await find(self._pool, after, limit=SEARCHED)
+            await self._mark_troubled(page.targets, in_flight)
+            if page.last is not None:
+                self._search = find, page.last
+                return
+            self._search = (targets.find_held, None) if find is targets.find_abnormal else None
+        self._cache.drop_absent()
+
+    async def _mark_troubled(self, found: Iterable[TargetId], in_flight: IsInFlight) -> None:
+        partitions = {target_id: self._partition_of(target_id.url) for target_id in found}
         troubled = [target_id for target_id, partition in partitions.items() if self._cache.owns(partition)]
         missing = {target_id: partitions[target_id] for target_id in troubled if target_id not in self._cache}
         if missing:
             await self.load(missing, in_flight)
         self._cache.mark_held(troubled)
+        self._cache.mark_queued(troubled)
         # No call of an idle target would cause a save of its decayed count.
         self._cache.unsaved.update(
             target_id
             for target_id in troubled
             if (target := self._cache.get(target_id)) and not self._cache.is_abnormal(target)
-        )
-
-    async def disable(self, target_id: TargetId, why: str) -> None:
-        """Records that a target's answer has disabled it.
-
-        Args:
-            target_id: the target.
-            why: shown to operators.
-        """
-        log.warning(
-            "A target is disabled",
-            extra={"event": "target_disabled", "reason": why, **log_fields(target_id)},
-        )
-        self._cache.disable(target_id)
-        await retry_until_available(
-            lambda: targets.disable(self._pool, target_id, why, answered=True),
-            waiting_for="disabling a target",
         )
 
     async def _read(self, load: _Load, target_ids: Sequence[TargetId]) -> Sequence[StoredTarget]:
@@ -285,12 +299,13 @@ class TargetStore:
 
 
 class TargetCleaner:
-    """Removes rows of unused targets: normal, with count 0 and no rate, and not called for long.
+    """Removes rows of unused targets: normal with count 0, or gone, and not called for long.
 
     Every URL that was ever called has a row, and many URLs contain a token and are called once. The
     process that holds the requeuer's lock walks all rows again and again, a few per pass, so a pass
-    costs the same however many there are. A removed target gets a new row with its next call. When
-    in doubt, a row stays.
+    costs the same however many there are. A removed target gets a new row with its next callback,
+    and one that was gone is called again. A target with a rate or held callbacks stays. When in
+    doubt, a row stays.
 
     Args:
         settings: of the service.
@@ -302,6 +317,7 @@ class TargetCleaner:
         self._session = session
         self._after: TargetId | None = None
         self._clean_at_s = 0.0
+        ROUNDS.expect(CLEANER, CLEAN_EVERY_S)
 
     async def clean(self) -> None:
         """Checks the next few rows, if a pass is due.
@@ -322,6 +338,7 @@ class TargetCleaner:
                 extra={"event": "target_cleaning_delayed", "reason": str(error)},
             )
             return
+        ROUNDS.complete(CLEANER)
         if removed:
             log.info(
                 "Unused targets were removed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from penstock.checks import rows
+from penstock.checks.flows import Flows
 from penstock.checks.in_transit import InTransit
 from penstock.checks.kafka import Topics
 from penstock.checks.misplaced import Misplaced
@@ -54,18 +55,23 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         report.moved = await checks.moved(pool)
         report.missing = await missing_tasks(pool, topics)
         unstamped = Unstamped(settings, show)
+        flows = Flows(pool, show)
         report.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
+        report.add(await flows.find(), show)
         if not repair or report.clean:
             return report
         session = await stack.enter_async_context(open_session(settings.sessions, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
-        repairs = Repair(settings, pool, session, producer, queued, stuck, topics, misplaced, unstamped)
+        repairs = Repair(
+            settings, pool, session, producer, queued, stuck, topics, misplaced, unstamped, flows
+        )
         report.repaired = await repairs.repair(report.counts)
         second = Report()
         queued = Queued(settings, pool, topics, show)
         stuck = StuckCallbacks(settings, pool, topics, show)
         misplaced = Misplaced(settings, pool, topics)
         second.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
+        second.add(await flows.find(), show)
         report.remaining = second.counts
         return report
 

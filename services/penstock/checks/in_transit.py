@@ -23,8 +23,8 @@ from penstock.kafka.topics import (
     CALLBACKS,
     CALLBACKS_DIVERTED,
     HEARTBEATS,
+    INGESTED,
     STAGE_RESULTS,
-    SUBMITTED,
     ready,
     service_group,
     workers_group,
@@ -147,13 +147,13 @@ class InTransit:
 
     async def _unread(self) -> Suspects:
         """Records that have been unread for long, in partitions whose readers make no progress."""
-        submitted = self._settings.prefix + SUBMITTED.name
         found: Suspects = {}
-        ingested = {
-            TopicPartition(submitted, partition): offset
-            for partition, (offset, _) in (await ingest_positions.stored_all(self._pool, submitted)).items()
-        }
-        positions = [(SUBMITTED, "task-sync", ingested)]
+        positions = []
+        for topic, service in INGESTED:
+            name = self._settings.prefix + topic.name
+            stored = await ingest_positions.stored_all(self._pool, name)
+            ingested = {TopicPartition(name, partition): offset for partition, (offset, _) in stored.items()}
+            positions.append((topic, service, ingested))
         for topic, service in _READ_BY:
             group = service_group(self._settings.prefix, service)
             positions.append((topic, service, await self._topics.committed(group)))

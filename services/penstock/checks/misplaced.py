@@ -22,8 +22,8 @@ from penstock.kafka.topics import (
     CALLBACKS,
     CALLBACKS_DIVERTED,
     HEARTBEATS,
+    INGESTED,
     STAGE_RESULTS,
-    SUBMITTED,
     ready,
     service_group,
     workers_group,
@@ -53,9 +53,8 @@ class Misplaced:
         self._settings = settings
         self._pool = pool
         self._topics = topics
-        self._submitted = settings.prefix + SUBMITTED.name
-        # The positions that the last search found, of ingest and of groups.
-        self._ingest: dict[int, tuple[ingest_positions.Stored | None, Start]] = {}
+        # The positions that the last search found, of ingest by topic and of groups.
+        self._ingest: dict[str, dict[int, tuple[ingest_positions.Stored | None, Start]]] = {}
         self._groups: dict[str, dict[TopicPartition, Start]] = {}
 
     async def find(self) -> dict[Hashable, Offenders]:
@@ -65,18 +64,18 @@ class Misplaced:
             PostgresUnavailable, KafkaUnavailable: it is unknown.
         """
         found: dict[Hashable, Offenders] = {}
-        stored = await ingest_positions.stored_all(self._pool, self._submitted)
-        starts = await self._topics.check(
-            {
-                TopicPartition(self._submitted, number): Position.from_stored(*at)
-                for number, at in stored.items()
+        self._ingest = {}
+        for topic, reader in INGESTED:
+            name = self._settings.prefix + topic.name
+            stored = await ingest_positions.stored_all(self._pool, name)
+            starts = await self._topics.check(
+                {TopicPartition(name, number): Position.from_stored(*at) for number, at in stored.items()}
+            )
+            self._ingest[name] = {
+                tp.partition: (stored[tp.partition], start) for tp, start in starts.items() if start.moved
             }
-        )
-        self._ingest = {
-            tp.partition: (stored[tp.partition], start) for tp, start in starts.items() if start.moved
-        }
-        for number, (_stored, start) in self._ingest.items():
-            _add(found, TopicPartition(self._submitted, number), start, "task-sync")
+            for number, (_stored, start) in self._ingest[name].items():
+                _add(found, TopicPartition(name, number), start, reader)
         self._groups = {}
         for group, reader, names in await self._readers():
             committed = await self._topics.positions(group)
@@ -107,8 +106,10 @@ class Misplaced:
         Raises:
             PostgresUnavailable, KafkaUnavailable: some may not be moved.
         """
-        await ingest_positions.move(self._pool, self._submitted, self._ingest)
-        moved = len(self._ingest)
+        moved = 0
+        for name, of_topic in self._ingest.items():
+            await ingest_positions.move(self._pool, name, of_topic)
+            moved += len(of_topic)
         for group, starts in self._groups.items():
             try:
                 await self._commit(group, starts)

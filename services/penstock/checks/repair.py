@@ -16,6 +16,11 @@
 | miscounted | counted anew, without a pause of the platform |
 | unstamped | the broker stamps the topic's records from now on, as `penstock topics` sets it |
 | unbegun | due at once on the diverted path: another topic and another pool, past what kept it |
+| stalled | the flow's owner decides anew: what it has applied before changes nothing |
+| leftover | tasks and child flows are cancelled as by hand; limits and waits are deleted |
+| miscounted_flow | counters are corrected while the flow is locked, and its owner decides anew |
+| unapplied | the owner of the shard is notified once more |
+| unmatched | events are brought to waits, as the owner's sweep does |
 
 A service that does not run cannot be replaced: offenders that are unheard, unread, unproven or
 waiting stay. An unwatched attempt stays while a result is unread, because it may be its own.
@@ -32,6 +37,7 @@ from functools import partial
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from penstock.checks.flows import Flows
 from penstock.checks.kafka import Topics
 from penstock.checks.misplaced import Misplaced
 from penstock.checks.queued import Queued
@@ -39,15 +45,18 @@ from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
 from penstock.checks.stuck_callbacks import StuckCallbacks
 from penstock.checks.unstamped import Unstamped
+from penstock.contracts.event import OutboxEntry
 from penstock.core.attempt import AttemptId
+from penstock.core.endings import ExpiredLease
 from penstock.core.target import TargetId
 from penstock.errors import RecordsRefused
-from penstock.kafka.outbox import Publisher, publish, redeliver
+from penstock.kafka.outbox import Publisher, publish, redeliver, send_all
 from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, service_group
-from penstock.postgres import backlog, callbacks, checks, outbox, release
+from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS, HEARTBEATS, STAGE_RESULTS, service_group
+from penstock.postgres import backlog, callback_ends, callback_outbox, callbacks, checks, outbox, release
+from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.checks import BATCH
-from penstock.postgres.expiry import ExpiredLease, expire
+from penstock.postgres.expiry import expire
 from penstock.postgres.outbox import OutboxEvents
 from penstock.postgres.session import Session
 from penstock.settings import Platform
@@ -56,6 +65,7 @@ log = logging.getLogger(__name__)
 
 # Rows of the outbox that are published at a time: each may hold a thousand events.
 OUTBOX_BATCH = 20
+RESULT_TOPICS = (CALLBACKS_RESULTS.name, CALLBACKS_DEAD.name)
 
 
 class Repair:
@@ -71,6 +81,7 @@ class Repair:
         topics: of Kafka.
         misplaced: knows the positions that do not fit their topics.
         unstamped: knows the topics whose records their writers stamp.
+        flows: finds and repairs flows.
     """
 
     def __init__(
@@ -84,6 +95,7 @@ class Repair:
         topics: Topics,
         misplaced: Misplaced,
         unstamped: Unstamped,
+        flows: Flows,
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -107,6 +119,7 @@ class Repair:
             Rule.LOST: partial(checks.note_lost, pool),
             Rule.MISCOUNTED: partial(backlog.recount, pool),
             Rule.UNSTAMPED: unstamped.stamp,
+            **flows.repairs(self._publish_outbox, settings.event_source),
         }
 
     async def repair(self, rules: Counter[Rule]) -> Counter[Rule]:
@@ -141,7 +154,6 @@ class Repair:
 
     async def _expire(self) -> int:
         """Ends unwatched attempts, as the heartbeat processor ends those of expired leases."""
-        publisher = Publisher(self._producer, self._settings, partial(outbox.delete_published, self._pool))
         total = 0
         while True:
             rows = await checks.unwatched(self._pool, partitions_of(self._settings, HEARTBEATS))
@@ -164,13 +176,17 @@ class Repair:
                 chance=random.random,
                 source=self._settings.event_source,
             )
-            publisher.enqueue(expiry.outbox)
+            await self._publish_outbox(expiry.outbox)
             total += len(expiry.ended)
             if len(rows) < BATCH or not expiry.ended:
                 break
-        # The sweeper publishes what cannot be published now.
-        await publisher.drain()
         return total
+
+    async def _publish_outbox(self, entry: OutboxEntry) -> None:
+        """Publishes what a repair wrote; the sweeper publishes what cannot be published now."""
+        publisher = Publisher(self._producer, self._settings, partial(outbox.delete_published, self._pool))
+        publisher.enqueue(entry)
+        await publisher.drain()
 
     async def _has_unread_results(self) -> bool:
         """Whether the stage processor has not committed a result that is on Kafka now."""
@@ -198,14 +214,41 @@ class Repair:
             rows = await outbox.unpublished(self._pool, age_s=GRACE_S, limit=OUTBOX_BATCH)
             published += await self._publish_rows(rows)
             if len(rows) < OUTBOX_BATCH:
-                return published
+                break
+        for topic in RESULT_TOPICS:
+            while results := await callback_outbox.unpublished(
+                self._pool, topic, age_s=GRACE_S, limit=OUTBOX_BATCH
+            ):
+                published += await self._publish_results(results)
+        return published
 
     async def _publish_refused(self) -> int:
         published = behind = 0
         while rows := await outbox.refused(self._pool, behind=behind, limit=OUTBOX_BATCH):
             published += await self._publish_rows(rows)
             behind = rows[-1].id
+        for topic in RESULT_TOPICS:
+            after = callback_outbox.FIRST
+            while results := await callback_outbox.refused(
+                self._pool, topic, behind=after, limit=OUTBOX_BATCH
+            ):
+                published += await self._publish_results(results)
+                after = results[-1].id
         return published
+
+    async def _publish_results(self, rows: Sequence[OutboxRow]) -> int:
+        """As `_publish_rows`, for rows of the callbacks service."""
+        published = []
+        for row in rows:
+            records = zip(row.keys, row.records, strict=True)
+            try:
+                await send_all(self._producer, self._settings.prefix + row.topic, records)
+            except RecordsRefused as error:
+                await callback_outbox.park(self._pool, row, error)
+            else:
+                published.append(row.id)
+        await callback_outbox.delete_published(self._pool, published)
+        return len(published)
 
     async def _publish_rows(self, rows: Sequence[OutboxEvents]) -> int:
         """Publishes rows of the outbox; returns how many. Those with refused events stay."""
@@ -224,7 +267,7 @@ class Repair:
         redelivered = 0
         while True:
             rows = await callbacks.take_due(self._session, BATCH, horizon_s=outbox.CALLBACK_HORIZON_S)
-            await callbacks.bury(self._session, await redeliver(self._producer, self._settings, rows))
+            await callback_ends.bury(self._session, await redeliver(self._producer, self._settings, rows))
             redelivered += len(rows)
             if len(rows) < BATCH:
                 return redelivered

@@ -31,6 +31,11 @@ class Rule(StrEnum):
     LOST = "lost"
     MISCOUNTED = "miscounted"
     UNSTAMPED = "unstamped"
+    STALLED = "stalled"
+    LEFTOVER = "leftover"
+    MISCOUNTED_FLOW = "miscounted_flow"
+    UNAPPLIED = "unapplied"
+    UNMATCHED = "unmatched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ class Offender:
 
     Attributes:
         rule: that it breaks.
-        what: "task", "release", "event", "callback", "operation", "topic" or "counter".
+        what: "task", "release", "event", "callback", "result" of a callback, "operation", "topic",
+            "counter" or "flow".
         id: its id; of a topic, its name and partition; of a counter, type and stage.
         lacks: one sentence.
     """

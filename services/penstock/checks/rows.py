@@ -24,6 +24,8 @@ class _Check:
     what: str
     lacks: Callable[[asyncpg.Record], str]
     argument: float | None = GRACE_S
+    # Name of the statement, if it is not that of the rule.
+    statement: str = ""
 
 
 # Stands for the number of partitions of the heartbeats topic.
@@ -54,6 +56,21 @@ _CHECKS = (
         None,
     ),
     _Check(
+        Rule.UNPUBLISHED,
+        "result",
+        lambda r: f"{r['records']} records of {r['topic']} not published: is callbacks running?",
+        statement="unpublished_results",
+    ),
+    _Check(
+        Rule.REFUSED,
+        "result",
+        lambda r: (
+            f"{r['records']} records of {r['topic']} that Kafka refuses ({r['refused']}): change its limit, then repair"
+        ),
+        None,
+        statement="refused_results",
+    ),
+    _Check(
         Rule.UNDELIVERED,
         "callback",
         lambda r: (
@@ -68,7 +85,7 @@ _CHECKS = (
     _Check(
         Rule.LOST,
         "topic",
-        lambda r: f"lost {r['deleted']:,} records that were deleted before task-sync read them",
+        lambda r: f"lost {r['deleted']:,} records that were deleted before they were read",
         None,
     ),
 )
@@ -84,7 +101,7 @@ async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Offenders]
     for check in _CHECKS:
         argument = heartbeats if check.argument == _HEARTBEATS else check.argument
         arguments = [show] if argument is None else [show, argument]
-        rows = await checks.offenders(pool, check.rule.value, *arguments)
+        rows = await checks.offenders(pool, check.statement or check.rule.value, *arguments)
         if rows:
             first = [
                 Offender(check.rule, check.what or row["what"], row["id"], check.lacks(row)) for row in rows

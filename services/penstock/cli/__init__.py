@@ -1,10 +1,12 @@
 """The command line: `penstock`, or `python -m penstock`.
 
 Every verb takes `--json`, which prints one JSON document a line on standard output. Progress and
-errors go to standard error. The exit statuses are:
+errors go to standard error. With `--json` an error is one document: `error`, `exit_status`,
+`faults`, and `next`, what to do. The exit statuses are:
 
     0    done
-    1    done, with a bad outcome: a watched task did not succeed, or a service failed
+    1    done, with a bad outcome: a watched task or a simulated flow did not succeed, or a service
+         failed
     2    the command line is wrong
     3    refused: the input is invalid, or the state or the API key does not allow it
     4    not found

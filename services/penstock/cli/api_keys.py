@@ -6,9 +6,9 @@ They use PostgreSQL directly, because no gateway accepts a request before the fi
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
-import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,8 +18,9 @@ import click
 
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.gateway import without_empty
+from penstock.cli.groups import Group
 from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
-from penstock.cli.param_types import Rate, Whole
+from penstock.cli.param_types import Duration, Rate, Whole
 from penstock.cli.serving import extra, postgres_option
 from penstock.client.operations import local_user
 from penstock.core.access import (
@@ -31,6 +32,7 @@ from penstock.core.access import (
     split_token,
     token_of,
 )
+from penstock.core.changes import difference
 from penstock.errors import Conflict
 from penstock.settings import Platform
 
@@ -40,34 +42,8 @@ T = TypeVar("T")
 # base64.
 _MIN_SECRET_LENGTH = math.ceil(SECRET_BYTES * 8 / 6)
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(\d{1,9})([smhd])")
 
-
-class Duration(click.ParamType):
-    """A duration in seconds, minutes, hours or days, such as `90d`."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """The duration that the text means."""
-        if isinstance(value, timedelta):
-            return value
-        match = _DURATION.fullmatch(value)
-        if not match:
-            self.fail(f"{value!r} is no duration such as 30m, 12h or 90d.", param, ctx)
-        try:
-            duration = timedelta(seconds=int(match[1]) * _UNITS[match[2]])
-            # The calendar must have the moment at the end of the duration.
-            _ = datetime.now(UTC) + duration
-        except OverflowError:
-            self.fail(f"{value!r} is too long.", param, ctx)
-        if not duration:
-            self.fail(f"{value!r} is zero; give a longer duration.", param, ctx)
-        return duration
-
-
-@click.group()
+@click.group(cls=Group)
 def keys() -> None:
     """Creates, lists, rotates and revokes API keys, directly in PostgreSQL."""
 
@@ -144,7 +120,7 @@ def create(
             rate=rate,
             expires_at=await _expiry(statements, connection, expires),
         )
-        await _audit(connection, "create", key_id)
+        await _audit(connection, "create", key_id, difference(None, _settings(row)))
         return row
 
     row = _run(options, work)
@@ -226,7 +202,9 @@ def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bo
             overlap_s=overlap.total_seconds(),
             expires_at=await _expiry(statements, connection, expires),
         )
-        await _audit(connection, "rotate", id_)
+        new, old = found
+        change = {"old": {"id": id_, **_settings(old)}, "new": {"id": key_id, **_settings(new)}}
+        await _audit(connection, "rotate", id_, change)
         return found
 
     new, old = _run(options, work)
@@ -246,7 +224,9 @@ def revoke(id_: str, *, json_: bool, **options: Any) -> None:
     async def work(statements: Any, connection: Any) -> bool:
         changed = bool(await statements.revoke(connection, id_))
         if changed:
-            await _audit(connection, "revoke", id_)
+            await _audit(
+                connection, "revoke", id_, {"before": {"revoked": False}, "after": {"revoked": True}}
+            )
         return changed
 
     changed = _run(options, work)
@@ -271,12 +251,13 @@ def revoke(id_: str, *, json_: bool, **options: Any) -> None:
 @data_dir_option
 @json_option
 def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **options: Any) -> None:
-    """Lists audited requests, latest first, with actor, path, status and address."""
+    """Lists audited requests, latest first: actor, path, status, address, and what was changed."""
 
     async def work(_statements: Any, connection: Any) -> list[dict[str, Any]]:
         from penstock.postgres import audit  # noqa: PLC0415 (optional packages)
 
-        return [dict(row) for row in await audit.find(connection, before=before, actor=actor, limit=limit)]
+        rows = await audit.find(connection, before=before, actor=actor, limit=limit)
+        return [{**row, "change": json.loads(row["change"]) if row["change"] else None} for row in rows]
 
     documents = _run(options, work)
     if json_:
@@ -284,7 +265,7 @@ def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **
             print_document(document)
     elif documents:
         table(
-            ("seq", "at", "actor", "request", "path", "status", "from"),
+            ("seq", "at", "actor", "request", "path", "status", "from", "change"),
             (
                 (
                     str(document["seq"]),
@@ -294,6 +275,7 @@ def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **
                     document["path"],
                     str(document["status"]),
                     document["remote"] or "",
+                    json.dumps(document["change"]) if document["change"] else "",
                 )
                 for document in documents
             ),
@@ -320,10 +302,11 @@ def _moment_text(at: datetime | None) -> str:
     return moment(at.astimezone(UTC).isoformat()) if at else ""
 
 
-async def _audit(connection: Any, verb: str, key_id: str) -> None:
+async def _audit(connection: Any, verb: str, key_id: str, change: Mapping[str, Any]) -> None:
     from penstock.postgres import audit  # noqa: PLC0415 (optional packages)
 
-    entry = (datetime.now(UTC), f"cli:{local_user()}", f"penstock keys {verb}", key_id, 200, None)
+    text = json.dumps(change)
+    entry = (datetime.now(UTC), f"cli:{local_user()}", f"penstock keys {verb}", key_id, 200, None, text)
     await audit.write(connection, [entry])
 
 
@@ -370,6 +353,13 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
         "namespaces": [EVERY_NAMESPACE] if row["namespaces"] is None else row["namespaces"],
         "state": state_of(row, datetime.now(UTC)),
     }
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the audit keeps of an API key."""
+    document = _document(row)
+    names = ("name", "role", "namespaces", "rate")
+    return {**{name: document[name] for name in names}, "expires_at": _moment_text(row["expires_at"])}
 
 
 def _print_secret(row: Mapping[str, Any], token: str, *, json_: bool) -> None:

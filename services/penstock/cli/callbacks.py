@@ -10,9 +10,12 @@ import click
 
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.groups import Group
+from penstock.cli.names import TARGET_URL
 from penstock.cli.output import (
     DEFAULT_LIMIT,
     console,
+    counted,
     json_option,
     moment,
     print_document,
@@ -20,20 +23,18 @@ from penstock.cli.output import (
     state_text,
     table,
 )
-from penstock.cli.param_types import Rate, Whole
+from penstock.cli.param_types import Moment, Rate, Whole
 from penstock.client import Replayed
 from penstock.errors import NotFound
 
-_MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
 
-
-@click.group()
+@click.group(cls=Group)
 def callbacks() -> None:
     """Lists callbacks, and replays dead ones."""
 
 
 @callbacks.command("list")
-@click.option("--target", metavar="URL", help="List only callbacks to this URL.")
+@click.option("--target", metavar="URL", type=TARGET_URL, help="List only callbacks to this URL.")
 @click.option("--namespace", metavar="NAME", help="List only callbacks of this namespace.")
 @click.option("--task", "task_id", type=Whole(1), help="List only callbacks of this task, in any state.")
 @click.option(
@@ -44,12 +45,12 @@ def callbacks() -> None:
 )
 @click.option(
     "--since",
-    type=_MOMENT,
+    type=Moment(),
     help="List only callbacks that ended then or later. Pending callbacks count by their creation.",
 )
 @click.option(
     "--until",
-    type=_MOMENT,
+    type=Moment(),
     help="List only callbacks that ended before. Pending callbacks count by their creation.",
 )
 @click.option(
@@ -96,7 +97,7 @@ def _no_callbacks_text(filters: Mapping[str, Any]) -> str:
 
 @callbacks.command()
 @click.argument("ids", metavar="[ID...]", nargs=-1)
-@click.option("--target", metavar="URL", help="Replay only callbacks to this URL.")
+@click.option("--target", metavar="URL", type=TARGET_URL, help="Replay only callbacks to this URL.")
 @click.option(
     "--namespace",
     metavar="NAME",
@@ -104,8 +105,8 @@ def _no_callbacks_text(filters: Mapping[str, Any]) -> str:
     "or else `default`.",
 )
 @click.option("--task", "task_id", type=Whole(1), help="Replay only callbacks of this task.")
-@click.option("--since", type=_MOMENT, help="Replay only callbacks that ended then or later.")
-@click.option("--until", type=_MOMENT, help="Replay only callbacks that ended before.")
+@click.option("--since", type=Moment(), help="Replay only callbacks that ended then or later.")
+@click.option("--until", type=Moment(), help="Replay only callbacks that ended before.")
 @click.option(
     "--state",
     type=click.Choice(["dead", "delivered"]),
@@ -134,7 +135,7 @@ def replay(
         with open_client(gateway) as client:
             preview = client.replay(None, **options, dry_run=True)
         if preview.count:
-            confirm(f"{_count_text(preview)} callbacks would be replayed")
+            confirm(f"{_count_text(preview)} would be replayed")
     with open_client(gateway) as client, progress(quiet=json_ or dry_run) as bar:
         task = bar.add_task("replaying", total=None)
         outcome = client.replay(
@@ -165,7 +166,7 @@ def _not_found(state: str, *, one_namespace: bool) -> NotFound:
 
 
 def _print_outcome(outcome: Replayed, *, dry_run: bool) -> None:
-    click.echo(f"{_count_text(outcome)} callbacks {'would be' if dry_run else 'are'} replayed")
+    click.echo(f"{_count_text(outcome)} {'would be ' if dry_run else ''}replayed")
     for callback in outcome.examples if dry_run else ():
         click.echo(f"  {callback['id']} to {callback['target']}")
     if outcome.held:
@@ -176,4 +177,4 @@ def _print_outcome(outcome: Replayed, *, dry_run: bool) -> None:
 
 
 def _count_text(outcome: Replayed) -> str:
-    return f"{outcome.count:,}" if outcome.complete else f"more than {outcome.count:,}"
+    return f"{'' if outcome.complete else 'more than '}{counted(outcome.count, 'callback')}"

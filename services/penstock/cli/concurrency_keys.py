@@ -7,17 +7,19 @@ from typing import Any
 import click
 
 from penstock.cli.gateway import gateway_option, open_client, without_empty
+from penstock.cli.groups import Group
+from penstock.cli.names import TYPE_NAME
 from penstock.cli.output import DEFAULT_LIMIT, console, json_option, print_document, table
 from penstock.cli.param_types import NO_LIMIT, OrNone, Whole
 
 
-@click.group()
+@click.group(cls=Group)
 def keys() -> None:
     """Lists, pauses, weighs and limits the concurrency keys of a type."""
 
 
 @keys.command("list")
-@click.argument("type_", metavar="TYPE")
+@click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.option("--key", help="List only this concurrency key.")
 @click.option(
     "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most keys to list."
@@ -51,7 +53,7 @@ def list_(type_: str, key: str | None, limit: int, all_: bool, gateway: str | No
 
 
 @keys.command("set")
-@click.argument("type_", metavar="TYPE")
+@click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.argument("key")
 @click.option(
     "--weight", type=Whole(), help="The number of tasks that the key releases in its turn, 1 to 1000."
@@ -74,7 +76,7 @@ def set_(type_: str, key: str, gateway: str | None, json_: bool, **options: Any)
 
 
 @keys.command()
-@click.argument("type_", metavar="TYPE")
+@click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.argument("key")
 @gateway_option
 @json_option
@@ -84,7 +86,7 @@ def pause(type_: str, key: str, gateway: str | None, json_: bool) -> None:
 
 
 @keys.command()
-@click.argument("type_", metavar="TYPE")
+@click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.argument("key")
 @gateway_option
 @json_option
@@ -96,7 +98,7 @@ def resume(type_: str, key: str, gateway: str | None, json_: bool) -> None:
 
 
 @keys.command()
-@click.argument("type_", metavar="TYPE")
+@click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.argument("key")
 @gateway_option
 @json_option

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Any
 
 import click
 
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.groups import Group
 from penstock.cli.output import json_option, print_document
+from penstock.cli.passwords import given_passwords
 from penstock.cli.serving import extra, postgres_option
 from penstock.core.migration_steps import Step
 from penstock.settings import Platform
@@ -60,12 +63,12 @@ def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **o
         click.echo(f"{statement};")
 
 
-@click.group()
+@click.group(cls=Group)
 def roles() -> None:
     """Manages a PostgreSQL role for each service, with exactly the rights that it needs.
 
-    A role cannot log in until you allow it, for example with ALTER ROLE penstock_stages LOGIN
-    PASSWORD '…'.
+    A role cannot log in until you allow it: with `penstock roles login`, or with ALTER ROLE
+    penstock_stages LOGIN PASSWORD '…'.
     """
 
 
@@ -120,6 +123,41 @@ def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> Non
             click.echo(f"  {statement};")
     if not done:
         click.echo("the roles are as declared")
+
+
+@roles.command("login")
+@click.option(
+    "--owner",
+    metavar="ROLE",
+    help="Also create this role, which may create the tables, and let it log in. Migrations run as it.",
+)
+@role_prefix_option
+@postgres_option
+@data_dir_option
+@json_option
+def login(owner: str | None, role_prefix: str, *, json_: bool, **options: Any) -> None:
+    """Creates the roles as a superuser, and lets those with a password log in.
+
+    The password of the role penstock_task_sync is PENSTOCK_PASSWORD_TASK_SYNC, and so on; that of
+    the owner is PENSTOCK_PASSWORD_OWNER. Roles without one stay as they are. Rights on tables
+    follow with `penstock migrate --roles`, as the owner.
+    """
+    with extra("services", "roles"):
+        from penstock.postgres import logins  # noqa: PLC0415 (optional packages)
+        from penstock.postgres.roles import role_names  # noqa: PLC0415 (optional packages)
+    by_service = {role.removeprefix(role_prefix): role for role in role_names(role_prefix)}
+    if owner is not None:
+        by_service["owner"] = owner
+    passwords = {by_service[name]: password for name, password in given_passwords(by_service).items()}
+    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+        done = asyncio.run(
+            logins.apply(settings.sessions, passwords, secrets.token_bytes, prefix=role_prefix, owner=owner)
+        )
+    if json_:
+        print_document({"done": done})
+        return
+    for statement in done:
+        click.echo(f"{statement};")
 
 
 @roles.command("sql")

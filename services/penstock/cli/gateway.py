@@ -14,6 +14,8 @@ from penstock.errors import InvalidRecord
 # How long a verb waits for a gateway, in seconds: long enough for a restart, and short enough for a
 # person.
 PATIENCE_S = 3.0
+# Longest time of one request, in seconds.
+TIMEOUT_S = 60.0
 
 _gateway_option = click.option(
     "--gateway",
@@ -28,15 +30,23 @@ def gateway_option(verb: Callable[..., Any]) -> Callable[..., Any]:
     return _gateway_option(data_dir_option(verb))
 
 
-def open_client(url: str | None) -> SyncClient:
+def open_client(
+    url: str | None, *, patience_s: float = PATIENCE_S, timeout_s: float = TIMEOUT_S
+) -> SyncClient:
     """A client of the gateway that the options name.
+
+    Args:
+        url: of the option.
+        patience_s: seconds for which a request is repeated.
+        timeout_s: seconds of one request.
 
     Raises:
         SettingsError: no deployment runs in the data directory, or the address is no URL.
     """
     return SyncClient(
         url or environment("gateway").get("PENSTOCK_GATEWAY"),
-        patience_s=PATIENCE_S,
+        patience_s=patience_s,
+        timeout_s=timeout_s,
         data_dir=given_data_dir(),
     )
 

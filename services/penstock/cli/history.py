@@ -10,7 +10,8 @@ import click
 
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.gateway import without_empty
-from penstock.cli.output import console, json_option, print_document, table
+from penstock.cli.groups import Group
+from penstock.cli.output import console, counted, json_option, print_document, table
 from penstock.cli.param_types import Finite, Whole
 from penstock.cli.serving import extra, postgres_option
 from penstock.settings import Platform
@@ -19,7 +20,7 @@ from penstock.settings import Platform
 _DEFAULT_DAYS = 100
 
 
-@click.group()
+@click.group(cls=Group)
 def history() -> None:
     """Lists the days of history, and does now what task-sync does with history every minute."""
 
@@ -51,12 +52,13 @@ def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
             print_document(document)
     elif days:
         table(
-            ("day", "part", "tasks", "state", "bytes", "archive"),
+            ("day", "part", "tasks", "flows", "state", "bytes", "archive"),
             (
                 (
                     str(day["day"]),
                     str(day["part"]),
                     f"{day['tasks']:,}",
+                    f"{day['flows']:,}",
                     day["state"],
                     "" if day["bytes"] is None else f"{day['bytes']:,}",
                     day["object"] or "",
@@ -71,7 +73,7 @@ def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
 
 
 def _document(row: Any) -> dict[str, Any]:
-    columns = {name: row[name] for name in ("day", "part", "tasks", "object", "bytes", "sha256")}
+    columns = {name: row[name] for name in ("day", "part", "tasks", "flows", "object", "bytes", "sha256")}
     moments = {name: row[name] for name in ("opened_at", "sealed_at", "archived_at", "dropped_at")}
     state = next(
         (word for word in ("dropped", "archived", "sealed") if row[f"{word}_at"]),
@@ -128,6 +130,7 @@ def run(
         remaining = await plan(settings)
         return {
             "moved": mover.moved,
+            "moved_flows": mover.moved_flows,
             "archived": mover.archived,
             "archived_bytes": mover.archived_bytes,
             "dropped": mover.dropped,
@@ -142,19 +145,22 @@ def run(
         _print_dry_run(outcome)
     else:
         click.echo(
-            f"{outcome['moved']:,} tasks moved, {outcome['archived']:,} archived in {outcome['archived_bytes']:,} bytes, "
-            f"{outcome['dropped']:,} days dropped"
+            f"{counted(outcome['moved'], 'task')} and {counted(outcome['moved_flows'], 'flow')} moved, {outcome['archived']:,} archived in {outcome['archived_bytes']:,} bytes, "
+            f"{counted(outcome['dropped'], 'day')} dropped"
         )
         for day in outcome["left"]:
             click.echo(
-                f"{day['day']} with {day['tasks']:,} tasks was not dropped; the log says why", err=True
+                f"{day['day']} with {counted(day['tasks'], 'task')} was not dropped; the log says why",
+                err=True,
             )
     click.get_current_context().exit(1 if outcome.get("left") else 0)
 
 
 def _print_dry_run(plan: Mapping[str, Any]) -> None:
     more = " or more" if plan["more"] else ""
-    click.echo(f"{plan['ended']:,}{more} tasks would be moved, if all their callbacks have ended")
+    click.echo(
+        f"{plan['ended']:,}{more} tasks would be moved, if all their callbacks have ended, and their flows have moved"
+    )
     if plan["retired"]:
         table(
             ("day", "part", "tasks", "archive"),

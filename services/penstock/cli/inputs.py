@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import orjson
 
 from penstock.errors import Invalid, InvalidRecord
-from penstock.http.problems import Faults
+from penstock.http.problems import Faults, relocated
 
 # The end of the help texts of options that name targets.
 CALLBACK_FORMS = (
@@ -40,6 +41,22 @@ def context_of(text: str, content_type: str) -> Any:
         return data.decode()
     except UnicodeDecodeError as error:
         raise InvalidRecord(f"not UTF-8 ({error}); use --content-type bytes", pointer="/context") from error
+
+
+def json_of(text: str, pointer: str) -> Any:
+    """The JSON value of an option, which is a text, `@file`, or `-` for standard input.
+
+    Args:
+        text: value of the option.
+        pointer: JSON Pointer to the field.
+
+    Raises:
+        InvalidRecord: the file cannot be read, or the value is not JSON.
+    """
+    try:
+        return orjson.loads(_bytes_of(text, pointer))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRecord(f"not JSON ({error}); quote strings", pointer=pointer) from error
 
 
 def callbacks_of(texts: Sequence[str], *, none: bool = False) -> list[Any] | None:
@@ -77,6 +94,21 @@ def _bytes_of(text: str, pointer: str = "/context") -> bytes:
         return Path(text[1:]).read_bytes()
     except OSError as error:
         raise InvalidRecord(f"cannot read {text[1:]}: {error.strerror}", pointer=pointer) from error
+
+
+def naming_options(error: Invalid) -> Invalid:
+    """The error with the option or argument of the running command in place of the pointer."""
+    ctx = click.get_current_context()
+    params = {param.name.strip("_"): param for param in ctx.command.params if param.name}
+
+    def move(pointer: str) -> str:
+        name, _, rest = pointer.removeprefix("/").partition("/")
+        if (param := params.get(name)) is None:
+            return pointer
+        option = param.opts[0] if isinstance(param, click.Option) else param.make_metavar(ctx)
+        return f"{option} (/{rest})" if rest else option
+
+    return relocated(error, move)
 
 
 class Lines:

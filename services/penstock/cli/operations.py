@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import gateway_option, labels_of, open_client
+from penstock.cli.groups import Group
+from penstock.cli.names import TYPE_NAME
 from penstock.cli.output import (
     DEFAULT_LIMIT,
     console,
+    counted,
     counts_text,
     fields,
     json_option,
     moment,
     print_document,
-    progress,
     state_text,
     table,
 )
-from penstock.cli.param_types import Whole
+from penstock.cli.param_types import Moment, Whole
+from penstock.cli.running_operation import run_operation
+from penstock.cli.tasks import list_
 from penstock.client import Operated, TaskFilter
+from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Verb
 from penstock.core.task import Priority, State
 from penstock.errors import NotFound, PenstockError
 
 _PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
-_MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"])
 _PARTICIPLES = {
     Verb.CANCEL: "cancelled",
     Verb.PAUSE: "paused",
@@ -42,7 +47,7 @@ _MOMENT_FIGURES = ("since", "due_at")
 
 _FILTERS = (
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
-    click.option("--type", "type_", help="Change only tasks of this type."),
+    click.option("--type", "type_", type=TYPE_NAME, help="Change only tasks of this type."),
     click.option("--stage", help="Change only tasks in this stage, or that ended in it."),
     click.option("--key", help="Change only tasks with this concurrency key."),
     click.option(
@@ -67,10 +72,10 @@ _FILTERS = (
         type=_PRIORITY,
         help="Change only tasks with this priority. The option is repeatable.",
     ),
-    click.option("--created-since", type=_MOMENT, help="Change only tasks that were created then or later."),
-    click.option("--created-until", type=_MOMENT, help="Change only tasks that were created before."),
-    click.option("--finished-since", type=_MOMENT, help="Change only tasks that ended then or later."),
-    click.option("--finished-until", type=_MOMENT, help="Change only tasks that ended before."),
+    click.option("--created-since", type=Moment(), help="Change only tasks that were created then or later."),
+    click.option("--created-until", type=Moment(), help="Change only tasks that were created before."),
+    click.option("--finished-since", type=Moment(), help="Change only tasks that ended then or later."),
+    click.option("--finished-until", type=Moment(), help="Change only tasks that ended before."),
     click.option(
         "--error",
         help='Change only tasks whose error "kind: message" has this text, in upper or lower case.',
@@ -96,7 +101,7 @@ def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
     return verb
 
 
-@click.group()
+@click.group(cls=Group)
 def tasks() -> None:
     """Cancels, pauses, resumes, re-prioritises or recovers tasks, by id or by filter.
 
@@ -105,6 +110,9 @@ def tasks() -> None:
     waiting. A verb with a filter counts the tasks and asks before it changes them; --yes does not
     ask.
     """
+
+
+tasks.add_command(list_)
 
 
 @tasks.command()
@@ -167,27 +175,9 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
         if not preview.count:
             raise _not_found(verb, task_filter)
         confirm(_preview_text(verb, preview))
-    operation_ids: list[str] = []
-    with open_client(options["gateway"]) as client, progress(quiet=json_ or dry_run) as bar:
-        task = bar.add_task(str(verb), total=None)
-        try:
-            outcome = client.operate(
-                verb,
-                task_filter,
-                priority=priority,
-                rate=options["rate"],
-                by=options["by"],
-                dry_run=dry_run,
-                progress=lambda count: bar.advance(task, count),
-                begun=operation_ids.append,
-            )
-        except (KeyboardInterrupt, PenstockError):
-            for operation_id in operation_ids:
-                click.echo(
-                    f"operation {operation_id} continues; `penstock tasks stop {operation_id}` stops it",
-                    err=True,
-                )
-            raise
+    with open_client(options["gateway"]) as client:
+        operate = partial(client.operate, verb, task_filter, priority=priority)
+        outcome = run_operation(str(verb), operate, options)
     if json_:
         print_document({"dry_run": dry_run, "verb": verb, **dataclasses.asdict(outcome)})
     else:
@@ -207,13 +197,9 @@ def _not_found(verb: Verb, task_filter: TaskFilter) -> NotFound:
 
 
 def _preview_text(verb: Verb, outcome: Operated) -> str:
-    count = f"{outcome.count:,}" if outcome.complete else f"at least {outcome.count:,}"
+    count = f"{'' if outcome.complete else 'at least '}{counted(outcome.count, 'task')}"
     states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
-    return f"{count} {_tasks(outcome.count)} would be {_PARTICIPLES[verb]}{states}"
-
-
-def _tasks(count: int) -> str:
-    return "task" if count == 1 else "tasks"
+    return f"{count} would be {_PARTICIPLES[verb]}{states}"
 
 
 def _print_outcome(verb: Verb, outcome: Operated) -> None:
@@ -223,7 +209,7 @@ def _print_outcome(verb: Verb, outcome: Operated) -> None:
             click.echo(f"  {task['id']} ({task['type']}, {task['stage']}, {task['state']})")
         return
     suffix = "" if outcome.state == "done" else f"; the operation is {outcome.state}"
-    count = f"{outcome.count:,} {_tasks(outcome.count)}"
+    count = counted(outcome.count, "task")
     states = f" (before: {counts_text(outcome.found_in)})" if outcome.count else ""
     click.echo(f"{count} {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
     if verb is Verb.PAUSE and outcome.found_in.get(State.RUNNING):
@@ -236,14 +222,15 @@ def _print_outcome(verb: Verb, outcome: Operated) -> None:
 @gateway_option
 @json_option
 def stop(operation_id: str, by: str | None, gateway: str | None, json_: bool) -> None:
-    """Stops an operation of `penstock tasks`; tasks that it has changed stay changed."""
+    """Stops an operation of `penstock tasks` or `penstock flows`; what it has changed stays so."""
     with open_client(gateway) as client:
         operation = client.stop_operation(operation_id, by)
     if json_:
         print_document(operation)
     else:
         click.echo(
-            f"operation {operation['id']} is {operation['state']}: {operation['changed']:,} tasks changed"
+            f"operation {operation['id']} is {operation['state']}: {operation['changed']:,} "
+            f"{operation.get('subject', 'task')}s changed"
         )
 
 
@@ -275,7 +262,9 @@ def _figure(name: str, value: Any) -> str:
 
 @click.command()
 @click.option(
-    "--verb", type=click.Choice([verb.value for verb in Verb]), help="List only operations with this verb."
+    "--verb",
+    type=click.Choice([*(verb.value for verb in Verb), FlowVerb.RERUN.value]),
+    help="List only operations with this verb.",
 )
 @click.option(
     "--state",
@@ -291,7 +280,7 @@ def _figure(name: str, value: Any) -> str:
 def audit(
     verb: str | None, state: str | None, limit: int, all_: bool, gateway: str | None, json_: bool
 ) -> None:
-    """Lists the operations of `penstock tasks`, latest first, with operator, filter and tasks."""
+    """Lists the operations of `penstock tasks` and `penstock flows`, latest first."""
     with open_client(gateway) as client:
         found = client.operations(verb=verb, state=state, limit=None if all_ else limit)
         if json_:
@@ -301,7 +290,7 @@ def audit(
         rows = [
             (
                 operation["id"],
-                operation["verb"] + (f" to {operation['priority']}" if operation["priority"] else ""),
+                _verb_text(operation),
                 operation["by"],
                 moment(operation["created_at"]),
                 state_text(operation["state"]),
@@ -311,9 +300,16 @@ def audit(
             for operation in found
         ]
     if rows:
-        table(("id", "verb", "by", "started", "state", "tasks", "filter"), rows)
+        table(("id", "verb", "by", "started", "state", "changed", "filter"), rows)
     else:
         console().print("no operations")
+
+
+def _verb_text(operation: Mapping[str, Any]) -> str:
+    if operation["priority"]:
+        return f"{operation['verb']} to {operation['priority']}"
+    # A gateway of an earlier release has operations on tasks only.
+    return f"{operation['verb']} flows" if operation.get("subject") == "flow" else str(operation["verb"])
 
 
 def _filter_text(task_filter: Mapping[str, Any]) -> str:

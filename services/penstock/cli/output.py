@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 import orjson
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -46,6 +47,12 @@ json_option = click.option(
     "--json", "json_", is_flag=True, help="Print JSON for programs, one document a line."
 )
 
+# Columns with ids, which people copy.
+_WHOLE = frozenset({"id", "task", "flow", "child", "worker", "callback", "seq"})
+# The least width of any other column, and the longest words that stay whole, as there is room.
+_NARROWEST = 4
+_WORDS = (20, 16, 12, 10, 8, 6, _NARROWEST)
+
 # The width of a line when the output is not a terminal, so that no line is wrapped.
 _UNLIMITED_WIDTH = 1_000_000
 
@@ -75,6 +82,11 @@ def progress(*, quiet: bool) -> Progress:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 node", "2,000 nodes". The plural of the noun is regular."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def state_text(state: str) -> Text:
     """A state in its colour."""
     return Text(state, style=_COLOURS.get(state, ""))
@@ -94,14 +106,64 @@ def moment(text: str | None) -> str:
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
-    """Prints a plain table; a narrow terminal wraps cells and cuts none, for ids and URLs."""
-    rich_table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in headers:
-        rich_table.add_column(header, overflow="fold")
-    for row in rows:
-        # A `Text`, because rich would take brackets in a string for markup.
-        rich_table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    console().print(rich_table)
+    """Prints a plain table.
+
+    A narrow terminal wraps cells and cuts none: ids stay whole, and words as far as there is room.
+    """
+    names = [*headers]
+    # A `Text`, because rich would take brackets in a string for markup.
+    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    out = console()
+    widths, gap = _widths(names, cells, out.width), 2
+    if widths is not None and _total(widths, gap) > out.width:
+        gap = 1
+    if widths is None:
+        # The terminal wraps the lines, which cuts no id.
+        out.width = _UNLIMITED_WIDTH
+    rich_table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
+    for number, name in enumerate(names):
+        width = None if widths is None else widths[number]
+        rich_table.add_column(name, overflow="fold", no_wrap=name in _WHOLE, width=width)
+    for row in cells:
+        rich_table.add_row(*row)
+    out.print(rich_table)
+
+
+def _widths(names: Sequence[str], cells: Sequence[Sequence[Text]], room: int) -> list[int] | None:
+    """The width of each column; None when the ids alone need more room."""
+    natural = [max([1, len(name), *(row[n].cell_len for row in cells)]) for n, name in enumerate(names)]
+    if _total(natural, 2) <= room:
+        return natural
+    least = next(
+        (found for widest in _WORDS if _total(found := _least(names, cells, widest), 1) <= room), None
+    )
+    if least is None:
+        return None
+    widths, left = [*least], room - _total(least, 1)
+    # The columns that lack least come first, so that what they leave goes to the others.
+    order = sorted(range(len(names)), key=lambda n: natural[n] - least[n])
+    for place, n in enumerate(order):
+        more = max(0, min(natural[n] - least[n], left // (len(order) - place)))
+        widths[n] += more
+        left -= more
+    return widths
+
+
+def _least(names: Sequence[str], cells: Sequence[Sequence[Text]], widest: int) -> list[int]:
+    """The least width of each column: that of its ids, or of its longest word up to `widest`."""
+    found = []
+    for n, name in enumerate(names):
+        if name in _WHOLE:
+            found.append(max([len(name), *(row[n].cell_len for row in cells)]))
+        else:
+            words = [cell_len(word) for row in cells for word in row[n].plain.split()]
+            found.append(min(widest, max([1, min(len(name), _NARROWEST), *words])))
+    return found
+
+
+def _total(widths: Sequence[int], gap: int) -> int:
+    """The width of a table, with so many blanks between two columns."""
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def fields(pairs: Iterable[tuple[str, str | Text]]) -> None:

@@ -1,8 +1,13 @@
-"""Types of numeric options. A number that 64 bits or JSON cannot express is a usage error."""
+"""Types of options: numbers, moments and durations.
+
+A number that 64 bits or JSON cannot express is a usage error.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -56,6 +61,101 @@ class Rate(Finite):
         if not rate > 0:
             self.fail(f"{value} is not above 0.", param, ctx)
         return rate
+
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,6})?(?:ms|[smhdw]))+")
+_PART = re.compile(r"([\d.]+)(ms|[smhdw])")
+
+
+def duration_of(text: str) -> timedelta | None:
+    """The duration of a text such as `90s`, `1h30m` or `7d`; None for another text.
+
+    Raises:
+        OverflowError: no timedelta is that long.
+    """
+    if not _DURATION.fullmatch(text):
+        return None
+    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
+
+
+class Duration(click.ParamType):
+    """A duration such as `90s`, `1h30m` or `7d`, above zero."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """The duration that the text means."""
+        if isinstance(value, timedelta):
+            return value
+        try:
+            duration = duration_of(value)
+            if duration is not None:
+                # The calendar must have the moment at the end of the duration.
+                _ = datetime.now(UTC) + duration
+        except OverflowError:
+            self.fail(f"{value!r} is too long.", param, ctx)
+        if duration is None:
+            self.fail(f"{value!r} is no duration such as 30m, 12h or 90d.", param, ctx)
+        if not duration:
+            self.fail(f"{value!r} is zero; give a longer duration.", param, ctx)
+        return duration
+
+
+class Milliseconds(Whole):
+    """Whole milliseconds: an integer, or a duration such as `5m`."""
+
+    name = "ms|duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The milliseconds."""
+        if isinstance(value, str) and _DURATION.fullmatch(value):
+            value = round(Duration().convert(value, param, ctx).total_seconds() * 1_000)
+        return super().convert(value, param, ctx)
+
+
+class Seconds(Finite):
+    """Seconds: a number, or a duration such as `5m`."""
+
+    name = "seconds|duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds."""
+        if isinstance(value, str) and _DURATION.fullmatch(value):
+            return Duration().convert(value, param, ctx).total_seconds()
+        return super().convert(value, param, ctx)
+
+
+class Moment(click.ParamType):
+    """A moment in ISO 8601, a day, or a duration before now; without an offset it is local time.
+
+    Args:
+        ahead: a duration counts from now on, instead of backwards.
+    """
+
+    name = "moment"
+
+    def __init__(self, *, ahead: bool = False) -> None:
+        self._sign = 1 if ahead else -1
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """The moment."""
+        try:
+            if isinstance(value, datetime):
+                moment = value
+            elif (duration := duration_of(value)) is not None:
+                moment = datetime.now(UTC) + self._sign * duration
+            else:
+                moment = datetime.fromisoformat(value)
+            # Another zone may exceed the years that datetime has.
+            moment.astimezone(UTC)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is no moment: write 2026-11-23, 2026-11-23T06:00, 2026-11-23T06:00:00Z, or a duration such as 10m.",
+                param,
+                ctx,
+            )
+        return moment
 
 
 class OrNone(click.ParamType):

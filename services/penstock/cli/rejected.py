@@ -1,44 +1,146 @@
-"""The verb that submits rejected submissions again."""
+"""The verbs about rejected records: list them, and submit submissions again."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
-from penstock.cli.output import json_option, print_document
+from penstock.cli.groups import Group
+from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
+from penstock.cli.param_types import Moment, Whole
 from penstock.cli.topics import kafka_option, prefix_option
+from penstock.contracts.rejected import Rejection
 from penstock.errors import NotFound
 from penstock.kafka import replay
 from penstock.settings import Kafka
 
+# The most characters of a record's value that a table shows.
+_EXCERPT = 80
 
-@click.command("replay-rejected")
-@click.argument("types", metavar="TYPE...", nargs=-1, required=True)
+
+@click.group(cls=Group)
+def rejected() -> None:
+    """Lists records that were rejected, and submits them again.
+
+    A record that breaks its contract is written to `<topic>.rejected` with the reason. The verbs
+    read these topics directly.
+    """
+
+
+@rejected.command("list")
+@click.argument(
+    "names",
+    metavar="[TOPIC...]",
+    nargs=-1,
+    type=click.Choice(list(replay.REJECTING)),
+)
+@click.option("--since", type=Moment(), help="List only records that were rejected then or later.")
+@click.option(
+    "--limit",
+    type=Whole(1),
+    default=DEFAULT_LIMIT,
+    show_default=True,
+    help="The most records of each topic.",
+)
+@kafka_option
+@prefix_option
+@data_dir_option
+@json_option
+def list_(names: tuple[str, ...], *, since: datetime | None, limit: int, json_: bool, **options: Any) -> None:
+    """Lists rejected records with the reason, latest first; without a TOPIC, of all topics."""
+
+    async def read(settings: Kafka) -> list[Rejection]:
+        found: list[Rejection] = []
+        for name in names or replay.REJECTING:
+            found += await replay.rejections(settings, name, since=since and since.astimezone(), limit=limit)
+        return sorted(found, key=lambda rejection: rejection.rejected_at, reverse=True)
+
+    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+        found = asyncio.run(read(settings))
+    if json_:
+        for rejection in found:
+            print_document(_wire(rejection))
+    elif found:
+        table(("rejected", "topic", "record", "field", "reason", "value"), _rows(settings.prefix, found))
+    else:
+        console().print("no rejected records")
+
+
+def _rows(prefix: str, found: Sequence[Rejection]) -> Iterator[tuple[str, ...]]:
+    for rejection in found:
+        text = rejection.original[: 2 * _EXCERPT].decode(errors="replace")
+        yield (
+            moment(rejection.rejected_at.isoformat()),
+            rejection.topic.removeprefix(prefix),
+            f"{rejection.partition}/{rejection.offset}",
+            rejection.pointer,
+            rejection.reason,
+            text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…",
+        )
+
+
+def _wire(rejection: Rejection) -> dict[str, Any]:
+    return {
+        "topic": rejection.topic,
+        "partition": rejection.partition,
+        "offset": rejection.offset,
+        "pointer": rejection.pointer,
+        "reason": rejection.reason,
+        "rejected_at": rejection.rejected_at,
+        "original": rejection.original.decode(errors="replace"),
+    }
+
+
+@rejected.command("replay")
+@click.argument("types", metavar="[TYPE...]", nargs=-1)
+@click.option(
+    "--flow",
+    "flows",
+    multiple=True,
+    metavar="NAME",
+    help="A flow instead of task types. The option is repeatable.",
+)
 @click.option("--dry-run", is_flag=True, help="Count the submissions, but submit none.")
 @yes_option
 @kafka_option
 @prefix_option
 @data_dir_option
 @json_option
-def replay_rejected(types: tuple[str, ...], *, dry_run: bool, yes: bool, json_: bool, **options: Any) -> None:
-    """Submits again what was rejected because its type was not registered; status 4 if nothing was.
+def replay_(
+    types: tuple[str, ...], flows: tuple[str, ...], *, dry_run: bool, yes: bool, json_: bool, **options: Any
+) -> None:
+    """Submits again what was rejected because its type or flow was unknown.
 
-    Register the types first. Run twice, the command makes no second task: a submission without an
-    idempotency key gets one from its place in the topic.
+    Register the types, or upload the flows, first. The status is 4 if nothing was rejected. Run
+    twice, the command makes no second task or flow: a submission without an idempotency key gets
+    one from its place in the topic.
     """
+    if bool(types) == bool(flows):
+        raise click.UsageError("give task types, or --flow, but not both")
+    kind, names = (replay.FLOWS, flows) if flows else (replay.TASKS, types)
     with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
-        records = asyncio.run(replay.rejected_of_types(settings, types))
+        records = asyncio.run(replay.rejected_of(settings, kind, names))
         if not records:
-            raise NotFound(f"no submission of {', '.join(types)} was rejected because its type was unknown")
+            raise NotFound(
+                f"no submission of {', '.join(names)} was rejected because its {kind.field} was unknown"
+            )
         if not dry_run:
             if not yes:
                 confirm(f"{len(records):,} submissions would be submitted again")
-            asyncio.run(replay.submit_again(settings, records))
+            asyncio.run(replay.submit_again(settings, kind, records))
     if json_:
         print_document({"dry_run": dry_run, "submissions": len(records)})
     else:
         click.echo(f"{len(records):,} submissions {'would be' if dry_run else 'are'} submitted again")
+
+
+# The name of `penstock rejected replay` in earlier versions.
+replay_rejected = click.Command(
+    "replay-rejected", callback=replay_.callback, params=replay_.params, help=replay_.help
+)

@@ -1,4 +1,4 @@
-"""The verbs that run services and check a deployment."""
+"""The verbs that run a service and check a deployment."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import asyncio
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock import process
-from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
-from penstock.cli.gateway import without_empty
 from penstock.cli.output import counts_text, json_option, print_document, table
 from penstock.cli.param_types import Whole
 from penstock.cli.topics import kafka_option, prefix_option
-from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 from penstock.errors import CannotStart, PenstockError
 from penstock.settings import Platform
 
@@ -31,7 +27,9 @@ SERVICES = {
     "task-sync": "task_sync",
     "heartbeats": "heartbeats",
     "stages": "stages",
+    "flows": "flow_owner",
     "callbacks": "callbacks",
+    "tasklogs": "task_logs",
 }
 
 postgres_option = click.option(
@@ -58,55 +56,6 @@ def extra(name: str, feature: str) -> Iterator[None]:
         raise CannotStart(
             f"{feature} needs {error.name}, which is not installed: pip install 'penstock[{name}]'"
         ) from error
-
-
-@click.command()
-@click.option(
-    "--kafka",
-    metavar="SERVERS",
-    help="The bootstrap servers of a Kafka cluster to use instead of starting a broker.",
-)
-@click.option(
-    "--postgres", metavar="URL", help="The address of a database to use instead of starting a server."
-)
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=DATA_DIR_VARIABLE,
-    help=f"The directory of all data. Default: ${DATA_DIR_VARIABLE}, or else .penstock",
-)
-@click.option(
-    "--fresh", is_flag=True, help="Delete the data of earlier runs in the data directory, after asking."
-)
-@yes_option
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    help="The port of the gateway. The gateway takes another one if this port is in use.",
-)
-@click.option("--prefix", help="The prefix of topics and groups.")
-@click.option(
-    "--only",
-    multiple=True,
-    type=click.Choice(list(SERVICES)),
-    help="Start only this service. The option is repeatable.",
-)
-@click.pass_context
-def up(ctx: click.Context, /, port: int | None, only: tuple[str, ...], yes: bool, **options: Any) -> None:
-    """Runs a whole deployment on this machine until Ctrl-C.
-
-    The command starts a Kafka broker, a PostgreSQL server and every service, each as a process of
-    its own, and restarts a process that dies. Data is kept between runs.
-    """
-    with extra("embedded", "a local deployment"):
-        from penstock.local.deployment import Options  # noqa: PLC0415 (optional packages)
-        from penstock.local.up import up as run_up  # noqa: PLC0415 (optional packages)
-    data_dir = (options["data_dir"] or DEFAULT_DATA_DIR).absolute()
-    if options["fresh"] and not yes and (data_dir / "lock").exists():
-        confirm(f"all tasks, records and objects in {data_dir} would be deleted")
-    settings = without_empty(**options, gateway_port=port, replicas=dict.fromkeys(only, 1) if only else None)
-    with extra("embedded", "a local deployment"):
-        ctx.exit(asyncio.run(run_up(Options(**settings))))
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""The verbs about targets of callbacks: list, disable, enable and limit."""
+"""The verbs about targets of callbacks: list, disable, enable, limit; secrets have a group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
+from penstock.cli.callback_secrets import secrets
 from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.groups import Group
+from penstock.cli.names import TARGET_URL
 from penstock.cli.output import (
     DEFAULT_LIMIT,
     console,
@@ -40,13 +43,16 @@ class _RateOrNone(Rate):
             raise
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option(
     "--state", type=click.Choice(["normal", "abnormal", "disabled"]), help="List only targets in this state."
 )
 @click.option("--prefix", metavar="URL", help="List only targets whose URL begins with this text.")
 @click.option(
-    "--url", metavar="URL", help="Show everything about the target with this URL, in every namespace."
+    "--url",
+    metavar="URL",
+    type=TARGET_URL,
+    help="Show everything about the target with this URL, in every namespace.",
 )
 @click.option("--namespace", metavar="NAME", help="List only targets of this namespace.")
 @click.option(
@@ -187,8 +193,12 @@ def _print_target(target: Mapping[str, Any], *, json_: bool) -> None:
         )
 
 
+targets.add_command(secrets)
+targets.add_list("Lists targets of callbacks, as `penstock targets` does.")
+
+
 @targets.command()
-@click.argument("url")
+@click.argument("url", type=TARGET_URL)
 @click.option("--why", required=True, help="The reason, which lists of targets show.")
 @namespace_option
 @gateway_option
@@ -202,7 +212,7 @@ def disable(url: str, why: str, namespace: str | None, gateway: str | None, json
 
 
 @targets.command()
-@click.argument("url")
+@click.argument("url", type=TARGET_URL)
 @namespace_option
 @gateway_option
 @json_option
@@ -226,7 +236,7 @@ def enable(url: str, namespace: str | None, gateway: str | None, json_: bool) ->
 # With `ignore_unknown_options` click reports a negative rate as a wrong rate, instead of as an
 # unknown option.
 @targets.command(context_settings={"ignore_unknown_options": True})
-@click.argument("url")
+@click.argument("url", type=TARGET_URL)
 @click.argument("rate", type=_RateOrNone())
 @namespace_option
 @gateway_option

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
-from rich.progress import Progress
 
 from penstock.cli.gateway import gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import CALLBACK_FORMS, Lines, callbacks_of, context_of
+from penstock.cli.inputs import CALLBACK_FORMS, Lines, callbacks_of, context_of, naming_options
+from penstock.cli.names import TYPE_NAME
 from penstock.cli.output import (
     DEFAULT_LIMIT,
     console,
-    counts_text,
-    fields,
+    counted,
     json_option,
     moment,
     print_document,
@@ -24,22 +23,25 @@ from penstock.cli.output import (
     state_text,
     table,
 )
-from penstock.cli.param_types import Whole
-from penstock.client import SubmissionsRefused, Submitted, SyncClient, Task
+from penstock.cli.param_types import Moment, Whole
+from penstock.cli.task_views import error_text, print_end, print_task
+from penstock.cli.watching import watch_tasks
+from penstock.client import SubmissionsRefused, Submitted, SyncClient
+from penstock.client.arguments import encode_moment
 from penstock.client.chunks import ids_text
-from penstock.core.task import FINAL, Priority, State
-from penstock.errors import Invalid, NotFound
+from penstock.core.task import Priority, State
+from penstock.core.why import WaitReason
+from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.http.problems import relocated
 
-# The exit status when a watched task did not succeed.
-EXIT_NOT_SUCCEEDED = 1
-
 _PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
+# Seconds that a submission waits for the reason why its task waits.
+_WHY_S = 2.0
 _STATE = click.Choice([state.value for state in State])
 
 
 @click.command()
-@click.argument("type_", metavar="TYPE", required=False)
+@click.argument("type_", metavar="TYPE", required=False, type=TYPE_NAME)
 @click.option(
     "--context",
     metavar="VALUE",
@@ -69,8 +71,9 @@ _STATE = click.Choice([state.value for state in State])
 )
 @click.option(
     "--run-at",
-    metavar="MOMENT",
-    help="The earliest moment at which the task is released, such as 2026-12-01T06:00:00Z.",
+    type=Moment(ahead=True),
+    help="The earliest moment at which the task is released, such as 2026-12-01T06:00:00Z, or 10m for ten "
+    "minutes from now.",
 )
 @click.option(
     "--callback",
@@ -96,7 +99,8 @@ _STATE = click.Choice([state.value for state in State])
     "--watch",
     "watch_",
     is_flag=True,
-    help="Wait until all submitted tasks have ended. The status is 1 unless all succeed.",
+    help="Wait until all submitted tasks have ended. The status is 1 unless all succeed. Shows the result "
+    "of a single task.",
 )
 @gateway_option
 @json_option
@@ -128,6 +132,8 @@ def submit(
         raise click.UsageError("give --callback or --no-callbacks, but not both")
     callbacks = callbacks_of(options.pop("callbacks"), none=options.pop("no_callbacks"))
     labels = labels_of(options.pop("labels"))
+    if options["run_at"] is not None:
+        options["run_at"] = encode_moment(options["run_at"], "run_at")
     # Every other option has the name of its field in the submission.
     wire = without_empty(type=type_, callbacks=callbacks, labels=labels, **options)
     if context is not None:
@@ -136,8 +142,13 @@ def submit(
         lines = Lines(file, wire) if file is not None else None
         submitted = _submit_many(client, lines, quiet=json_) if lines else [_submit_one(client, wire)]
         _print_submitted(submitted, single=lines is None, json_=json_)
+        if lines is None and not json_:
+            _warn_unserved(gateway, submitted[0].id)
         if watch_:
-            ctx.exit(_watch(client, [task.id for task in submitted], json_=json_))
+            status = watch_tasks(client, [task.id for task in submitted], json_=json_)
+            if lines is None:
+                print_end(client.get(submitted[0].id), json_=json_)
+            ctx.exit(status)
 
 
 def _submit_one(client: SyncClient, wire: Mapping[str, Any]) -> Submitted:
@@ -145,8 +156,16 @@ def _submit_one(client: SyncClient, wire: Mapping[str, Any]) -> Submitted:
         [submitted] = client.submit_many([wire])
     except Invalid as error:
         # The user submitted one task, so the pointer must not begin with its position in the batch.
-        raise relocated(error, lambda pointer: pointer.removeprefix("/0")) from None
+        raise naming_options(relocated(error, lambda pointer: pointer.removeprefix("/0"))) from None
     return submitted
+
+
+def _warn_unserved(gateway: str | None, task_id: int) -> None:
+    """Tells on standard error that no worker is there for a new task; silent without an answer."""
+    with suppress(PenstockError), open_client(gateway, patience_s=0, timeout_s=_WHY_S) as client:
+        why = client.why(task_id)
+        if why["reason"] in (WaitReason.NO_WORKER, WaitReason.NO_HANDLER):
+            click.echo(f"warning: {why['sentence']}", err=True)
 
 
 def _submit_many(client: SyncClient, lines: Lines, *, quiet: bool) -> Sequence[Submitted]:
@@ -156,7 +175,7 @@ def _submit_many(client: SyncClient, lines: Lines, *, quiet: bool) -> Sequence[S
             return client.submit_many(lines, progress=lambda count: bar.advance(task, count))
         except SubmissionsRefused as error:
             click.echo(
-                f"{sum(found is not None for found in error.submitted):,} of {len(lines):,} tasks submitted",
+                f"{sum(found is not None for found in error.submitted):,} of {counted(len(lines), 'task')} submitted",
                 err=True,
             )
             raise lines.located(error) from error
@@ -176,7 +195,7 @@ def _print_submitted(submitted: Sequence[Submitted], *, single: bool, json_: boo
     else:
         created = sum(task.created for task in submitted)
         ids = f": ids {submitted[0].id} to {submitted[-1].id}" if submitted else ""
-        click.echo(f"{created:,} tasks submitted, {len(submitted) - created:,} existed already{ids}")
+        click.echo(f"{counted(created, 'task')} submitted, {len(submitted) - created:,} existed already{ids}")
 
 
 @click.command()
@@ -190,67 +209,11 @@ def get(task_id: int, gateway: str | None, json_: bool) -> None:
     if json_:
         print_document(task.raw)
     else:
-        _print_task(task)
-
-
-def _print_task(task: Task) -> None:
-    raw = task.raw
-    pairs: list[tuple[str, Any]] = [
-        ("task", f"{task.id} ({task.type})"),
-        ("state", state_text(task.state)),
-        ("stage", f"{task.stage}, attempt {task.attempt}"),
-        ("priority", task.priority.name),
-        ("context", _shorten(task.context if "context" in raw else raw.get("context_error"))),
-    ]
-    pairs += [("result", _shorten(task.result))] if task.result is not None else []
-    pairs += [("labels", ", ".join(f"{k}={v}" for k, v in task.labels.items()))] if task.labels else []
-    for name in ("key", "idempotency_key", "worker"):
-        pairs += [(name.replace("_", " "), raw[name])] if raw.get(name) else []
-    for name in ("created_at", "due_at", "finished_at"):
-        pairs += [(name.removesuffix("_at"), moment(raw[name]))] if raw[name] else []
-    fields(pairs)
-    if task.attempts:
-        click.echo()
-        table(
-            ("stage", "attempt", "outcome", "worker", "ended", "error"),
-            (
-                (
-                    attempt["stage"],
-                    str(attempt["attempt"]),
-                    attempt["outcome"],
-                    attempt["worker"] or "",
-                    moment(attempt["finished_at"]),
-                    _error_text(attempt["error"]),
-                )
-                for attempt in task.attempts
-            ),
-        )
-    if raw["callbacks_owed"]:
-        click.echo()
-        table(
-            ("callback to", "state", "attempts", "error"),
-            (
-                (callback["target"], callback["state"], str(callback["attempt"]), callback["error"] or "")
-                for callback in raw["callbacks_owed"]
-            ),
-        )
-    if task.error and task.error.get("traceback"):
-        click.echo(f"\n{task.error['traceback']}")
-
-
-def _shorten(value: Any) -> str:
-    # JSON can be submitted again.
-    structured = isinstance(value, Mapping | list)
-    text = json.dumps(value, ensure_ascii=False) if structured else str(value)
-    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
-
-
-def _error_text(error: Mapping[str, str] | None) -> str:
-    return f"{error['kind']}: {error['message']}" if error else ""
+        print_task(task)
 
 
 @click.command("list")
-@click.option("--type", "type_", help="List only tasks of this type.")
+@click.option("--type", "type_", type=TYPE_NAME, help="List only tasks of this type.")
 @click.option(
     "--state",
     "states",
@@ -268,6 +231,15 @@ def _error_text(error: Mapping[str, str] | None) -> str:
     help="List only tasks with this label. The option is repeatable; a task must have all labels.",
 )
 @click.option("--idempotency-key", help="List only the tasks with this idempotency key.")
+@click.option("--since", type=Moment(), help="List only tasks that were created then or later.")
+@click.option(
+    "--error",
+    is_flag=False,
+    flag_value="",
+    metavar="[TEXT]",
+    help='List only tasks with an error; with TEXT, only those whose error "kind: message" has it.',
+)
+@click.option("--flow", type=Whole(1), metavar="ID", help="List only tasks of this flow.")
 @click.option(
     "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most tasks to list."
 )
@@ -277,7 +249,15 @@ def _error_text(error: Mapping[str, str] | None) -> str:
 def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **options: Any) -> None:
     """Lists tasks, newest first."""
     with open_client(gateway) as client:
-        tasks = client.list(**_filters(options), limit=None if all_ else limit)
+        if (name := options["type_"]) and all(known["name"] != name for known in client.types()):
+            raise NotFound(f"there is no task type {name!r}")
+        tasks = client.list(
+            **_filters(options),
+            flow=options["flow"],
+            since=options["since"],
+            error=options["error"],
+            limit=None if all_ else limit,
+        )
         if json_:
             for task in tasks:
                 print_document(task.raw)
@@ -292,7 +272,7 @@ def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **options: A
                 task.priority.name,
                 moment(task.raw["created_at"]),
                 ", ".join(f"{k}={v}" for k, v in task.labels.items()),
-                _error_text(task.error)[:80],
+                error_text(task.error)[:80],
             )
             for task in tasks
         ]
@@ -332,7 +312,7 @@ def cancel(ids: tuple[int, ...], gateway: str | None, json_: bool) -> None:
 
 @click.command()
 @click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1)
-@click.option("--type", "type_", help="Instead of ids: the tasks of this type.")
+@click.option("--type", "type_", type=TYPE_NAME, help="Instead of ids: the tasks of this type.")
 @click.option(
     "--state",
     "states",
@@ -357,6 +337,8 @@ def watch(
 ) -> None:
     """Watches tasks until all have ended; the status is 1 unless all succeed.
 
+    Shows the progress of running tasks whose handlers report it.
+
     With filters instead of ids the command watches the tasks that match when it starts.
     """
     if ids and any(options.values()):
@@ -365,23 +347,4 @@ def watch(
         raise click.UsageError("give the ids of the tasks, or a filter such as --type")
     with open_client(gateway) as client:
         watched = list(ids) if ids else [task.id for task in client.list(**_filters(options))]
-        ctx.exit(_watch(client, watched, json_=json_))
-
-
-def _watch(client: SyncClient, ids: Sequence[int], *, json_: bool) -> int:
-    """Watches tasks until all have ended, and returns the exit status."""
-    counts: Mapping[str, int] = {}
-    with progress(quiet=json_) as bar:
-        task = bar.add_task("", total=len(set(ids)))
-        for counts in client.watch(ids):
-            if json_:
-                print_document({"states": counts})
-            _advance(bar, task, counts)
-    if not json_:
-        click.echo(counts_text(counts))
-    return 0 if set(counts) <= {State.SUCCEEDED} else EXIT_NOT_SUCCEEDED
-
-
-def _advance(bar: Progress, task: Any, counts: Mapping[str, int]) -> None:
-    ended = sum(count for state, count in counts.items() if state in FINAL)
-    bar.update(task, completed=ended, description=counts_text(counts))
+        ctx.exit(watch_tasks(client, watched, json_=json_))

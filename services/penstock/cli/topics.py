@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.groups import LazyGroup, LazyVerb
 from penstock.cli.output import json_option, print_document, table
+from penstock.cli.passwords import given_passwords
+from penstock.core.access import DEFAULT_NAMESPACE, parse_namespaces
 from penstock.kafka import acls as access
-from penstock.kafka import topic_plan
+from penstock.kafka import topic_plan, users
+from penstock.kafka.acls import AccessRule
 from penstock.kafka.topics import PLATFORM
 from penstock.settings import Kafka
 
 # The exit status when the topics differ from their declaration.
 EXIT_DIFFERENT = 8
 
+_USER = "User:"
 _PRINCIPAL = "User:penstock-{service}"
 
 kafka_option = click.option(
@@ -28,7 +34,19 @@ prefix_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
+_VERBS = {
+    "bind": LazyVerb(
+        "penstock.cli.binding", "bind", "Binds the prefix to the database, and shows to which one it belongs"
+    ),
+    "replay-rejected": LazyVerb(
+        "penstock.cli.rejected",
+        "replay_rejected",
+        "Submits again what was rejected because its type or flow was unknown",
+    ),
+}
+
+
+@click.group(cls=LazyGroup, verbs=_VERBS, invoke_without_command=True)
 @kafka_option
 @prefix_option
 @click.option(
@@ -129,26 +147,63 @@ def _print_differences(
         click.echo("the topics are as declared")
 
 
+def _access_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.argument("services", nargs=-1, type=click.Choice(access.SERVICES)),
+        click.option(
+            "--principal",
+            default=_PRINCIPAL,
+            show_default=True,
+            help="The principal of a service; {service} stands for its name.",
+        ),
+        click.option(
+            "--type",
+            "types",
+            multiple=True,
+            metavar="TYPE",
+            help="A task type of the worker. The option is repeatable. Default: all types.",
+        ),
+        click.option(
+            "--namespace",
+            "namespaces",
+            multiple=True,
+            metavar="NAMESPACE",
+            help="A namespace of the worker, in place of types. The option is repeatable.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _rules(
+    prefix: str, services: tuple[str, ...], types: tuple[str, ...], namespaces: tuple[str, ...]
+) -> list[AccessRule]:
+    if namespaces:
+        try:
+            allowed = parse_namespaces(namespaces)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        if allowed is None or types:
+            raise click.UsageError("--namespace names namespaces, and excludes * and --type")
+        if DEFAULT_NAMESPACE in allowed:
+            raise click.UsageError(
+                f"types of the namespace {DEFAULT_NAMESPACE} have no common beginning: name them with --type"
+            )
+    return access.acls(prefix, services or access.SERVICES, types=types, namespaces=namespaces)
+
+
 @topics.command("acls")
-@click.argument("services", nargs=-1, type=click.Choice(access.SERVICES))
-@click.option(
-    "--principal",
-    default=_PRINCIPAL,
-    show_default=True,
-    help="The principal of a service; {service} stands for its name.",
-)
-@click.option(
-    "--type",
-    "types",
-    multiple=True,
-    metavar="TYPE",
-    help="A task type of the worker. The option is repeatable. Default: all types.",
-)
+@_access_options
 @prefix_option
 @data_dir_option
 @json_option
 def acls(
-    services: tuple[str, ...], principal: str, types: tuple[str, ...], json_: bool, **options: Any
+    services: tuple[str, ...],
+    principal: str,
+    types: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    json_: bool,
+    **options: Any,
 ) -> None:
     """Prints the rights of each service on Kafka, as commands of kafka-acls.
 
@@ -156,8 +211,74 @@ def acls(
     KafkaUser for each service.
     """
     settings = DeploymentSettings(Kafka, options).settings
-    allowed = access.acls(settings.prefix, services or access.SERVICES, types=types)
+    allowed = _rules(settings.prefix, services, types, namespaces)
     if json_:
         print_document(access.strimzi(allowed))
     else:
         click.echo("\n".join(access.commands(allowed, principal)))
+
+
+@topics.command("grant")
+@_access_options
+@click.option(
+    "--revoke",
+    is_flag=True,
+    help="Also remove entries of these principals that their lists do not have. Do not use it while an "
+    "older version runs.",
+)
+@kafka_option
+@prefix_option
+@data_dir_option
+@json_option
+def grant(
+    services: tuple[str, ...],
+    principal: str,
+    types: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    revoke: bool,
+    json_: bool,
+    **options: Any,
+) -> None:
+    """Adds the rights of each service to Kafka, and sets the passwords of their users.
+
+    The user of Kafka must be one that may alter the cluster. The password of the service task-sync
+    is PENSTOCK_PASSWORD_TASK_SYNC, and so on; it is set for SCRAM-SHA-512. Users of services
+    without one keep theirs. Running the verb again adds nothing.
+    """
+    given = given_passwords(services or access.SERVICES)
+    if given and not principal.startswith(_USER):
+        raise click.UsageError(f"--principal must begin with {_USER} to get a password")
+    passwords = {
+        principal.removeprefix(_USER).replace("{service}", name): password for name, password in given.items()
+    }
+    if len(passwords) < len(given):
+        raise click.UsageError("--principal must have {service}, because services have different passwords")
+
+    deployment = DeploymentSettings(Kafka, options)
+    rules = _rules(deployment.settings.prefix, services, types, namespaces)
+
+    async def work(settings: Kafka) -> users.Plan:
+        await users.set_passwords(settings, passwords, secrets.token_bytes)
+        return await users.grant(settings, rules, principal, revoke=revoke)
+
+    with deployment.explaining_errors("kafka") as settings:
+        plan = asyncio.run(work(settings))
+    if json_:
+        print_document(
+            {
+                "added": [entry.to_wire() for entry in plan.add],
+                "beyond": [entry.to_wire() for entry in plan.beyond],
+                "revoked": revoke,
+                "passwords": sorted(passwords),
+            }
+        )
+        return
+    for user in sorted(passwords):
+        click.echo(f"set the password of {user}")
+    for verb, entries in (("added", plan.add), ("removed" if revoke else "not in the list:", plan.beyond)):
+        for entry in entries:
+            click.echo(
+                f"{verb} {entry.principal} {entry.operation} {entry.kind} {entry.name} ({entry.pattern})"
+            )
+    if not plan.add:
+        click.echo("the access lists have every entry")

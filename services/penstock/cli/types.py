@@ -10,10 +10,12 @@ import orjson
 
 from penstock.cli.concurrency_keys import keys
 from penstock.cli.gateway import gateway_option, open_client, without_empty
-from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of
+from penstock.cli.groups import Group
+from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, naming_options
+from penstock.cli.names import TYPE_NAME
 from penstock.cli.output import console, fields, json_option, print_document, table
-from penstock.cli.param_types import NO_LIMIT, Finite, OrNone, Whole
-from penstock.errors import NotFound
+from penstock.cli.param_types import NO_LIMIT, Finite, Milliseconds, OrNone, Seconds, Whole
+from penstock.errors import Invalid, NotFound
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -21,7 +23,7 @@ _TYPE_COLUMNS = ("name", "first_stage", "partitions", "lease_ms", "max_attempts"
 _BACKLOG_COLUMNS = ("type", "priority", "stage", "ready", "scheduled", "paused", "waiting", "in_flight")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @gateway_option
 @json_option
 @click.pass_context
@@ -48,11 +50,12 @@ def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
         console().print("no task types; register one with `penstock types add NAME`")
 
 
+types.add_list("Lists the task types, as `penstock types` does.")
 types.add_command(keys)
 
 
 @types.command()
-@click.argument("name")
+@click.argument("name", type=TYPE_NAME)
 @gateway_option
 @json_option
 def show(name: str, gateway: str | None, json_: bool) -> None:
@@ -70,7 +73,7 @@ def show(name: str, gateway: str | None, json_: bool) -> None:
 
 
 @types.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=TYPE_NAME)
 @gateway_option
 @json_option
 def backlog(name: str | None, gateway: str | None, json_: bool) -> None:
@@ -113,9 +116,9 @@ def _settings(command: _Command) -> _Command:
             click.option("--first-stage", help="The first stage of tasks that name none. Default: start."),
             click.option(
                 "--lease-ms",
-                type=Whole(),
-                help="The lease of a task, in milliseconds: a worker loses the task when it sends no heartbeat for so "
-                "long. Default: 300000.",
+                type=Milliseconds(),
+                help="The lease of a task, in milliseconds or as a duration such as 5m: a worker loses the task when "
+                "it sends no heartbeat for so long. Default: 300000.",
             ),
             click.option(
                 "--max-attempts",
@@ -124,12 +127,14 @@ def _settings(command: _Command) -> _Command:
             ),
             click.option(
                 "--retry-base-ms",
-                type=Whole(),
-                help="The delay before the second attempt, in milliseconds. Default: 1000.",
+                type=Milliseconds(),
+                help="The delay before the second attempt, in milliseconds or as a duration. Default: 1000.",
             ),
             click.option("--retry-factor", type=Finite(), help="The factor between two delays. Default: 2."),
             click.option(
-                "--retry-max-ms", type=Whole(), help="The longest delay, in milliseconds. Default: 300000."
+                "--retry-max-ms",
+                type=Milliseconds(),
+                help="The longest delay, in milliseconds or as a duration. Default: 300000.",
             ),
             click.option(
                 "--retry-jitter",
@@ -150,6 +155,12 @@ def _settings(command: _Command) -> _Command:
                 "--late-results",
                 type=click.Choice(["accept", "refuse"]),
                 help="Whether results of expired attempts are accepted. Default: accept.",
+            ),
+            click.option(
+                "--idempotency",
+                type=click.Choice(["lenient", "strict"]),
+                help="Whether an idempotency key that exists with another context returns the first task, or is refused. "
+                "Default: lenient.",
             ),
             click.option(
                 "--max-in-flight",
@@ -173,8 +184,8 @@ def _settings(command: _Command) -> _Command:
             ),
             click.option(
                 "--ageing-s",
-                type=OrNone(Finite()),
-                help="The seconds of waiting after which a task gains one level of priority. Default: none.",
+                type=OrNone(Seconds()),
+                help="The seconds of waiting, or a duration, after which a task gains one level of priority. Default: none.",
             ),
             click.option(
                 "--finish-first/--no-finish-first",
@@ -212,7 +223,10 @@ def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> di
 def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
     """Registers a task type, or replaces its settings; options that are missing mean defaults."""
     with open_client(gateway) as client:
-        registered = client.register_type(name, **_wire_settings(callbacks, options))
+        try:
+            registered = client.register_type(name, **_wire_settings(callbacks, options))
+        except Invalid as error:
+            raise naming_options(error) from None
     if json_:
         print_document(registered)
     else:
@@ -220,7 +234,7 @@ def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...],
 
 
 @types.command("set")
-@click.argument("name")
+@click.argument("name", type=TYPE_NAME)
 @_settings
 @gateway_option
 @json_option
@@ -233,7 +247,7 @@ def set_(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...]
 
 
 @types.command()
-@click.argument("name")
+@click.argument("name", type=TYPE_NAME)
 @gateway_option
 @json_option
 def pause(name: str, gateway: str | None, json_: bool) -> None:
@@ -242,7 +256,7 @@ def pause(name: str, gateway: str | None, json_: bool) -> None:
 
 
 @types.command()
-@click.argument("name")
+@click.argument("name", type=TYPE_NAME)
 @gateway_option
 @json_option
 def resume(name: str, gateway: str | None, json_: bool) -> None:
@@ -252,7 +266,10 @@ def resume(name: str, gateway: str | None, json_: bool) -> None:
 
 def _change(name: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
     with open_client(gateway) as client:
-        changed = client.change_type(name, **settings)
+        try:
+            changed = client.change_type(name, **settings)
+        except Invalid as error:
+            raise naming_options(error) from None
     if json_:
         print_document(changed)
     else:

@@ -2,7 +2,7 @@
 
     async with Client() as client:
         task = await client.submit("media", {"file": "holiday.mp4"})
-        print(await client.wait([task.id]))
+        print(await task.result())
 
 Guarantees
 - `submit` returns once the task is committed. The client gives a submission without an idempotency
@@ -12,14 +12,16 @@ Guarantees
   Pointer to it.
 
 When the gateway is unavailable, the client repeats safe requests for `patience_s` seconds: reading,
-cancelling, registering, and submitting with an idempotency key. Other requests raise
-`GatewayUnavailable` at once. The client repeats every request that was answered with 429, after the
-delay that the gateway requests and within the same time.
+cancelling, registering, sending events, and submitting with an idempotency key. Other requests
+raise `GatewayUnavailable` at once. The client repeats every request that was answered with 429,
+after the delay that the gateway requests and within the same time.
 
 The client needs neither Kafka nor PostgreSQL, nor their packages.
 """
 
 from penstock.client.asynchronous import Client
+from penstock.client.flow_models import Flow, FlowFilter
+from penstock.client.flow_submission import FlowDraft
 from penstock.client.models import (
     Cancelled,
     Draft,
@@ -29,6 +31,7 @@ from penstock.client.models import (
     Submitted,
     Task,
     TaskFilter,
+    TaskProgress,
 )
 from penstock.client.synchronous import SyncClient
 
@@ -36,6 +39,9 @@ __all__ = [
     "Cancelled",
     "Client",
     "Draft",
+    "Flow",
+    "FlowDraft",
+    "FlowFilter",
     "Operated",
     "Replayed",
     "SubmissionsRefused",
@@ -43,4 +49,5 @@ __all__ = [
     "SyncClient",
     "Task",
     "TaskFilter",
+    "TaskProgress",
 ]

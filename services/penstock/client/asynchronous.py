@@ -1,4 +1,8 @@
-"""The asynchronous client."""
+"""The asynchronous client: its connection, its requests, and the methods of tasks.
+
+One module, because those methods and the requests are most of what a reader looks for; all other
+methods have modules of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,29 @@ import aiohttp
 import orjson
 
 import penstock
+from penstock.client.arguments import encode_moment, ids_of
 from penstock.client.backlog import BacklogMethods
+from penstock.client.batches import submit_all
+from penstock.client.callback_secrets import CallbackSecretMethods
 from penstock.client.callbacks import CallbackMethods
-from penstock.client.chunks import chunks, id_chunks, ids_text, shift_pointer
-from penstock.client.models import Cancelled, Draft, SubmissionsRefused, Submitted, Task, submitted_of
+from penstock.client.checked import checked
+from penstock.client.chunks import id_chunks
+from penstock.client.flow_operations import FlowOperationMethods
+from penstock.client.flow_submission import FlowDraft, FlowSubmissionMethods
+from penstock.client.logs import LogMethods
+from penstock.client.models import Cancelled, Draft, Submitted, Task
 from penstock.client.operations import OperationMethods
+from penstock.client.results import ResultMethods
+from penstock.client.schedules import ScheduleMethods
 from penstock.client.transport import DEFAULT_URL, Query, base_url, pages, query_of
 from penstock.client.types import TypeMethods
+from penstock.client.waits import WaitMethods
 from penstock.core.delivery import parse_retry_after
 from penstock.core.retry import RetryPolicy
-from penstock.core.task import FINAL, Priority
+from penstock.core.task import Priority
 from penstock.discovery import deployment_header, local_environment
 from penstock.errors import (
     GatewayUnavailable,
-    Invalid,
-    InvalidRecord,
-    NotFound,
     PenstockError,
     SettingsError,
     Throttled,
@@ -39,16 +50,32 @@ from penstock.errors import (
     reason_of,
 )
 from penstock.http.credentials import Credentials
-from penstock.http.problems import error_of, relocated
+from penstock.http.problems import error_of
 from penstock.sockets import make_socket
 
 # The gateway's limit.
 TASK_PAGE_SIZE = 500
 
+# Requests that the gateway may hold at a time, so that connections for other requests are left.
+MAX_HELD = 50
+
 _REPETITION = RetryPolicy(base_s=0.1, factor=2, max_s=2.0, jitter=0.5)
 
 
-class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
+@checked
+class Client(
+    OperationMethods,
+    FlowOperationMethods,
+    FlowSubmissionMethods,
+    ScheduleMethods,
+    CallbackMethods,
+    CallbackSecretMethods,
+    BacklogMethods,
+    TypeMethods,
+    WaitMethods,
+    ResultMethods,
+    LogMethods,
+):
     """A connection to a gateway for the time of an `async with` block.
 
     Args:
@@ -97,9 +124,14 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
         self._deployment = deployment_header(self.url, data_dir)
         self._patience_s = patience_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._longest_hold_s = int(timeout_s / 2)
         self._generates_keys = own_keys
         self._credentials = Credentials.from_environment() if api_key is None else Credentials(api_key)
         self._session: aiohttp.ClientSession | None = None
+        # `SyncClient` replaces them by its own.
+        self._read_result: Callable[..., Any] = self.result
+        self._read_output: Callable[..., Any] = self.flow_output
+        self._held = 0
 
     async def __aenter__(self) -> Self:
         headers = {"User-Agent": f"penstock-client/{penstock.__version__}", **self._deployment}
@@ -148,7 +180,32 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
         )
         wire, generated = self._with_idempotency_key(draft)
         answer = await self._request("POST", "/tasks", orjson.dumps(wire), safe="idempotency_key" in wire)
-        return Submitted(answer["id"], created=generated or answer["created"])
+        return Submitted(answer["id"], created=generated or answer["created"], read_result=self._read_result)
+
+    async def submit_and_wait(
+        self,
+        /,
+        type: str,  # noqa: A002 (the platform's word for it)
+        context: Any = None,
+        *,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> Task:
+        """Submits one task, waits until it has ended, and returns it with its result.
+
+        Args:
+            type: task type.
+            context: input of the first stage.
+            timeout_s: longest wait for the end, in seconds.
+            fields: the other arguments of `submit`.
+
+        Raises:
+            Invalid: the submission is refused; `pointer` is the field at fault.
+            TimeoutError: it has not ended within `timeout_s` seconds; it goes on.
+        """
+        submitted = await self.submit(type, context, **fields)
+        [task] = await self.results([submitted.id], timeout_s=timeout_s)
+        return task
 
     async def submit_many(
         self,
@@ -158,7 +215,9 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
     ) -> list[Submitted]:
         """Submits any number of tasks, in requests of at most 500.
 
-        The gateway judges each task alone: a faulty one does not stop the others.
+        The gateway judges each task alone: a faulty one does not stop the others. The client
+        repeats those that wait for the object store and have an idempotency key, for `patience_s`
+        seconds. Then they count as refused.
 
         Args:
             drafts: `Draft`s, or JSON objects of `submitted.schema.json`.
@@ -169,33 +228,12 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
 
         Raises:
             Invalid: none is submitted.
-            SubmissionsRefused: some are refused, and all others are submitted. The pointer of each
-                fault begins with the position in `drafts`.
+            SubmissionsRefused: some are refused, or wait for the object store, and all others are
+                submitted. The pointer of each fault begins with the position in `drafts`.
         """
-        submitted: list[Submitted | None] = []
-        faults: list[Invalid] = []
-        for chunk in chunks(self._with_idempotency_key(draft) for draft in drafts):
-            body = b"[" + b",".join(entry.data for entry in chunk) + b"]"
-            safe = all(entry.repeatable for entry in chunk)
-            before = len(submitted)
-            try:
-                answer = await self._request("POST", "/tasks", body, safe=safe)
-            except Invalid as error:
-                # No task of this request is submitted.
-                faults.append(relocated(error, lambda pointer: shift_pointer(pointer, before)))  # noqa: B023 (used at once)
-                submitted += [None] * len(chunk)
-            else:
-                for task, entry in zip(answer["tasks"], chunk, strict=True):
-                    submitted.append(submitted_of(task, generated=entry.generated))
-                    faults += [
-                        InvalidRecord(each["detail"], pointer=shift_pointer(each["pointer"], before))
-                        for each in task.get("errors", ())
-                    ]
-            if progress is not None:
-                progress(len(chunk))
-        if faults:
-            raise SubmissionsRefused.of(faults, submitted)
-        return [task for task in submitted if task is not None]
+        return await submit_all(
+            self, "tasks", drafts, self._with_idempotency_key, self._patience_s, progress, self._read_result
+        )
 
     async def get(self, task_id: int) -> Task:
         """One task with its context, result and attempts.
@@ -214,6 +252,9 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
         key: str | None = None,
         labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
+        flow: int | None = None,
+        since: datetime | None = None,
+        error: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Task]:
         """Tasks that match all filters, newest first.
@@ -225,9 +266,20 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
             key: concurrency key.
             labels: labels that the task has, with these values.
             idempotency_key: idempotency key.
+            flow: id of the flow that they belong to.
+            since: created at this moment or later; a naive moment is local time.
+            error: text in their error "kind: message", in upper or lower case; "" is any error.
             limit: most tasks; None is all.
         """
-        query = query_of(type=type, stage=stage, key=key, idempotency_key=idempotency_key)
+        query = query_of(
+            type=type,
+            stage=stage,
+            key=key,
+            idempotency_key=idempotency_key,
+            flow=flow,
+            since=encode_moment(since, "since"),
+            error=error,
+        )
         query += [("state", name) for name in ([state] if isinstance(state, str) else state)]
         query += [("label", f"{name}:{value}") for name, value in (labels or {}).items()]
         async for document in pages(self, "/tasks", "tasks", query, limit, TASK_PAGE_SIZE):
@@ -236,7 +288,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
     async def cancel(self, ids: Iterable[int]) -> Cancelled:
         """Cancels the tasks that have not ended."""
         total = Cancelled([], [], [])
-        for chunk in id_chunks([*ids]):
+        for chunk in id_chunks(ids_of(ids)):
             answer = await self._request("POST", "/tasks/cancel", orjson.dumps({"ids": chunk}))
             total = Cancelled(
                 [*total.cancelled, *answer["cancelled"]],
@@ -245,70 +297,25 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
             )
         return total
 
-    async def states(self, ids: Iterable[int]) -> dict[str, int]:
-        """The number of tasks by state; unknown ids are not counted."""
-        return (await self._states(ids))[0]
-
-    async def _states(self, ids: Iterable[int]) -> tuple[dict[str, int], Sequence[int]]:
-        """The number of tasks by state, and the unknown ids."""
-        counts: dict[str, int] = {}
-        unknown: list[int] = []
-        for chunk in id_chunks([*ids]):
-            answer = await self._request("POST", "/tasks/states", orjson.dumps({"ids": chunk}))
-            # A gateway of an earlier release does not name them.
-            unknown += answer.get("unknown", ())
-            for state, count in answer["states"].items():
-                counts[state] = counts.get(state, 0) + count
-        return counts, unknown
-
-    async def watch(self, ids: Iterable[int], *, every_s: float = 1.0) -> AsyncIterator[dict[str, int]]:
-        """Yields the counts by state at once and after each change, until all tasks have ended.
-
-        Args:
-            ids: ids of the tasks.
-            every_s: longest time between two polls, in seconds. The first polls come faster.
-
-        Raises:
-            NotFound: one of the ids is unknown.
-        """
-        unique = set(ids)
-        pause_s = min(0.05, every_s)
-        last: dict[str, int] | None = None
-        while unique:
-            counts, unknown = await self._states(unique)
-            if missing := len(unique) - sum(counts.values()):
-                raise NotFound(f"there is no task {ids_text(unknown) or f'for {missing} of the ids'}")
-            if counts != last:
-                yield counts
-                last = counts
-            if set(counts) <= FINAL:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(every_s, pause_s * 1.5)
-
-    async def wait(self, ids: Iterable[int], *, timeout_s: float | None = None) -> dict[str, int]:
-        """Waits until all tasks have ended, and returns the counts by state.
-
-        Raises:
-            NotFound: one of the ids is unknown.
-            TimeoutError: a task has not ended within `timeout_s` seconds.
-        """
-        counts: dict[str, int] = {}
-        async with asyncio.timeout(timeout_s):
-            async for counts in self.watch(ids):  # noqa: B007 (the last one is the answer)
-                pass
-        return counts
-
-    def _with_idempotency_key(self, draft: Draft | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    def _with_idempotency_key(
+        self, draft: Draft | FlowDraft | Mapping[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
         """The JSON object of the submission, and whether its idempotency key was generated here."""
-        wire = draft.to_wire() if isinstance(draft, Draft) else dict(draft)
+        wire = draft.to_wire() if isinstance(draft, Draft | FlowDraft) else dict(draft)
         if "idempotency_key" in wire or not self._generates_keys:
             return wire, False
         wire["idempotency_key"] = f"auto-{uuid.uuid4().hex}"
         return wire, True
 
     async def _request(
-        self, method: str, path: str, body: bytes | None = None, *, query: Query = (), safe: bool = True
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        query: Query = (),
+        safe: bool = True,
+        wait_s: int = 0,
     ) -> dict[str, Any]:
         """Sends a request, and repeats it while the gateway does not answer.
 
@@ -318,6 +325,7 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
             body: JSON.
             query: query parameters.
             safe: a repetition has no effect beyond the first request.
+            wait_s: how long the gateway may hold the request until what it asks for has ended.
 
         Raises:
             PenstockError: the error of the answer's problem document.
@@ -328,7 +336,14 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
         while True:
             credentials = self._credentials.headers
             try:
-                return await self._send(method, path, body, query, credentials)
+                if not wait_s or self._held >= MAX_HELD:
+                    return await self._send(method, path, body, query, credentials)
+                self._held += 1
+                try:
+                    headers = {**credentials, "Prefer": f"wait={min(wait_s, self._longest_hold_s)}"}
+                    return await self._send(method, path, body, query, headers)
+                finally:
+                    self._held -= 1
             except Unauthenticated as error:
                 # The gateway did nothing. Repeat the request only if the file has another API key
                 # by now.
@@ -350,6 +365,35 @@ class Client(OperationMethods, CallbackMethods, BacklogMethods, TypeMethods):
                 if loop.time() + delay_s > deadline:
                     raise
             await asyncio.sleep(delay_s)
+
+    async def _lines(
+        self, path: str, query: Query = (), headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[bytes]:
+        """The lines of an answer as they arrive, without their line feeds.
+
+        Raises:
+            GatewayUnavailable: no gateway answers, or the answer has broken off.
+            PenstockError: the error of the answer's problem document.
+        """
+        assert self._session is not None, "use the client in an `async with` block"
+        try:
+            async with self._session.get(
+                self.url + path,
+                params=list(query),
+                headers={**self._credentials.headers, **(headers or {})},
+                # The gateway sends something every 15 seconds.
+                timeout=aiohttp.ClientTimeout(total=None, sock_read=60.0),
+            ) as response:
+                if response.status >= 400:
+                    raise error_of(response.status, await response.read(), None)
+                rest = b""
+                async for data in response.content.iter_any():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        if line:
+                            yield line
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
+            raise GatewayUnavailable(f"no gateway answers at {self.url} ({reason_of(error)})") from error
 
     async def _send(
         self, method: str, path: str, body: bytes | None, query: Query, credentials: Mapping[str, str]

@@ -7,11 +7,11 @@ from datetime import datetime
 
 import orjson
 
+from penstock.client.arguments import encode_moment
 from penstock.client.models import Replayed
 from penstock.client.transport import (
     Document,
     Transport,
-    encode_moment,
     pages,
     query_of,
     require_positive,
@@ -143,8 +143,8 @@ class CallbackMethods:
             namespace=namespace,
             task_id=task_id,
             state=state,
-            since=encode_moment(since),
-            until=encode_moment(until),
+            since=encode_moment(since, "since"),
+            until=encode_moment(until, "until"),
         )
         async for callback in pages(self, "/callbacks", "callbacks", query, limit, CALLBACK_PAGE_SIZE):
             yield callback
@@ -190,8 +190,8 @@ class CallbackMethods:
             namespace=namespace,
             task_id=task_id,
             state=state,
-            since=encode_moment(since),
-            until=encode_moment(until),
+            since=encode_moment(since, "since"),
+            until=encode_moment(until, "until"),
             rate=require_positive(rate),
             dry_run=dry_run or None,
         )

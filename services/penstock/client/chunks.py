@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+
+from penstock.errors import InvalidRecord
 
 # The gateway accepts larger requests. Smaller ones show progress, and the gateway inserts several
 # together.
@@ -23,31 +25,41 @@ class Entry(NamedTuple):
     """A task of a request.
 
     Attributes:
+        position: in the caller's list.
         data: the encoded submission.
         repeatable: the submission has an idempotency key.
         generated: the client generated that idempotency key.
     """
 
+    position: int
     data: bytes
     repeatable: bool
     generated: bool
 
+    @classmethod
+    def encode(cls, position: int, wire: Mapping[str, Any], *, generated: bool) -> Entry:
+        """Encodes a submission.
 
-def chunks(submissions: Iterable[tuple[dict[str, Any], bool]]) -> Iterable[Sequence[Entry]]:
-    """The entries of submissions, in chunks that fit a request.
+        Raises:
+            InvalidRecord: it is not JSON.
+        """
+        try:
+            data = orjson.dumps(wire)
+        except TypeError as error:
+            raise InvalidRecord(f"not JSON: {error}") from error
+        return cls(position, data, "idempotency_key" in wire, generated)
 
-    Args:
-        submissions: JSON objects, each with whether the client generated its idempotency key.
-    """
+
+def chunks(entries: Iterable[Entry]) -> Iterable[Sequence[Entry]]:
+    """The entries, in chunks that fit a request."""
     chunk: list[Entry] = []
     size_bytes = 0
-    for wire, generated in submissions:
-        data = orjson.dumps(wire)
-        if chunk and (len(chunk) == CHUNK_TASKS or size_bytes + len(data) > CHUNK_BYTES):
+    for entry in entries:
+        if chunk and (len(chunk) == CHUNK_TASKS or size_bytes + len(entry.data) > CHUNK_BYTES):
             yield chunk
             chunk, size_bytes = [], 0
-        chunk.append(Entry(data, "idempotency_key" in wire, generated))
-        size_bytes += len(data)
+        chunk.append(entry)
+        size_bytes += len(entry.data)
     if chunk:
         yield chunk
 
@@ -63,9 +75,9 @@ def ids_text(ids: Sequence[int]) -> str:
     return text if len(ids) <= MAX_IDS_SHOWN else f"{text} and {len(ids) - MAX_IDS_SHOWN:,} more"
 
 
-def shift_pointer(pointer: str, by: int) -> str:
-    """The JSON Pointer with `by` added to its first part, when that is a position."""
+def pointer_of(pointer: str, chunk: Sequence[Entry]) -> str:
+    """A JSON Pointer into a request, as one into the caller's list."""
     head, _, tail = pointer.removeprefix("/").partition("/")
     if not head.isdigit():
         return pointer
-    return f"/{int(head) + by}" + (f"/{tail}" if tail else "")
+    return f"/{chunk[int(head)].position}" + (f"/{tail}" if tail else "")

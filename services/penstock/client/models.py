@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.client.transport import encode_moment
+from penstock.client.arguments import encode_moment, ids_of, list_of, mapping_of, priority_name
 from penstock.contracts.context import Context
 from penstock.contracts.task_fields import TaskFields
 from penstock.core.task import FINAL, Priority, State
@@ -15,15 +15,20 @@ from penstock.errors import Invalid
 from penstock.http.problems import Faults
 
 
-def submitted_of(wire: Mapping[str, Any], *, generated: bool) -> Submitted | None:
+def submitted_of(
+    wire: Mapping[str, Any], read_result: Callable[..., Any], *, generated: bool
+) -> Submitted | None:
     """The task of an entry in the answer to a batch; None when the entry is refused.
 
     Args:
         wire: the entry.
+        read_result: see `Submitted`.
         generated: the client generated the idempotency key. No other call uses it, so this call
             created the task even when its request was repeated.
     """
-    return Submitted(wire["id"], created=generated or wire["created"]) if "id" in wire else None
+    if "id" not in wire:
+        return None
+    return Submitted(wire["id"], created=generated or wire["created"], read_result=read_result)
 
 
 class SubmissionsRefused(Faults):
@@ -73,15 +78,16 @@ class Draft(TaskFields):
         """The JSON object of `submitted.schema.json`.
 
         Raises:
-            InvalidRecord: the context is not JSON.
+            InvalidRecord: the context is not JSON, or an argument has the wrong type.
         """
+        mapping_of(self.labels, "labels")
         wire: dict[str, Any] = {**self.wire_fields(), **Context.encode(self.context).to_wire()}
         if self.priority is not Priority.MEDIUM:
             wire["priority"] = priority_name(self.priority)
         if self.run_at is not None:
-            wire["run_at"] = encode_moment(self.run_at)
+            wire["run_at"] = encode_moment(self.run_at, "run_at")
         if self.callbacks is not None:
-            wire["callbacks"] = list(self.callbacks)
+            wire["callbacks"] = list_of(self.callbacks, "callbacks")
         return wire
 
 
@@ -92,10 +98,22 @@ class Submitted:
     Attributes:
         id: task id.
         created: False when an earlier submission with the same idempotency key created the task.
+        read_result: returns the result by id, as `result` of the client that submitted the task.
     """
 
     id: int
     created: bool
+    read_result: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+
+    def result(self, *, timeout_s: float | None = None) -> Any:
+        """The result of the task, as `result` of the client: of `Client` it is awaited.
+
+        Raises:
+            NotSucceeded: the task has ended in another state.
+            TimeoutError: it has not ended within `timeout_s` seconds.
+        """
+        assert self.read_result is not None, "no client submitted it"
+        return self.read_result(self.id, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,25 +167,22 @@ class TaskFilter:
     def to_wire(self) -> dict[str, Any]:
         """The JSON object `TaskFilter` of the API's description."""
         wire: dict[str, Any] = {
-            "ids": list(self.ids),
+            "ids": ids_of(self.ids),
             "type": self.type,
             "stage": self.stage,
             "key": self.key,
-            "states": [str(state) for state in self.states],
-            "labels": dict(self.labels),
-            "priorities": [priority_name(priority) for priority in self.priorities],
-            "created_since": encode_moment(self.created_since),
-            "created_until": encode_moment(self.created_until),
-            "finished_since": encode_moment(self.finished_since),
-            "finished_until": encode_moment(self.finished_until),
+            "states": [str(state) for state in list_of(self.states, "states")],
+            "labels": mapping_of(self.labels, "labels"),
+            "priorities": [
+                priority_name(priority, "priorities") for priority in list_of(self.priorities, "priorities")
+            ],
+            "created_since": encode_moment(self.created_since, "created_since"),
+            "created_until": encode_moment(self.created_until, "created_until"),
+            "finished_since": encode_moment(self.finished_since, "finished_since"),
+            "finished_until": encode_moment(self.finished_until, "finished_until"),
             "error": self.error,
         }
         return {name: value for name, value in wire.items() if value not in (None, [], {})}
-
-
-def priority_name(priority: Priority | str) -> str:
-    """The priority's name on the wire."""
-    return priority.name if isinstance(priority, Priority) else priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +229,26 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskProgress:
+    """How far the current attempt of a task is, by the last report of its handler.
+
+    Attributes:
+        fraction: the part that is done, from 0 to 1; None when the handler does not know it.
+        message: a line for people; may be empty.
+        reported_at: when the platform received the report.
+    """
+
+    fraction: float | None
+    message: str
+    reported_at: datetime
+
+    @classmethod
+    def from_wire(cls, raw: Mapping[str, Any]) -> TaskProgress:
+        """Decodes a document of the gateway."""
+        return cls(raw["fraction"], raw["message"], datetime.fromisoformat(raw["reported_at"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A task at the moment of the gateway's answer.
 
@@ -252,6 +287,12 @@ class Task:
     def attempts(self) -> Sequence[Mapping[str, Any]]:
         """The attempts that have ended, in order; empty in lists."""
         return self.raw.get("attempts") or ()
+
+    @property
+    def progress(self) -> TaskProgress | None:
+        """How far the current attempt is; None without a report, and once it is over."""
+        raw = self.raw.get("progress")
+        return TaskProgress.from_wire(raw) if raw else None
 
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> Task:

@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import orjson
 
-from penstock.client.models import Operated, TaskFilter, priority_name
+from penstock.client.arguments import priority_name
+from penstock.client.models import Operated, TaskFilter
 from penstock.client.transport import Document, Transport, pages, query_of, without_none
 from penstock.core.operations import Verb
 from penstock.core.task import Priority
@@ -75,35 +76,7 @@ class OperationMethods:
             dry_run=dry_run or None,
         )
         operation = await self._request("POST", "/operations", orjson.dumps(wire))
-        if dry_run:
-            return Operated(
-                None,
-                None,
-                operation["count"],
-                operation["found_in"],
-                complete=not operation["more"],
-                examples=operation["examples"],
-            )
-        if begun is not None:
-            begun(operation["id"])
-        reported, pause_s = 0, 0.02
-        while True:
-            if progress is not None:
-                progress(operation["changed"] - reported)
-                reported = operation["changed"]
-            if operation["state"] != "running" or not wait:
-                return Operated(
-                    operation["id"],
-                    operation["state"],
-                    operation["changed"],
-                    operation["found_in"],
-                    complete=True,
-                    examples=[],
-                    error=operation["error"],
-                )
-            await asyncio.sleep(pause_s)
-            pause_s = min(MAX_POLL_S, pause_s * 1.5)
-            operation = await self._request("GET", f"/operations/{operation['id']}")
+        return await follow_operation(self, operation, wait=wait, progress=progress, begun=begun)
 
     async def operations(
         self: Transport, *, verb: Verb | str | None = None, state: str | None = None, limit: int | None = None
@@ -196,6 +169,54 @@ class OperationMethods:
         body = orjson.dumps({"key": key})
         answer = await self._request("POST", f"/types/{quote(type, safe='')}/keys/reset", body)
         return bool(answer["changed"])
+
+
+async def follow_operation(
+    transport: Transport,
+    operation: Document,
+    *,
+    wait: bool,
+    progress: Callable[[int], None] | None,
+    begun: Callable[[str], None] | None,
+) -> Operated:
+    """The result of an operation once it has ended, or that of its dry run.
+
+    Args:
+        transport: sends the requests.
+        operation: the answer to the request that began it.
+        wait: see `OperationMethods.operate`, also below.
+        progress: see there.
+        begun: see there.
+    """
+    if operation.get("dry_run"):
+        return Operated(
+            None,
+            None,
+            operation["count"],
+            operation["found_in"],
+            complete=not operation["more"],
+            examples=operation["examples"],
+        )
+    if begun is not None:
+        begun(operation["id"])
+    reported, pause_s = 0, 0.02
+    while True:
+        if progress is not None:
+            progress(operation["changed"] - reported)
+            reported = operation["changed"]
+        if operation["state"] != "running" or not wait:
+            return Operated(
+                operation["id"],
+                operation["state"],
+                operation["changed"],
+                operation["found_in"],
+                complete=True,
+                examples=[],
+                error=operation["error"],
+            )
+        await asyncio.sleep(pause_s)
+        pause_s = min(MAX_POLL_S, pause_s * 1.5)
+        operation = await transport._request("GET", f"/operations/{operation['id']}")  # noqa: SLF001 (the protocol's own method)
 
 
 def local_user() -> str:

@@ -68,6 +68,8 @@ class SyncClient:
             api_key=api_key,
             data_dir=data_dir,
         )
+        self._client._read_result = self.result  # noqa: SLF001 (its tasks are used by blocking code)
+        self._client._read_output = self.flow_output  # noqa: SLF001 (likewise)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -78,27 +80,72 @@ class SyncClient:
 
     submit = _blocking(Client.submit)
     submit_many = _blocking(Client.submit_many)
+    submit_and_wait = _blocking(Client.submit_and_wait)
     get = _blocking(Client.get)
     list = _iterating(Client.list)
     cancel = _blocking(Client.cancel)
     states = _blocking(Client.states)
+    progress = _blocking(Client.progress)
     watch = _iterating(Client.watch)
     wait = _blocking(Client.wait)
+    as_completed = _iterating(Client.as_completed)
+    results = _blocking(Client.results)
+    result = _blocking(Client.result)
     why = _blocking(Client.why)
+    log_runs = _blocking(Client.log_runs)
+    log_lines = _iterating(Client.log_lines)
+    follow_log = _iterating(Client.follow_log)
     backlog = _iterating(Client.backlog)
 
     types = _blocking(Client.types)
     owners = _blocking(Client.owners)
+    workers = _iterating(Client.workers)
     register_type = _blocking(Client.register_type)
     change_type = _blocking(Client.change_type)
     keys = _iterating(Client.keys)
     change_key = _blocking(Client.change_key)
     reset_key = _blocking(Client.reset_key)
 
+    put_flow_definition = _blocking(Client.put_flow_definition)
+    flow_definitions = _iterating(Client.flow_definitions)
+    flow_versions = _iterating(Client.flow_versions)
+    flow_definition = _blocking(Client.flow_definition)
+    submit_flow = _blocking(Client.submit_flow)
+    submit_flows = _blocking(Client.submit_flows)
+    send_event = _blocking(Client.send_event)
+
     operate = _blocking(Client.operate)
     operations = _iterating(Client.operations)
     operation = _blocking(Client.operation)
     stop_operation = _blocking(Client.stop_operation)
+
+    get_flow = _blocking(Client.get_flow)
+    list_flows = _iterating(Client.list_flows)
+    flow_node = _blocking(Client.flow_node)
+    flow_children = _iterating(Client.flow_children)
+    why_flow = _blocking(Client.why_flow)
+    watch_flow = _iterating(Client.watch_flow)
+    wait_for_flow = _blocking(Client.wait_for_flow)
+    flow_output = _blocking(Client.flow_output)
+    pause_flow = _blocking(Client.pause_flow)
+    resume_flow = _blocking(Client.resume_flow)
+    cancel_flow = _blocking(Client.cancel_flow)
+    recover_flow = _blocking(Client.recover_flow)
+    rerun_flow = _blocking(Client.rerun_flow)
+    operate_flows = _blocking(Client.operate_flows)
+
+    put_schedule = _blocking(Client.put_schedule)
+    schedules = _iterating(Client.schedules)
+    schedule = _blocking(Client.schedule)
+    remove_schedule = _blocking(Client.remove_schedule)
+    pause_schedule = _blocking(Client.pause_schedule)
+    resume_schedule = _blocking(Client.resume_schedule)
+    schedule_ticks = _blocking(Client.schedule_ticks)
+    schedule_skips = _iterating(Client.schedule_skips)
+    backfill = _blocking(Client.backfill)
+    backfills = _iterating(Client.backfills)
+    get_backfill = _blocking(Client.get_backfill)
+    stop_backfill = _blocking(Client.stop_backfill)
 
     targets = _iterating(Client.targets)
     target = _blocking(Client.target)
@@ -107,6 +154,13 @@ class SyncClient:
     limit_target = _blocking(Client.limit_target)
     callbacks = _iterating(Client.callbacks)
     replay = _blocking(Client.replay)
+
+    callback_secrets = _iterating(Client.callback_secrets)
+    create_callback_secret = _blocking(Client.create_callback_secret)
+    rotate_callback_secret = _blocking(Client.rotate_callback_secret)
+    revoke_callback_secret = _blocking(Client.revoke_callback_secret)
+    reencrypt_callback_secrets = _blocking(Client.reencrypt_callback_secrets)
+    public_keys = _blocking(Client.public_keys)
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -133,7 +187,8 @@ class SyncClient:
         try:
             return future.result()
         except BaseException:
-            # Raised again. After Ctrl-C the request would otherwise continue on the loop's thread.
+            # Fails closed: raised again, and the request is cancelled. After Ctrl-C it would
+            # otherwise continue on the loop's thread.
             future.cancel()
             raise
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -20,7 +19,14 @@ class Transport(Protocol):
     """Sends requests to the gateway; `Client` implements it, and the mixins of `Client` use it."""
 
     async def _request(
-        self, method: str, path: str, body: bytes | None = None, *, query: Query = (), safe: bool = True
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        query: Query = (),
+        safe: bool = True,
+        wait_s: int = 0,
     ) -> dict[str, Any]: ...
 
 
@@ -44,11 +50,6 @@ def query_of(**filters: object) -> list[tuple[str, str]]:
 def without_none(**fields: Any) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def encode_moment(moment: datetime | None) -> str | None:
-    """The moment in ISO 8601; a naive moment is local time."""
-    return moment.astimezone().isoformat() if moment is not None else None
 
 
 async def pages(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from penstock.client.transport import Transport
+from penstock.client.transport import Transport, pages, query_of
 
 
 class TypeMethods:
@@ -25,6 +25,27 @@ class TypeMethods:
         """
         owners: Sequence[Mapping[str, Any]] = (await self._request("GET", "/owners"))["owners"]
         return {owner["type"]: owner["process"] for owner in owners}
+
+    async def workers(
+        self: Transport,
+        type: str | None = None,  # noqa: A002 (the platform's word for it)
+        *,
+        limit: int | None = None,
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """The workers of each type: documents with `type`, `rebalancing` and `workers`.
+
+        Each worker has `id`, `kind` (worker, gateway or http), `host`, `stages`, `slots`,
+        `partitions` and `seen_at`; `WorkerRow` of the API's description explains them.
+
+        Args:
+            type: only this type.
+            limit: most types; None is all.
+
+        Raises:
+            NotFound: there is no such type.
+        """
+        async for document in pages(self, "/workers", "types", query_of(type=type), limit, 100):
+            yield document
 
     async def register_type(self: Transport, /, name: str, **settings: Any) -> Mapping[str, Any]:
         """Registers a task type or replaces its settings, and returns the type as it is now.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ class Batcher(Generic[T]):
         max_size: size of a batch at most; a single item that is larger is a batch of its own.
         size_of: an item's size; 1 for each unless given.
         linger_s: takes the number of items in the batch before; returns how many seconds the next
-            one waits for more items. A batch that is full already does not wait.
+            one waits for more items. A batch that is full or has an urgent item does not wait.
         writers: batches that are written at the same time.
     """
 
@@ -44,6 +45,7 @@ class Batcher(Generic[T]):
         self._waiting_size = 0.0
         self._writing = 0
         self._previous = 0
+        self._urgent = asyncio.Event()
         self._writers: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -55,8 +57,8 @@ class Batcher(Generic[T]):
         """Items that are not written yet."""
         return len(self._waiting) + self._writing
 
-    def add(self, item: T) -> None:
-        """Puts an item into the next batch.
+    def add(self, item: T, *, urgent: bool = False) -> None:
+        """Puts an item into the next batch; an urgent one ends the wait for more.
 
         Raises:
             Exception: raised by an earlier `write`.
@@ -66,6 +68,8 @@ class Batcher(Generic[T]):
         size = self._size_of(item)
         self._waiting.append((item, size))
         self._waiting_size += size
+        if urgent:
+            self._urgent.set()
         self._idle.clear()
         if len(self._writers) < self._max_writers and not self._stopped:
             writer = asyncio.create_task(self._write_waiting())
@@ -133,7 +137,9 @@ class Batcher(Generic[T]):
         if self._linger_s is None or self._waiting_size >= self._max_size:
             return
         if linger_s := self._linger_s(self._previous):
-            await asyncio.sleep(linger_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(linger_s):
+                    await self._urgent.wait()
 
     def _next_batch(self) -> list[T]:
         batch: list[T] = []
@@ -146,4 +152,6 @@ class Batcher(Generic[T]):
             self._waiting.popleft()
             self._waiting_size -= size
             batch.append(item)
+        if not self._waiting:
+            self._urgent.clear()
         return batch

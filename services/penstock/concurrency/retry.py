@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from penstock.concurrency.outages import count_failed_attempt
 from penstock.core.retry import Backoff
 from penstock.errors import PenstockError, Throttled, Unavailable
 
@@ -69,6 +70,7 @@ async def retry_until_available(
         try:
             return await work()
         except retry_on as error:
+            count_failed_attempt()
             now_s = time.monotonic()
             if within_s is not None and now_s - began_s > within_s:
                 raise

@@ -1,6 +1,7 @@
 """Stall detection: a process with work and without progress ends, and is restarted.
 
-`StallDetector` compares marks of progress while the event loop turns. `LoopWatchdog` covers the
+`StallDetector` compares marks of progress while the event loop turns. An outage of a server is no
+stall: while attempts fail and are repeated, times start anew. `LoopWatchdog` covers the
 loop itself: a timer of the interpreter, which ends the process even when a C extension holds the
 interpreter lock.
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
+from penstock.concurrency.outages import failed_attempts
 from penstock.errors import Stalled
 
 CHECK_EVERY_S = 0.5
@@ -39,6 +41,7 @@ class StallDetector:
         self._marks = marks
         self._name = name
         self._since: dict[str, tuple[Hashable, float]] = {}
+        self._failed_attempts = failed_attempts()
 
     async def run(self) -> None:
         """Checks until cancelled.
@@ -59,6 +62,9 @@ class StallDetector:
         Raises:
             Stalled: something has made no progress for longer than the limit.
         """
+        if (failed := failed_attempts()) != self._failed_attempts:
+            self._failed_attempts = failed
+            self._since.clear()
         self._since = {
             name: self._since[name] if name in self._since and self._since[name][0] == mark else (mark, now_s)
             for name, mark in self._marks().items()
@@ -79,11 +85,14 @@ class LoopWatchdog:
         faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__)
 
     async def run(self, limit_s: float) -> None:
-        """Rewinds until cancelled: the process ends if its loop stalls for `limit_s` seconds."""
+        """Rewinds until cancelled: the process ends if its loop stalls for `limit_s` seconds.
+
+        It ends up to a twelfth of the limit later: each rewind starts a thread, so they are rare.
+        """
+        every_s = limit_s / 12
         while True:
-            self.rewind(limit_s)
-            # Often, so that the timer ends the process close to the limit.
-            await asyncio.sleep(min(CHECK_EVERY_S, limit_s / 6))
+            self.rewind(limit_s + every_s)
+            await asyncio.sleep(every_s)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

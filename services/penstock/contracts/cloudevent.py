@@ -30,7 +30,7 @@ def envelope(event: Event, source: str) -> bytes:
             "id": event.id,
             "source": source,
             "type": _TYPE_PREFIX + event.name,
-            "subject": str(event.task["id"]),
+            "subject": str(event.subject_id),
             "time": event.at.astimezone(UTC),
             "datacontenttype": "application/json",
             "data": orjson.Fragment(event.encode()),

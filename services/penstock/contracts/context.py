@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -147,7 +147,7 @@ def too_deep(data: bytes, value: Any) -> bool:
     return False
 
 
-def _not_finite(value: Any) -> float | None:
+def not_finite(value: Any) -> float | None:
     """A number in `value` that JSON cannot express (infinity or NaN); None without one."""
     if isinstance(value, float):
         return None if math.isfinite(value) else value
@@ -157,7 +157,7 @@ def _not_finite(value: Any) -> float | None:
         value = [getattr(value, each.name) for each in dataclasses.fields(value)]
     elif not isinstance(value, list | tuple):
         return None
-    return next((found for item in value if (found := _not_finite(item)) is not None), None)
+    return next((found for item in value if (found := not_finite(item)) is not None), None)
 
 
 def _require_text(content_type: ContentType, text: str) -> None:
@@ -213,11 +213,16 @@ class Context:
         return self._data
 
     @classmethod
-    def encode(cls, value: Any) -> Context:
+    def encode(cls, value: Any, default: Callable[[Any], Any] | None = None) -> Context:
         """The context of a Python value: bytes stay bytes, and any other value becomes JSON.
 
         Text and URLs become JSON strings. For another content type pass a context:
         `Context(ContentType.TEXT, b"...")`.
+
+        Args:
+            value: any JSON value, bytes, or a context.
+            default: called with each object that is no JSON; returns a JSON value or raises
+                `TypeError`.
 
         Raises:
             InvalidRecord: JSON cannot express the value.
@@ -227,7 +232,7 @@ class Context:
         if isinstance(value, bytes | bytearray):
             return cls(ContentType.BYTES, bytes(value))
         try:
-            data = orjson.dumps(value)
+            data = orjson.dumps(value, default)
             # `orjson.Fragment` in a value is copied unread. In a record it could become another
             # entry.
             again = orjson.loads(data)
@@ -236,7 +241,7 @@ class Context:
                 f"the context is not JSON: {error}; pass JSON values or bytes", pointer="/context"
             ) from error
         # orjson writes infinity and NaN as null, without an error.
-        if b"null" in data and (number := _not_finite(value)) is not None:
+        if b"null" in data and (number := not_finite(value)) is not None:
             raise InvalidRecord(
                 f"the context is not JSON: {number} is not JSON; pass null or a string instead",
                 pointer="/context",

@@ -1,4 +1,4 @@
-"""Events of tasks (`event.schema.json`) and their callbacks (`callback.schema.json`)."""
+"""Events of tasks and flows (`event.schema.json`) and their callbacks (`callback.schema.json`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,18 @@ from penstock.core.task import FINAL
 # Answers and logs show this text in place of a header's value.
 MASK = "***"
 
-# The names of the events that end a task, and the names of all events.
-FINAL_EVENTS = frozenset(f"task.{state}" for state in FINAL)
-EVENTS = FINAL_EVENTS | {"task.advanced", "task.retried", "task.expired"}
+# The names of the events that end a task or a flow, and the names of all events.
+FINAL_TASK_EVENTS = frozenset(f"task.{state}" for state in FINAL)
+FINAL_EVENTS = FINAL_TASK_EVENTS | {"flow.succeeded", "flow.failed", "flow.cancelled"}
+TASK_EVENTS = FINAL_TASK_EVENTS | {
+    "task.advanced",
+    "task.retried",
+    "task.expired",
+    "task.suspended",
+    "task.woken",
+}
+FLOW_EVENTS = frozenset({"flow.started", "flow.late", "flow.recovered", "flow.paused", "flow.resumed"})
+EVENTS = TASK_EVENTS | FINAL_EVENTS | FLOW_EVENTS
 
 # The limits of a record of callbacks, whose callbacks are acknowledged together. One callback alone
 # may have more bytes.
@@ -42,22 +51,42 @@ def origin_of(url: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A transition of a task.
+    """A transition of a task or of a flow.
 
     Attributes:
-        id: `<task>-<step>-<attempt>-<word>`; the same in each repetition of the event.
+        id: `<task>-<step>-<attempt>-<word>`, or `flow-<flow>-<generation>-<word>`; the same in each
+            repetition of the event.
         name: one of `EVENTS`.
         at: when the transition was committed.
         task: id, type, stage, step, attempt, state, labels and idempotency key after the
-            transition.
-        detail: the fields of `result` if the task succeeded, or `error` if it failed.
+            transition; None in an event of a flow.
+        flow: id, name, version, generation, status and other fields of a flow; None in an event of
+            a task.
+        detail: the fields of `result` or `output` after a success, or `error` after a failure.
     """
 
     id: str
     name: str
     at: datetime
-    task: Mapping[str, Any]
+    task: Mapping[str, Any] | None = None
+    flow: Mapping[str, Any] | None = None
     detail: Mapping[str, Any]
+
+    @property
+    def subject_id(self) -> int:
+        """The id of the task, or of the flow."""
+        return int(self._subject["id"])
+
+    @property
+    def subject_name(self) -> str:
+        """The type of the task, or the name of the flow: either names the namespace."""
+        return str(self._subject["name" if self.task is None else "type"])
+
+    @property
+    def _subject(self) -> Mapping[str, Any]:
+        subject = self.flow if self.task is None else self.task
+        assert subject is not None
+        return subject
 
     def encode(self) -> bytes:
         """The value of the record, and the exact body of a callback in the format `event`."""
@@ -66,7 +95,7 @@ class Event:
                 "id": self.id,
                 "event": self.name,
                 "at": self.at.astimezone(UTC),
-                "task": self.task,
+                **({"flow": self.flow} if self.task is None else {"task": self.task}),
                 **self.detail,
             }
         )
@@ -93,7 +122,7 @@ class Callback:
     Attributes:
         id: sent as `webhook-id`; the same in all attempts.
         target: namespace and URL. The namespace is not on the wire, because the body has the type.
-        task_id: task of the event.
+        task_id: task of the event, or its flow.
         attempt: number of attempts before this record was written.
         body: the exact body.
         headers: headers in addition to the standard ones, or instead of them; the values are

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import orjson
 
+from penstock.contracts.progress import Progress, headers_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 
@@ -53,6 +54,7 @@ class Heartbeat:
             limit.
         begun: with claim and beat, whether the handlers have begun or begin at once; False for
             suspects that wait for their turn.
+        progress: with beat, the reports of those attempts whose handlers have made one.
     """
 
     kind: Kind
@@ -61,6 +63,7 @@ class Heartbeat:
     tasks: Sequence[AttemptId]
     max_attempts: int | None = None
     begun: bool = True
+    progress: Mapping[AttemptId, Progress] = field(default_factory=dict)
 
     @property
     def terms(self) -> LeaseTerms:
@@ -80,6 +83,10 @@ class Heartbeat:
         if not self.begun:
             wire["begun"] = False
         return orjson.dumps(wire)
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        """The record's headers: the reports of progress."""
+        return headers_of(self.progress)
 
 
 def group_by_terms(

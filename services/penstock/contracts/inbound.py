@@ -8,7 +8,7 @@ failure, because its worker has ended the attempt and will not report it again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,6 +17,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.event import Callback
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.parsing import MAX_ENTRIES, Unreadable, parse, parse_batch
+from penstock.contracts.progress import HEADER, Progress
 from penstock.contracts.result import Failure, StageResult
 from penstock.contracts.subscription import MAX_URL_BYTES
 from penstock.contracts.validation import conform, is_valid, problems
@@ -26,9 +27,12 @@ from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId, target_of
 from penstock.errors import Invalid, InvalidRecord, TooLarge
 
-# The beginning of `Event.encode`, up to the task's type. It is matched for every callback in a
-# namespace, because parsing the whole event takes several times longer.
-_EVENT = re.compile(r'\{"id":"[^"\\]*","event":"[^"\\]*","at":"[^"\\]*","task":\{"id":\d+,"type":"([^"\\]*)"')
+# The beginning of `Event.encode`, up to the task's type or the flow's name. It is matched for every
+# callback in a namespace, because parsing the whole event takes several times longer.
+_EVENT = re.compile(
+    r'\{"id":"[^"\\]*","event":"[^"\\]*","at":"[^"\\]*",'
+    r'"(?:task":\{"id":\d+,"type|flow":\{"id":\d+,"root_id":\d+,"name)":"([^"\\]*)"'
+)
 
 _OUTCOMES = {member.value: member for member in Outcome}
 
@@ -40,8 +44,14 @@ _MAX_ID = 2**63 - 1
 Fault = tuple[Invalid, bytes]
 
 
-def decode_heartbeat(data: bytes) -> tuple[Heartbeat, list[Fault]]:
+def decode_heartbeat(data: bytes, reports: bytes | None = None) -> tuple[Heartbeat, list[Fault]]:
     """Reads a record of the heartbeats topic: the heartbeat, and its malformed attempts.
+
+    A malformed report of progress is among the faults; its attempt is not.
+
+    Args:
+        data: the record's value.
+        reports: the record's header `penstock-progress`.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read, or breaks `heartbeat.schema.json`.
@@ -60,7 +70,44 @@ def decode_heartbeat(data: bytes) -> tuple[Heartbeat, list[Fault]]:
             tasks.append(AttemptId(int(task), int(step), int(attempt)))
     limit = int(raw["max_attempts"]) if "max_attempts" in raw else None
     begun = bool(raw.get("begun", True))
-    return Heartbeat(Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit, begun), faults
+    progress: dict[AttemptId, Progress] = {}
+    if reports is not None:
+        progress, wrong = decode_progress(reports)
+        faults += wrong
+    heartbeat = Heartbeat(
+        Kind(raw["kind"]), raw["worker"], int(raw["lease_ms"]), tasks, limit, begun, progress
+    )
+    return heartbeat, faults
+
+
+def decode_progress(data: bytes) -> tuple[dict[AttemptId, Progress], list[Fault]]:
+    """Reads the reports of progress of a heartbeat record; each malformed one is judged alone."""
+    pointer = f"/headers/{HEADER}"
+    try:
+        raw = parse_batch(data, "")
+        if not isinstance(raw, list):
+            raise InvalidRecord("must be an array")
+        if len(raw) > MAX_ENTRIES:
+            raise _too_many("")
+    except Invalid as fault:
+        return {}, [(type(fault)(fault.reason, pointer=pointer + fault.pointer), data)]
+    progress: dict[AttemptId, Progress] = {}
+    faults: list[Fault] = []
+    for index, entry in enumerate(raw):
+        if isinstance(entry, Unreadable):
+            found: Sequence[Invalid] = [InvalidRecord(entry.fault.reason)]
+        elif is_valid([entry], "heartbeat-progress"):
+            task, step, attempt = entry["task"]
+            # JSON Schema compares floats as floats, so it accepts 2^63.
+            if int(task) <= _MAX_ID:
+                progress[AttemptId(int(task), int(step), int(attempt))] = Progress.from_wire(entry)
+                continue
+            found = [InvalidRecord("larger than any id", pointer="/0/task/0")]
+        else:
+            found = problems([entry], "heartbeat-progress")
+        place = found[0].pointer.removeprefix("/0")
+        faults.append((InvalidRecord(found[0].reason, pointer=f"{pointer}/{index}{place}"), _bytes_of(entry)))
+    return progress, faults
 
 
 def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Fault]]:
@@ -128,7 +175,8 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
         outcome=_OUTCOMES[raw["outcome"]],
         next_stage=raw.get("next_stage"),
         context=context,
-        delay_ms=int(raw.get("delay_ms", 0)),
+        terms=raw.get(raw["outcome"]),
+        delay_ms=int(raw["delay_ms"]) if "delay_ms" in raw else None,
         permanent=raw.get("permanent", False),
         max_attempts=int(raw["max_attempts"]) if "max_attempts" in raw else None,
         error=Failure(kind=error["kind"], message=error["message"], traceback=error.get("traceback"))
@@ -195,7 +243,7 @@ def _read_callback(raw: Mapping[str, Any], pointer: str) -> Callback:
 
 
 def _target_of(url: str, body: str) -> TargetId:
-    """The target; its namespace is in the body, in the name of the task's type.
+    """The target; its namespace is in the body, in the name of the task's type or of the flow.
 
     Only a body with a separator can name one, and is parsed. A body that is no event is of the
     default namespace.
@@ -209,10 +257,11 @@ def _target_of(url: str, body: str) -> TargetId:
     except Invalid:
         event = None
     # In the envelope of CloudEvents the event is the data.
-    if isinstance(event, dict) and "task" not in event:
+    if isinstance(event, dict) and "task" not in event and "flow" not in event:
         event = event.get("data")
-    task = event.get("task") if isinstance(event, dict) else None
+    task, flow = (event.get(key) if isinstance(event, dict) else None for key in ("task", "flow"))
     name = task.get("type") if isinstance(task, dict) else None
+    name = flow.get("name") if name is None and isinstance(flow, dict) else name
     return target_of(name, url) if isinstance(name, str) else TargetId(DEFAULT_NAMESPACE, url)
 
 

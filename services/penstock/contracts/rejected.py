@@ -59,6 +59,8 @@ class Rejection:
         partition: its partition.
         offset: its offset.
         pointer: the field at fault.
+        reason: the fault.
+        rejected_at: when it was rejected.
         original: its value, to the byte.
     """
 
@@ -66,6 +68,8 @@ class Rejection:
     partition: int
     offset: int
     pointer: str
+    reason: str
+    rejected_at: datetime
     original: bytes
 
 
@@ -78,6 +82,9 @@ def decode_rejection(data: bytes) -> Rejection:
     try:
         raw = orjson.loads(data)
         original = base64.b64decode(raw["original"], validate=True)
-        return Rejection(raw["topic"], raw["partition"], raw["offset"], raw["pointer"], original)
+        at = datetime.fromisoformat(raw["rejected_at"])
+        return Rejection(
+            raw["topic"], raw["partition"], raw["offset"], raw["pointer"], raw["reason"], at, original
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRecord(f"not a rejection: {error!r}") from error

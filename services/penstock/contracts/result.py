@@ -7,7 +7,7 @@ validates.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,14 @@ class StageResult:
 
     Attributes:
         fence: the attempt.
-        outcome: how it ended: next, done, fail or retry.
-        next_stage: with next, the stage to enter.
-        context: with next, the new context (None keeps the old one); with done, the result.
-        delay_ms: with next and retry, milliseconds until the task may be released.
+        outcome: how it ended: next, done, fail, retry, spawn or wait.
+        next_stage: with next, the stage to enter; with spawn and wait, the stage to enter when the
+            task is woken.
+        context: with next, the new context (None keeps the old one); with done, the result; with
+            spawn and wait, the children and the context of the stage that follows.
+        terms: with spawn and wait, the terms of waiting (`spawn` and `wait` on the wire).
+        delay_ms: milliseconds until the task may be released. With next and retry, None is at once;
+            with fail, None is the back-off of the type.
         permanent: with fail, rules out a retry.
         max_attempts: with fail, the stage's own limit of attempts (None is the type's).
         error: with fail and retry, the reason.
@@ -69,7 +73,8 @@ class StageResult:
     outcome: Outcome
     next_stage: str | None = None
     context: Context | None = None
-    delay_ms: int = 0
+    terms: Mapping[str, Any] | None = None
+    delay_ms: int | None = None
     permanent: bool = False
     max_attempts: int | None = None
     error: Failure | None = None
@@ -101,7 +106,9 @@ class StageResult:
             wire["next_stage"] = self.next_stage
         if self.context is not None:
             wire.update(self.context.to_wire())
-        if self.delay_ms:
+        if self.terms is not None:
+            wire[self.outcome.value] = dict(self.terms)
+        if self.delay_ms is not None:
             wire["delay_ms"] = self.delay_ms
         if self.permanent:
             wire["permanent"] = True
@@ -119,7 +126,8 @@ def unwritable(result: StageResult, why: object) -> StageResult:
         outcome=Outcome.FAIL,
         next_stage=None,
         context=None,
-        delay_ms=0,
+        terms=None,
+        delay_ms=None,
         permanent=True,
         error=Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {why}"),
     )
@@ -132,7 +140,8 @@ def handed_back(result: StageResult, why: str) -> StageResult:
         outcome=Outcome.RETRY,
         next_stage=None,
         context=None,
-        delay_ms=0,
+        terms=None,
+        delay_ms=None,
         permanent=False,
         max_attempts=None,
         error=Failure(kind=HANDED_BACK, message=why),

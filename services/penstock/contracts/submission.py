@@ -31,6 +31,7 @@ class Submission(TaskFields):
         callbacks: targets of the task's callbacks; None is the type's list, which any other value
             replaces, also an empty one.
         traceparent: the span of the submission, if it is sampled; producers do not send it.
+        context_digest: of the context, when the type compares contexts; producers do not send it.
     """
 
     context: Context
@@ -38,6 +39,7 @@ class Submission(TaskFields):
     run_at: datetime | None = None
     callbacks: tuple[Entry, ...] | None = None
     traceparent: str | None = None
+    context_digest: bytes | None = None
 
     @classmethod
     def from_wire(cls, raw: Any) -> Submission:

@@ -11,14 +11,19 @@ from penstock.core.task import State, Transition, after
 
 
 class Outcome(StrEnum):
-    """How an attempt ended. Workers report the first four, the platform sets `expired`."""
+    """How an attempt ended. Workers report all but `expired`, which the platform sets."""
 
     NEXT = "next"
     DONE = "done"
     FAIL = "fail"
     RETRY = "retry"
+    SPAWN = "spawn"
+    WAIT = "wait"
     EXPIRED = "expired"
 
+
+# The task waits for its children, or for an event.
+SUSPENDING = frozenset({Outcome.SPAWN, Outcome.WAIT})
 
 # The kind of the error with which a worker without the stage's handler hands an attempt back.
 NO_HANDLER = "NoHandler"
@@ -86,7 +91,7 @@ def conclude(
     outcome: Outcome,
     *,
     next_stage: str | None = None,
-    delay_s: float = 0.0,
+    delay_s: float | None = None,
     permanent: bool = False,
     counts: FailureCounts | None = None,
     policy: RetryPolicy | None = None,
@@ -101,7 +106,8 @@ def conclude(
         fence: the attempt that ended.
         outcome: how it ended.
         next_stage: with NEXT, the stage to enter.
-        delay_s: with RETRY, the seconds the handler asked for.
+        delay_s: with NEXT and RETRY, the seconds that the handler asked for. With FAIL, those that
+            the stage has in place of the policy's delay; None leaves it to the policy.
         permanent: with FAIL, whether the handler ruled out a retry.
         counts: with FAIL and EXPIRED, the failures and losses before this one.
         policy: with FAIL and EXPIRED, the attempts there may be and their delays.
@@ -115,13 +121,17 @@ def conclude(
     if outcome is Outcome.NEXT:
         assert next_stage is not None
         return Conclusion(
-            after(State.RUNNING, Transition.ADVANCED), next_stage, fence.step + 1, 0, delay_s, NO_FAILURES
+            after(State.RUNNING, Transition.ADVANCED),
+            next_stage,
+            fence.step + 1,
+            0,
+            delay_s or 0.0,
+            NO_FAILURES,
         )
     counts = counts or NO_FAILURES
-    if outcome is Outcome.DONE:
-        return Conclusion(
-            after(State.RUNNING, Transition.SUCCEEDED), fence.stage, fence.step, fence.attempt, 0.0, counts
-        )
+    if outcome is Outcome.DONE or outcome in SUSPENDING:
+        ended = Transition.SUCCEEDED if outcome is Outcome.DONE else Transition.SUSPENDED
+        return Conclusion(after(State.RUNNING, ended), fence.stage, fence.step, fence.attempt, 0.0, counts)
     if outcome is Outcome.RETRY:
         # A handler that asks for a retry, to poll a remote job for example, has not failed.
         return Conclusion(
@@ -129,7 +139,7 @@ def conclude(
             fence.stage,
             fence.step,
             fence.attempt + 1,
-            delay_s,
+            delay_s or 0.0,
             counts,
         )
     policy = policy or RetryPolicy()
@@ -152,7 +162,7 @@ def conclude(
             end = Transition.FAILED
     if end is not None:
         return Conclusion(after(State.RUNNING, end), fence.stage, fence.step, fence.attempt, 0.0, counts)
-    wait_s = policy.delay_s(failures, chance)
+    wait_s = policy.delay_s(failures, chance) if delay_s is None else delay_s
     return Conclusion(
         after(State.RUNNING, Transition.RETRIED), fence.stage, fence.step, fence.attempt + 1, wait_s, counts
     )

@@ -1,8 +1,8 @@
 """Fair queueing among concurrency keys: which ready tasks are released next. Pure.
 
-A queue holds the ready tasks of one level under one concurrency key, ordered by id. Only its first
-tasks are read. When they are used up and more tasks wait behind them, the selection stops, and the
-next one continues. The result is the same as if every queue were read completely.
+A queue holds the ready tasks of one level under one concurrency key, in the order of release. Only
+its first tasks are read. When they are used up and more tasks wait behind them, the selection
+stops, and the next one continues. The result is the same as if every queue were read completely.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from penstock.core.release_order import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class KeyQueue:
         room: how many tasks of the key may start.
         weight: how many tasks the key releases in one round.
         more: further tasks wait behind these.
+        places: of the tasks in the order of release (`core.release_order.Place`); empty when it is
+            the order of ids.
     """
 
     concurrency_key: str
@@ -29,6 +33,12 @@ class KeyQueue:
     room: int
     weight: int = 1
     more: bool = False
+    places: Sequence[Place] = ()
+
+    def place(self, index: int) -> Place:
+        """The place of its task with this index."""
+        task_id = self.ids[index]
+        return self.places[index] if self.places else Place(task_id, 0, task_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +81,23 @@ class Selection:
     cursor: Cursor
 
 
-def select_by_id(queues: Sequence[KeyQueue], limit: int, cursor: Cursor) -> Selection:
-    """Selects the smallest ids of all keys that have room."""
+def select_in_order(queues: Sequence[KeyQueue], limit: int, cursor: Cursor) -> Selection:
+    """Selects the first tasks of all keys that have room."""
     selected: list[int] = []
     rooms = [queue.room for queue in queues]
-    heads = [(queue.ids[0], number, 0) for number, queue in enumerate(queues) if queue.ids and queue.room > 0]
+    heads = [
+        (queue.place(0), number, 0) for number, queue in enumerate(queues) if queue.ids and queue.room > 0
+    ]
     heapq.heapify(heads)
     while heads and len(selected) < limit:
-        task_id, number, index = heapq.heappop(heads)
-        selected.append(task_id)
+        place, number, index = heapq.heappop(heads)
+        selected.append(place.id)
         queue = queues[number]
         rooms[number] -= 1
         if rooms[number] <= 0:
             continue
         if index + 1 < len(queue.ids):
-            heapq.heappush(heads, (queue.ids[index + 1], number, index + 1))
+            heapq.heappush(heads, (queue.place(index + 1), number, index + 1))
         elif queue.more:
             return Selection(selected, truncated=True, cursor=cursor)
     return Selection(selected, truncated=False, cursor=cursor)

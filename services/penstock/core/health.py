@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.core.target import TargetId
@@ -179,6 +179,12 @@ class HealthWindow:
         """Whether the circuit breaker is open."""
         return self._snapshot.abnormal and self.snapshot(now_s).abnormal
 
+    def freeze(self, now_s: float) -> None:
+        """Lets no time pass for the decay: nothing is known about the target meanwhile."""
+        if self._snapshot.abnormal:
+            self._snapshot = self.snapshot(now_s)
+            self._called_at_s = now_s
+
     def reset(self) -> None:
         """Clears the count: the slow calls were not the target's fault."""
         self._snapshot = HealthSnapshot(called_at_s=self._called_at_s)
@@ -225,33 +231,44 @@ class SelfCheck:
 
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
-        # (when, target) of the targets that became abnormal within the window.
-        self._tripped: deque[tuple[float, TargetId]] = deque()
+        # (when, target, server) of the targets that became abnormal within the window.
+        self._tripped: deque[tuple[float, TargetId, str]] = deque()
         self._since_s = -math.inf
         self._until_s = -math.inf
 
-    def trip(self, target_id: TargetId, now_s: float, addresses: int) -> Sequence[TargetId]:
+    def trip(
+        self, target_id: TargetId, server: str, now_s: float, hosts: int, within: Mapping[str, int]
+    ) -> Sequence[TargetId]:
         """Records that a target has become abnormal.
+
+        Servers are counted, not targets: a server that hangs is one failure, by however many URLs
+        and names it is called. Any namespace is left out in turn, so that none can begin self-check
+        mode by what it calls: the others must show the failure, too, if there are any.
 
         Args:
             target_id: the target.
+            server: what it shares with the targets that hang together with it.
             now_s: seconds on a monotonic clock.
-            addresses: how many URLs there are in all. URLs are counted, not targets: one URL that
-                hangs in many namespaces is not a failure of this process.
+            hosts: how many hosts there are in all.
+            within: how many of them each namespace calls.
 
         Returns:
             The targets to reset, if this one begins self-check mode.
         """
         policy = self._policy
-        self._tripped.append((now_s, target_id))
+        self._tripped.append((now_s, target_id, server))
         while self._tripped[0][0] < now_s - policy.self_check_s:
             self._tripped.popleft()
-        tripped = {tripped_id for _at_s, tripped_id in self._tripped}
-        urls = {tripped_id.url for tripped_id in tripped}
+        tripped = {tripped_id for _at_s, tripped_id, _server in self._tripped}
         if (
             not policy.self_check_share
-            or len(urls) < policy.self_check_least
-            or len(urls) <= policy.self_check_share * addresses
+            or len({server for _at_s, _id, server in self._tripped}) < policy.self_check_least
+            or not self._are_many(hosts)
+            or not all(
+                self._are_many(hosts - within.get(namespace, 0), namespace)
+                for namespace in {target.namespace for target in tripped}
+                if within.keys() - {namespace}
+            )
         ):
             return ()
         if now_s > self._until_s + policy.self_check_s:
@@ -264,6 +281,11 @@ class SelfCheck:
         self._until_s = now_s + policy.self_check_s
         self._tripped.clear()
         return sorted(tripped)
+
+    def _are_many(self, hosts: int, without: str | None = None) -> bool:
+        """Whether more than the share of the hosts has tripped, without those of a namespace."""
+        servers = {server for _at_s, target, server in self._tripped if target.namespace != without}
+        return len(servers) > self._policy.self_check_share * max(hosts, 0)
 
     def is_active(self, now_s: float) -> bool:
         """Whether self-check mode is on, so that slow calls do not count."""

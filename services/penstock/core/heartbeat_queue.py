@@ -212,6 +212,10 @@ class HeartbeatQueue(Generic[K]):
                 break  # no later entry of this rank is due
             else:
                 heapq.heappop(self._main)
+                if rank is _Rank.MIDDLE and now_s - attempt.contact_s < idle_s:
+                    # A report was its contact since.
+                    self._enqueue(attempt_id, rank)
+                    continue
                 attempt.entry = None
                 attempt.sent_s = now_s
                 due.append(attempt_id)
@@ -249,6 +253,12 @@ class HeartbeatQueue(Generic[K]):
         elif attempt.retries < self.policy.retries:
             attempt.retries += 1
             self._enqueue(attempt_id, _Rank.END)
+
+    def add_contact(self, attempt_id: K, sent_s: float) -> None:
+        """Records that the platform has a report of an attempt, which counts as its heartbeat."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None:
+            attempt.contact_s = max(attempt.contact_s, sent_s)
 
     def _allowed(self, now_s: float) -> int:
         """How many heartbeats this step may send."""

@@ -1,4 +1,4 @@
-"""History of finished tasks: when a task moves there, and the steps that retire a day of it. Pure.
+"""History of finished tasks and flows: when they move, and the steps that retire a day. Pure.
 
 A day is sealed, archived and dropped, in this order. Each step is recorded before the next begins,
 so the process that takes over after a crash continues from the record. When in doubt, nothing is
@@ -54,7 +54,8 @@ class Part:
         number: from 1; a further part begins when a task moves after its day was dropped.
         tasks: how many it has.
         sealed: no further task moves into it.
-        archived: its object was verified.
+        archived: its objects were verified.
+        flows: how many flows it has.
     """
 
     day: date
@@ -62,11 +63,17 @@ class Part:
     tasks: int
     sealed: bool = False
     archived: bool = False
+    flows: int = 0
 
     @property
     def object_key(self) -> str:
-        """The object that archives it."""
+        """The object that archives its tasks."""
         return f"history/day={self.day}/part-{self.number}.ndjson.gz"
+
+    @property
+    def flows_key(self) -> str:
+        """The object that archives its flows."""
+        return f"flow-history/day={self.day}/part-{self.number}.ndjson.gz"
 
 
 def next_step(part: Part, policy: Policy, now: datetime) -> Step | None:

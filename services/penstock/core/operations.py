@@ -22,6 +22,13 @@ BATCH_SIZE = 1_000
 BATCHES_PER_SECOND = 10.0
 
 
+class Subject(StrEnum):
+    """The things that an operation changes."""
+
+    TASK = "task"
+    FLOW = "flow"
+
+
 class Verb(StrEnum):
     """Changes that operators make to tasks by filter."""
 

@@ -17,10 +17,22 @@ class Backoff:
             one).
     """
 
-    base_s: float
-    factor: float
-    max_s: float
-    jitter: float
+    base_s: float = 1.0
+    factor: float = 2.0
+    max_s: float = 300.0
+    jitter: float = 0.5
+
+    def problems(self) -> list[str]:
+        """One sentence for each value that makes no sense."""
+        found = []
+        # In this form the comparisons also refuse NaN.
+        if not (self.base_s >= 0 and self.factor >= 1):
+            found.append(f"base_s={self.base_s} must not be negative and factor={self.factor} not below 1")
+        if not self.max_s >= self.base_s:
+            found.append(f"max_s={self.max_s} must not be below base_s={self.base_s}")
+        if not 0 <= self.jitter <= 1:
+            found.append(f"jitter={self.jitter} must be from 0 to 1")
+        return found
 
     def delay_s(self, failures: int, chance: float) -> float:
         """Seconds to wait after `failures` failed attempts (at least 1).
@@ -58,13 +70,7 @@ class RetryPolicy:
         found = []
         if self.max_attempts < 1:
             found.append(f"max_attempts={self.max_attempts} must be at least 1")
-        if self.base_s < 0 or self.factor < 1:
-            found.append(f"base_s={self.base_s} must not be negative and factor={self.factor} not below 1")
-        if self.max_s < self.base_s:
-            found.append(f"max_s={self.max_s} must not be below base_s={self.base_s}")
-        if not 0 <= self.jitter <= 1:
-            found.append(f"jitter={self.jitter} must be from 0 to 1")
-        return found
+        return found + self._backoff.problems()
 
     def exhausted(self, failures: int) -> bool:
         """Whether `failures` failed attempts are all that there may be."""
@@ -72,4 +78,34 @@ class RetryPolicy:
 
     def delay_s(self, failures: int, chance: float) -> float:
         """Seconds to wait after `failures` failed attempts; see `Backoff.delay_s`."""
-        return Backoff(self.base_s, self.factor, self.max_s, self.jitter).delay_s(failures, chance)
+        return self._backoff.delay_s(failures, chance)
+
+    @property
+    def _backoff(self) -> Backoff:
+        return Backoff(self.base_s, self.factor, self.max_s, self.jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRetries:
+    """The retries of a stage, where it differs from its type.
+
+    Attributes:
+        max_attempts: attempts in all, the first included; None is the type's number.
+        backoff: delays after failures; None are the type's.
+    """
+
+    max_attempts: int | None = None
+    backoff: Backoff | None = None
+
+    def delay_ms(self, failures: int, chance: float) -> int | None:
+        """Milliseconds to wait after `failures` failed attempts; None is as the type says.
+
+        Args:
+            failures: failed attempts so far, at least 1.
+            chance: a random number from 0 (inclusive) to 1, the caller's.
+        """
+        return None if self.backoff is None else round(self.backoff.delay_s(failures, chance) * 1000)
+
+
+# A stage that leaves all to its type.
+AS_TYPE = StageRetries()

@@ -14,7 +14,7 @@ Guarantees
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
@@ -109,18 +109,19 @@ class SuspectGate(Generic[K]):
         first = 0 if Isolation.ALONE in self._turns.values() else 1
         return [key for key, _isolation in self._waiting][first:] if self.closed else []
 
-    def take(self, running: int) -> K | None:
+    def take(self, running: int, may_begin: Callable[[K], bool] = lambda _key: True) -> K | None:
         """Removes and returns a suspect that begins now, if any.
 
         Args:
             running: how many attempts run in this process.
+            may_begin: whether a suspect may begin otherwise; those behind it wait until it may.
         """
         if not self._waiting or len(self._turns) >= self._most:
             return None
         key, isolation = self._waiting[0]
         if self._turns and Isolation.ALONE in (isolation, *self._turns.values()):
             return None
-        if isolation is Isolation.ALONE and running:
+        if (isolation is Isolation.ALONE and running) or not may_begin(key):
             return None
         self._waiting.popleft()
         self._turns[key] = isolation

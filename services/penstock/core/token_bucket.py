@@ -22,13 +22,14 @@ class TokenBucket:
         full: whether the bucket starts full; otherwise it starts empty.
     """
 
-    __slots__ = ("_capacity_s", "_filled_at_s", "_rate", "_tokens")
+    __slots__ = ("_capacity", "_capacity_s", "_filled_at_s", "_rate", "_tokens")
 
     def __init__(self, rate: float, now_s: float, *, capacity_s: float, full: bool) -> None:
         self._rate = rate
         self._capacity_s = capacity_s
         self._filled_at_s = now_s
-        self._tokens = self._capacity() if full else 0.0
+        self._capacity = self._capacity_at(rate)
+        self._tokens = self._capacity if full else 0.0
 
     @property
     def rate(self) -> float:
@@ -39,7 +40,8 @@ class TokenBucket:
         """Changes the rate; the tokens in the bucket stay, up to the new capacity."""
         self._fill(now_s)
         self._rate = rate
-        self._tokens = min(self._tokens, self._capacity())
+        self._capacity = self._capacity_at(rate)
+        self._tokens = min(self._tokens, self._capacity)
 
     def available(self, now_s: float) -> int:
         """Fills the bucket and returns the number of whole tokens in it."""
@@ -57,12 +59,14 @@ class TokenBucket:
             batch_s: size of the batch in seconds at the rate; it has at least one token, and at
                 most the capacity.
         """
-        batch = min(self._capacity(), max(1.0, self._rate * batch_s))
+        batch = min(self._capacity, max(1.0, self._rate * batch_s))
         return max(0.0, batch - self._tokens) / self._rate
 
-    def _capacity(self) -> float:
-        return max(1.0, self._rate * self._capacity_s)
+    def _capacity_at(self, rate: float) -> float:
+        return max(1.0, rate * self._capacity_s)
 
     def _fill(self, now_s: float) -> None:
-        elapsed_s, self._filled_at_s = max(0.0, now_s - self._filled_at_s), now_s
-        self._tokens = min(self._capacity(), self._tokens + elapsed_s * self._rate)
+        elapsed_s, self._filled_at_s = now_s - self._filled_at_s, now_s
+        if elapsed_s > 0:
+            tokens = self._tokens + elapsed_s * self._rate
+            self._tokens = min(tokens, self._capacity)

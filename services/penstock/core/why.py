@@ -2,7 +2,7 @@
 
 Several reasons can apply; the answer is the reason that has to end first. For a ready task the
 order is: pauses, missing services, limits (its key's before its type's), tasks ahead of it. A
-queued task waits for workers only.
+queued task waits for workers only. One module, because the order of the reasons is the decision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from penstock.core.attempt import AttemptId
-from penstock.core.task import FINAL, State
+from penstock.core.task import FINAL, Priority, State
 
 # Tasks ahead are counted up to this number.
 COUNTED = 10_000
@@ -79,6 +79,25 @@ class Place(NamedTuple):
     before: int
 
 
+class FlowPlace(NamedTuple):
+    """The flow by whose place a task is released.
+
+    Attributes:
+        id: the flow that the task belongs to.
+        root_id: the flow at the top, or the task without a flow that waits for this flow.
+        priority: of that one.
+        root_is_task: whether it is a task.
+    """
+
+    id: int
+    root_id: int
+    priority: Priority
+    root_is_task: bool = False
+
+    def __str__(self) -> str:
+        return f"{'task' if self.root_is_task else 'flow'} {self.root_id} ({self.priority.name})"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupLag:
     """The consumer group of a type's workers, and its lag on the ready topic.
@@ -87,11 +106,13 @@ class GroupLag:
         workers: members with partitions; None during a rebalance.
         lag: records that no worker has taken.
         places: where the records of attempts wait, when they were read.
+        stages: that the workers have handlers for; None when one of them does not say.
     """
 
     workers: int | None
     lag: int
     places: Mapping[AttemptId, Place] = field(default_factory=dict)
+    stages: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +122,7 @@ class Facts:
     Attributes:
         now: the moment.
         state: of the task.
+        stage: its current stage.
         attempt: the number of its current attempt.
         since: when its row last changed.
         due_at: when it is due.
@@ -109,6 +131,7 @@ class Facts:
         pausing: while running: it is paused at the end of its stage.
         worker: while running: the worker that has it.
         lease_s: while running: the length of its lease.
+        waits_for: while waiting: the flow that wakes it.
         type_paused: its type is paused.
         owner: the task-sync replica that owns its type; None without an owner.
         noted: it was released, and the batch note is not deleted yet.
@@ -123,11 +146,13 @@ class Facts:
         group: the workers' consumer group; None when Kafka did not answer.
         place: while queued: where its record waits; None when that is unknown.
         unrun: how many of its last attempts of this stage ended without a run.
+        flow: that it belongs to; None for a task without a flow.
     """
 
     now: datetime
     state: State
     since: datetime
+    stage: str = ""
     attempt: int = 0
     due_at: datetime | None = None
     error: str | None = None
@@ -135,6 +160,7 @@ class Facts:
     pausing: bool = False
     worker: str | None = None
     lease_s: float | None = None
+    waits_for: int | None = None
     type_paused: bool = False
     owner: str | None = None
     noted: bool = False
@@ -149,6 +175,7 @@ class Facts:
     group: GroupLag | None = None
     place: Place | None = None
     unrun: int = 0
+    flow: FlowPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +206,18 @@ def why(facts: Facts) -> Why:
         figures = {"since": facts.since} | ({"due_at": facts.due_at} if left_s > 0 else {})
         return Why(WaitReason.TASK_PAUSED, f"it is paused until it is resumed{delay}", figures)
     if facts.state is State.WAITING:
-        return Why(WaitReason.WAITING, "it waits for a child or an event", {"since": facts.since})
+        flow = facts.waits_for
+        waited = "its children or an event" if flow is None else f"flow {flow}"
+        known = {} if flow is None else {"waits_for": flow}
+        return Why(WaitReason.WAITING, f"it waits for {waited}", {"since": facts.since, **known})
     if facts.state is State.SCHEDULED:
         return _scheduled(facts)
     figures = _figures(facts)
     if facts.state is State.QUEUED:
         reason, sentence = _queued(facts)
+        # A worker that has taken it may have left the group.
+        if reason is WaitReason.ON_KAFKA:
+            reason, sentence = _unhandled(facts) or (reason, sentence)
     else:
         reason, sentence = _ready(facts)
     return Why(reason, sentence + _unrun(facts), figures)
@@ -278,7 +311,8 @@ def _ready(facts: Facts) -> tuple[WaitReason, str]:
     ahead = facts.ahead
     if ahead is not None and ahead.tasks:
         verb = "is" if ahead.tasks == 1 and not ahead.more else "are"
-        return WaitReason.AHEAD, f"{ahead} of its type {verb} released before it"
+        order = f", in the place of {facts.flow}" if facts.flow is not None else ""
+        return WaitReason.AHEAD, f"{ahead} of its type {verb} released before it{order}"
     has_lag = facts.group is not None and facts.group.lag > 0
     condition = f", once workers take some of the {_records(facts.group)} before it" if has_lag else ""
     return WaitReason.NEXT, f"it is the next of its type to be released{condition}"
@@ -301,7 +335,16 @@ def _service_missing(facts: Facts) -> tuple[WaitReason, str] | None:
     if facts.group is not None and facts.group.workers == 0:
         records = f" ({_records(facts.group)} there)" if facts.group.lag else ""
         return WaitReason.NO_WORKER, f"no worker reads the ready topic of its type{records}"
-    return None
+    return _unhandled(facts)
+
+
+def _unhandled(facts: Facts) -> tuple[WaitReason, str] | None:
+    """The answer when workers read the topic, and none of them has a handler for the stage."""
+    group = facts.group
+    if group is None or not group.workers or group.stages is None or facts.stage in group.stages:
+        return None
+    sentence = f"no worker of its type that is connected has a handler for its stage {facts.stage!r}"
+    return WaitReason.NO_HANDLER, f"{sentence}; they have: {', '.join(sorted(group.stages))}"
 
 
 def _limited(facts: Facts) -> tuple[WaitReason, str] | None:
@@ -344,6 +387,9 @@ def _figures(facts: Facts) -> dict[str, Any]:
         "worker": facts.place.worker if facts.place is not None else None,
         "before": facts.place.before if facts.place is not None else None,
         "unrun": facts.unrun or None,
+        "flow": facts.flow.id if facts.flow is not None else None,
+        "flow_root": facts.flow.root_id if facts.flow is not None else None,
+        "flow_priority": facts.flow.priority.name if facts.flow is not None else None,
     }
     return {name: value for name, value in figures.items() if value is not None}
 

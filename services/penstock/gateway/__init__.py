@@ -22,6 +22,10 @@ Guarantees
 - With PENSTOCK_GATEWAY_AUTH set, a request needs an API key or token whose role and namespaces
   permit it. Resources of other namespaces are answered like resources that do not exist
   (`gateway.access`, `gateway.visibility`).
+- Reads use connections of their own, and one list at a time for each key, so that they delay no
+  write (`postgres.read_pool`).
+- A client that sends or receives too slowly loses its connection, and connections are bounded
+  (`http.connections`).
 - Every refusal is a problem document that points at the fault, and reveals no internals.
 
 The gateway accepts tasks while Kafka is unavailable; their release waits. A request that needs an
@@ -31,5 +35,5 @@ no effect is never acknowledged, and an idempotency key makes repeating it safe.
 A Kafka producer that cannot recover ends the process, and its supervisor starts another.
 
 The gateway listens on a loopback address by default, and beyond loopback only with authentication.
-It refuses changes that pages of other sites make a browser send.
+It refuses changes that pages of other sites make a browser send, and requests for other hosts.
 """

@@ -96,7 +96,7 @@ def _operation(api: Mapping[str, Any], method: str, path: str, operation: Mappin
         f"<p><strong>{html.escape(operation['summary'])}</strong></p>",
         _prose(operation.get("description", "")),
     ]
-    parameters = operation.get("parameters", ())
+    parameters = [_resolve(api, raw) for raw in operation.get("parameters", ())]
     if parameters:
         parts.append(
             _table(
@@ -190,10 +190,12 @@ def _examples(media: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def _resolve(api: Mapping[str, Any], response: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "$ref" not in response:
-        return response
-    resolved: Mapping[str, Any] = api["components"]["responses"][response["$ref"].rpartition("/")[2]]
+def _resolve(api: Mapping[str, Any], raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The response or parameter itself, or that to which `$ref` leads."""
+    if "$ref" not in raw:
+        return raw
+    kind, name = raw["$ref"].split("/")[-2:]
+    resolved: Mapping[str, Any] = api["components"][kind][name]
     return resolved
 
 

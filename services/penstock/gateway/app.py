@@ -13,34 +13,58 @@ from aiohttp import web
 from penstock import process
 from penstock.errors import CannotStart
 from penstock.gateway.authentication import Authentication
+from penstock.gateway.backfills import BackfillRoutes
 from penstock.gateway.background_producer import BackgroundProducer
+from penstock.gateway.callback_secrets import CallbackSecretRoutes
 from penstock.gateway.callbacks import CallbackRoutes
 from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
 from penstock.gateway.deployment_check import DeploymentCheck
+from penstock.gateway.end_listener import EndListener
+from penstock.gateway.flow_definitions import FlowDefinitionRoutes
+from penstock.gateway.flow_events import FlowEventRoutes
+from penstock.gateway.flow_operations import FlowCommandRoutes
+from penstock.gateway.flow_reruns import Reruns
+from penstock.gateway.flow_views import FlowViewRoutes
+from penstock.gateway.flows import FlowStartRoutes
 from penstock.gateway.hold import WorkerRoutes
+from penstock.gateway.log_reports import LogReportRoutes
+from penstock.gateway.log_source import LogSource
+from penstock.gateway.log_tail import LogTail
 from penstock.gateway.operations import OperationRoutes
 from penstock.gateway.pages import PageRoutes
+from penstock.gateway.reads import reads_middleware
 from penstock.gateway.request_metrics import RequestMetrics
 from penstock.gateway.rules import require_rules
+from penstock.gateway.schedules import ScheduleRoutes
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submission_limiter import SubmissionLimiter
 from penstock.gateway.targets import TargetRoutes
+from penstock.gateway.task_logs import TaskLogRoutes
 from penstock.gateway.tasks import TaskRoutes
 from penstock.gateway.types import TypeRoutes, keep_fresh
 from penstock.gateway.why import BacklogRoutes
+from penstock.gateway.workers import ListWorkersRoutes
+from penstock.http.connection_guard import ConnectionCounts
 from penstock.http.listener import listen
-from penstock.http.server import add_security_headers, problem_middleware, same_origin_middleware
+from penstock.http.server import (
+    add_security_headers,
+    admitted_first,
+    problem_middleware,
+    same_origin_middleware,
+)
 from penstock.kafka.refusals import refused_by_topic
 from penstock.metrics import Sample
 from penstock.metrics.processing import refusal_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore
-from penstock.postgres.connection import open_pool
 from penstock.postgres.deployment import deployment_id
+from penstock.postgres.flow_definitions import DefinitionCache
 from penstock.postgres.health import missing_migrations
+from penstock.postgres.read_pool import open_split_pool
 from penstock.postgres.types import TypeCache
 
 NAME = "gateway"
+CONNECTIONS = web.AppKey("connections", ConnectionCounts)
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +86,12 @@ def create_app(
         # Before the database, so that a wrong setting is reported while the database is
         # unavailable.
         objects = ObjectStore(settings.objects)
-        async with open_pool(
-            settings.postgres, NAME, pooled=settings.pooled, size=settings.gateway_connections
+        async with open_split_pool(
+            settings.postgres,
+            NAME,
+            size=settings.gateway_connections,
+            reads=settings.gateway_read_connections,
+            pooled=settings.pooled,
         ) as pool:
             missing = await missing_migrations(pool)
             if missing:
@@ -73,10 +101,15 @@ def create_app(
             deployment = DeploymentCheck(await deployment_id(pool))
             producer = BackgroundProducer(settings, pool)
             types = TypeCache(pool)
+            definitions = DefinitionCache(pool)
+            reruns = Reruns(pool, objects, definitions)
             limiter = SubmissionLimiter(settings)
+            ends = EndListener(settings.sessions, pool)
+            tail = LogTail(settings)
+            log_reports = LogReportRoutes(settings, pool)
             request_metrics = RequestMetrics()
             workers = WorkerRoutes(settings, pool, types, objects, producer)
-            operations = OperationRoutes(settings, pool, producer)
+            operations = OperationRoutes(settings, pool, producer, reruns)
             authentication = Authentication(settings, pool, types)
             app = web.Application(
                 middlewares=[
@@ -84,21 +117,37 @@ def create_app(
                     *authentication.middlewares(
                         problem_middleware, same_origin_middleware, deployment.middleware
                     ),
+                    reads_middleware,
                 ],
                 client_max_size=settings.gateway_body_limit_bytes,
             )
             app.on_response_prepare.extend([add_security_headers, deployment.add_header])
-            app.add_routes(TaskRoutes(settings, pool, types, objects, producer, limiter).routes())
-            app.add_routes(BacklogRoutes(settings, pool).routes())
-            app.add_routes(TypeRoutes(settings, pool, types).routes())
-            app.add_routes(ConcurrencyKeyRoutes(settings, pool).routes())
-            app.add_routes(TargetRoutes(settings, pool, types).routes())
-            app.add_routes(CallbackRoutes(settings, pool).routes())
-            app.add_routes(operations.routes())
-            app.add_routes(workers.routes())
             pages = PageRoutes(pool, producer, objects, show_reasons=not settings.auth_kinds)
-            app.add_routes(pages.routes())
+            for routes in (
+                TaskRoutes(settings, pool, types, objects, producer, limiter, ends),
+                BacklogRoutes(settings, pool),
+                TypeRoutes(settings, pool, types),
+                ConcurrencyKeyRoutes(settings, pool),
+                TargetRoutes(settings, pool, types),
+                CallbackSecretRoutes(settings, pool, types),
+                CallbackRoutes(settings, pool),
+                FlowDefinitionRoutes(settings, pool, types, definitions),
+                FlowStartRoutes(settings, pool, objects, definitions, limiter),
+                FlowEventRoutes(settings, pool, objects, limiter),
+                ScheduleRoutes(settings, pool, definitions),
+                BackfillRoutes(settings, pool),
+                operations,
+                FlowViewRoutes(pool, objects, ends),
+                FlowCommandRoutes(settings, pool, reruns),
+                TaskLogRoutes(pool, LogSource(settings, pool, objects, tail)),
+                log_reports,
+                workers,
+                ListWorkersRoutes(settings, pool, workers.seen),
+                pages,
+            ):
+                app.add_routes(admitted_first(routes.routes()))
             require_rules(app.router.routes())
+            app[CONNECTIONS] = request_metrics.connections
 
             def started(port: int) -> None:
                 listening(port)
@@ -112,8 +161,11 @@ def create_app(
 
             async with authentication, serving(settings, NAME, samples, pages.probes()):
                 await process.run_with_background(
-                    _serve(app, settings, workers, stopping, started),
+                    _serve(app, settings, workers, (ends, tail), stopping, started),
                     producer.run(),
+                    ends.run(),
+                    tail.run(),
+                    log_reports.run(),
                     keep_fresh(settings, types),
                     operations.run(),
                     authentication.run(),
@@ -126,6 +178,7 @@ async def _serve(
     app: web.Application,
     settings: GatewaySettings,
     workers: WorkerRoutes,
+    waits: tuple[EndListener, LogTail],
     stopping: asyncio.Event,
     started: Callable[[int], None],
 ) -> None:
@@ -136,6 +189,8 @@ async def _serve(
     finally:
         # Before the server waits for its responses: it ends the long polls and leaves the groups.
         # Otherwise the groups would wait for the session timeout of this member.
+        for each in waits:
+            each.close()
         await workers.close()
         await runner.cleanup()
 
@@ -151,7 +206,14 @@ async def _accept(
     async with AsyncExitStack() as stack:
         try:
             port = await stack.enter_async_context(
-                listen(runner, settings.gateway_host, settings.gateway_port)
+                listen(
+                    runner,
+                    settings.gateway_host,
+                    settings.gateway_port,
+                    settings.allowed_hosts,
+                    settings.connection_limits,
+                    runner.app[CONNECTIONS],
+                )
             )
         except OSError as error:
             raise CannotStart(

@@ -1,4 +1,4 @@
-"""The audit of requests: who sent each request that may change something, and its status.
+"""The audit of requests: who sent each request that may change something, and what it changed.
 
 Every authenticated request that may change something is in `audit_request` after `WRITE_DELAY_S`,
 also when it was refused or failed. It fails closed: while `MAX_PENDING` entries wait for
@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import NamedTuple
 
 import asyncpg
@@ -22,6 +23,7 @@ from aiohttp.typedefs import Handler
 from penstock.core.access import Action, storable
 from penstock.errors import PostgresUnavailable
 from penstock.gateway.access import GRANT
+from penstock.gateway.changes import noted
 from penstock.gateway.request_metrics import CLIENT_CLOSED_REQUEST
 from penstock.gateway.rules import RULES, route_of
 from penstock.postgres import audit
@@ -47,6 +49,7 @@ class _Entry(NamedTuple):
     path: str
     status: int
     remote: str | None
+    change: str | None
 
 
 class RequestAudit:
@@ -93,6 +96,7 @@ class RequestAudit:
                 storable(request.path[:200]),
                 status,
                 request.remote,
+                noted(request) if status < HTTPStatus.BAD_REQUEST else None,
             )
         )
         self._added.set()
@@ -112,7 +116,8 @@ class RequestAudit:
         prune_at = loop.time()
         while True:
             try:
-                await asyncio.wait_for(self._added.wait(), max(0.0, prune_at - loop.time()))
+                async with asyncio.timeout(max(0.0, prune_at - loop.time())):
+                    await self._added.wait()
                 # Entries that arrive during this delay share one statement.
                 await asyncio.sleep(WRITE_DELAY_S)
             except TimeoutError:

@@ -16,15 +16,17 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
+from penstock.contracts.heartbeat import Heartbeat
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.errors import Fatal, KafkaUnavailable, RecordsRefused
 from penstock.kafka.binding import ensure_bound
-from penstock.kafka.connection import make_producer, start
+from penstock.kafka.connection import make_producer, start, translated
 from penstock.kafka.health import probe
 from penstock.kafka.outbox import MAX_UNREVOKED, Publisher, send_all
+from penstock.kafka.pending_writes import acknowledged, require_writable
 from penstock.kafka.results import write_results
-from penstock.kafka.topics import STAGE_RESULTS, Topic
+from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, Topic
 from penstock.postgres import outbox
 from penstock.postgres.deployment import deployment_id
 from penstock.settings import Kafka
@@ -73,6 +75,35 @@ class BackgroundProducer:
             # Records of ours are small: the topic takes none at all, until an operator changes it.
             raise KafkaUnavailable(str(error)) from error
 
+    async def send_heartbeats(self, worker: str, heartbeats: Sequence[Heartbeat]) -> None:
+        """Writes heartbeats, and returns once Kafka has them all.
+
+        Raises:
+            KafkaUnavailable: Kafka may lack some; send all of them again.
+        """
+        record_key = worker.encode()
+        silent = [(record_key, heartbeat.encode()) for heartbeat in heartbeats if not heartbeat.progress]
+        await self.send(HEARTBEATS, silent)
+        for heartbeat in heartbeats:
+            if heartbeat.progress:
+                await self._send_reports(record_key, heartbeat)
+
+    async def _send_reports(self, record_key: bytes, heartbeat: Heartbeat) -> None:
+        """Writes a record with headers, which batches of `send_all` have not."""
+        producer, topic = self.ensure_connected(), self._settings.prefix + HEARTBEATS.name
+        require_writable(producer, topic)
+        try:
+            with translated():
+                future = await producer.send(
+                    topic, heartbeat.encode(), key=record_key, headers=heartbeat.headers()
+                )
+                await acknowledged(producer, topic, [future])
+                await future
+        except RecordsRefused as error:
+            raise KafkaUnavailable(str(error)) from error
+        except Fatal as error:
+            raise self._failed(error) from error
+
     async def send_results(self, worker: str, results: Sequence[StageResult]) -> None:
         """Writes results as one record; the attempt of a result that Kafka refuses fails.
 
@@ -89,9 +120,13 @@ class BackgroundProducer:
         try:
             await send_all(self.ensure_connected(), self._settings.prefix + topic.name, records)
         except Fatal as error:
-            if self._publisher is not None:
-                self._publisher.fail(error)
-            raise KafkaUnavailable(f"{error}: this gateway restarts") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Fatal) -> KafkaUnavailable:
+        """Ends the gateway, whose producer cannot recover; returns the answer to the request."""
+        if self._publisher is not None:
+            self._publisher.fail(error)
+        return KafkaUnavailable(f"{error}: this gateway restarts")
 
     def enqueue(self, entry: OutboxEntry) -> None:
         """Publishes the outbox entry of a committed transaction in the background.
@@ -122,7 +157,7 @@ class BackgroundProducer:
         try:
             await ensure_bound(self._settings, partial(deployment_id, self._pool))
         except BaseException:
-            # Raised again: the gateway ends, and leaves no connection open.
+            # Fails closed: raised again, the gateway ends, and no connection stays open.
             await producer.stop()
             raise
         publisher = Publisher(producer, self._settings, self._delete_published)
@@ -135,9 +170,11 @@ class BackgroundProducer:
         finally:
             # With a timeout, so that the gateway stops without Kafka, too.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(publisher.drain(), STOP_S)
+                async with asyncio.timeout(STOP_S):
+                    await publisher.drain()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(producer.stop(), STOP_S)
+                async with asyncio.timeout(STOP_S):
+                    await producer.stop()
 
     async def _connect(self) -> AIOKafkaProducer:
         async def connect() -> AIOKafkaProducer:

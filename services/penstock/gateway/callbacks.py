@@ -16,7 +16,9 @@ import orjson
 from aiohttp import web
 
 from penstock.errors import InvalidRecord
+from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
+from penstock.gateway.changes import note
 from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES, timestamp_in
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import MAX_PAGE_SIZE, page_size, split_page
@@ -34,6 +36,7 @@ from penstock.http.server import (
     text_parameter,
 )
 from penstock.postgres import callbacks, replay, targets
+from penstock.postgres.read_pool import reading
 from penstock.postgres.replay import BATCH_SIZE, CallbackFilter, Cursor, FoundCallback
 
 STATES = ("pending", "held", "delivered", "dead")
@@ -54,6 +57,10 @@ _COLUMNS = (
     "created_at",
     "finished_at",
 )
+
+
+# What the audit keeps of a request.
+_NOTED = ("ids", "task_id", "target", "namespace", "state", "since", "until", "limit", "rate", "start_in_s")
 
 
 class CallbackRoutes:
@@ -129,8 +136,12 @@ class CallbackRoutes:
             )
         limit = int(raw.get("limit", MAX_REPLAYED))
         if raw.get("dry_run"):
-            return respond(await self._dry_run(filters))
-        return respond(await self._replay(filters, limit, raw.get("rate"), raw.get("start_in_s", 0.0)))
+            with reading(grant_of(request).actor, lists=True):
+                return respond(await self._dry_run(filters))
+        document = await self._replay(filters, limit, raw.get("rate"), raw.get("start_in_s", 0.0))
+        counts = {name: document[name] for name in ("replayed", "held", "more")}
+        note(request, request={name: raw[name] for name in _NOTED if name in raw}, **counts)
+        return respond(document)
 
     async def _dry_run(self, filters: CallbackFilter) -> dict[str, Any]:
         found = await replay.find(self._pool, filters, after=Cursor(), limit=MAX_COUNTED + 1)
@@ -188,8 +199,15 @@ class CallbackRoutes:
 def _document(row: asyncpg.Record) -> dict[str, Any]:
     return {
         **pick(row, _COLUMNS),
-        "error": orjson.loads(row["error"]) if row["error"] else None,
+        "error": _error(row["error"]),
     }
+
+
+def _error(text: str | None) -> Any:
+    # Earlier releases wrote plain text when Kafka refused the record of a callback.
+    if text and not text.startswith("{"):
+        return {"kind": "refused", "message": text}
+    return orjson.loads(text) if text else None
 
 
 def _read_ids(request: web.Request) -> list[str] | None:

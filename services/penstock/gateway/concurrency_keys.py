@@ -14,6 +14,7 @@ from aiohttp import web
 from penstock.errors import NotFound
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
+from penstock.gateway.changes import observer
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import page_size, split_page
 from penstock.gateway.settings import GatewaySettings
@@ -71,13 +72,17 @@ class ConcurrencyKeyRoutes:
             max_in_flight=int(max_in_flight) if max_in_flight is not None else None,
             sets_limit="max_in_flight" in raw,
         )
-        row = await concurrency_keys.change(self._pool, _visible_type(request), raw["key"], change)
+        row = await concurrency_keys.change(
+            self._pool, _visible_type(request), raw["key"], change, observer(request, key=raw["key"])
+        )
         return respond(pick(row, _COLUMNS))
 
     async def reset(self, request: web.Request) -> web.Response:
         """POST /types/{name}/keys/reset: removes the settings of a key."""
         raw = await self._read_body(request, "KeyReset")
-        changed = await concurrency_keys.reset(self._pool, await self._existing_type(request), raw["key"])
+        changed = await concurrency_keys.reset(
+            self._pool, await self._existing_type(request), raw["key"], observer(request, key=raw["key"])
+        )
         return respond({"changed": changed})
 
     async def _read_body(self, request: web.Request, schema: str) -> dict[str, Any]:

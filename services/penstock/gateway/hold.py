@@ -8,6 +8,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
@@ -15,9 +16,10 @@ import asyncpg
 from aiohttp import ClientError, web
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES
-from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms, group_by_terms
+from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import HANDED_BACK, RESULTS_PER_RECORD, Failure, StageResult, encode_results
+from penstock.contracts.task_type import TaskType
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
 from penstock.core.idle_backoff import IdleBackoff
@@ -35,17 +37,17 @@ from penstock.gateway.access import grant_of
 from penstock.gateway.audit import NOTHING_CHANGED
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.bodies import read_entries, read_json
+from penstock.gateway.http_workers import HttpWorkers
 from penstock.gateway.openapi import conform
 from penstock.gateway.ready_consumer import ReadyConsumer
-from penstock.gateway.report_entries import BeatEntry, parse_entries, rejection
+from penstock.gateway.report_entries import BeatEntry, heartbeats_of, parse_entries, rejection
 from penstock.gateway.report_limiter import ReportLimiter
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import visible_ids
-from penstock.http.server import respond
-from penstock.kafka.topics import HEARTBEATS
+from penstock.http.server import body_bytes, respond
 from penstock.objects import ObjectStore
 from penstock.postgres import leases, tasks
-from penstock.postgres.types import TaskType, TypeCache
+from penstock.postgres.types import TypeCache
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class WorkerRoutes:
             lambda: IdleBackoff(settings.gateway_give_back_s)
         )
         self._running: set[asyncio.Task[None]] = set()
+        self.seen = HttpWorkers()
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -108,6 +111,7 @@ class WorkerRoutes:
             raise UnknownType(f"no task type {raw['type']!r} is registered", pointer="/type")
 
         self._reports.require_half_free()
+        self.seen.asked(raw["worker"], raw["type"], request.remote or "", datetime.now(UTC))
 
         # Raises before the gateway joins a group, since it cannot claim anything without a
         # producer.
@@ -149,8 +153,7 @@ class WorkerRoutes:
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: sends valid entries to Kafka, and reports the faults of others."""
         raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "results")
-        # The request caches its body, so this does not read it again.
-        with self._reports.reserve(len(await request.read())):
+        with self._reports.reserve(body_bytes(request)):
             return await self._set(request, raw)
 
     async def _set(self, request: web.Request, raw: Any) -> web.Response:
@@ -165,6 +168,7 @@ class WorkerRoutes:
                 pointer="/results",
             )
         worker = raw["worker"]
+        self.seen.reported(worker, datetime.now(UTC))
         beats, by_index, rejected = parse_entries(entries)
         foreign = await self._foreign_tasks(request, beats, by_index.values())
         # Tasks of other namespaces are handled like tasks that do not exist: results have no
@@ -295,27 +299,13 @@ class WorkerRoutes:
         return kept, waiting
 
     async def _send(self, worker: str, beats: Sequence[BeatEntry], results: Sequence[StageResult]) -> None:
-        record_key = worker.encode()
-        heartbeats = [
-            heartbeat
-            for begun in (True, False)
-            for heartbeat in group_by_terms(
-                Kind.BEAT,
-                worker,
-                (
-                    (beat.attempt_id, LeaseTerms(beat.lease_ms, beat.max_attempts))
-                    for beat in beats
-                    if beat.begun is begun
-                ),
-                begun=begun,
-            )
-        ]
+        heartbeats = list(heartbeats_of(worker, beats))
         await asyncio.gather(*(self._producer.send_results(worker, chunk) for chunk in _chunks(results)))
         if results:
             # After the results: a lease that ended before would let the task run again.
             ended = [result.fence.attempt_id for result in results]
             heartbeats.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
-        await self._producer.send(HEARTBEATS, [(record_key, heartbeat.encode()) for heartbeat in heartbeats])
+        await self._producer.send_heartbeats(worker, heartbeats)
 
 
 def _is_connected(request: web.Request) -> bool:

@@ -16,7 +16,8 @@ from penstock.gateway import openapi
 from penstock.gateway.api_reference import STYLE, render
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.http.server import respond
-from penstock.metrics.serving import ALIVE, READY, Probe, readiness
+from penstock.kafka.pending_writes import probe_writes
+from penstock.metrics.server import ALIVE, READY, Probe, readiness
 from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
 
@@ -91,6 +92,7 @@ class PageRoutes:
         return {
             "postgres": partial(postgres_health.probe, self._pool),
             "kafka": self._producer.probe,
+            "writes": probe_writes,
             "objects": self._objects.probe,
         }
 

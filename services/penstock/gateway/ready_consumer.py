@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -22,6 +24,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import MARK, ReadyTask
 from penstock.contracts.result import StageResult
+from penstock.contracts.task_type import TaskType
 from penstock.core.idle_backoff import IdleBackoff
 from penstock.errors import (
     InvalidRecord,
@@ -37,9 +40,9 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.kafka import membership
 from penstock.kafka.connection import create_topics, make_consumer, start, stop, translated
 from penstock.kafka.group_positions import GroupPositions
+from penstock.kafka.member_data import MemberData
 from penstock.kafka.topics import HEARTBEATS, ready, workers_group
 from penstock.objects import ObjectStore
-from penstock.postgres.types import TaskType
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,9 @@ FETCH_MS = 500
 # Seconds without a request after which fetched records are fetched again: task-sync withdraws
 # records that wait for longer.
 REFETCH_AFTER_S = 0.5
+
+# `GET /workers` shows this name of the gateway.
+THIS_GATEWAY = f"{socket.gethostname()}-{os.getpid()}"
 
 # How soon the consumer notices a rebalance.
 REBALANCE_NOTICE_S = 1.0
@@ -139,7 +145,9 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             KafkaRefused: this gateway is not allowed to read the topic.
         """
         topic = ready(self._type.name, self._type.partitions)
-        consumer = make_consumer(self._settings, self._group, notice_s=REBALANCE_NOTICE_S)
+        consumer = make_consumer(
+            self._settings, self._group, notice_s=REBALANCE_NOTICE_S, member=MemberData(gateway=THIS_GATEWAY)
+        )
         listener = GroupPositions(consumer, self)
         consumer.subscribe([self._settings.prefix + topic.name], listener=listener)
         try:
@@ -176,7 +184,8 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             left_s = since_s + self._settings.gateway_linger_s - loop.time()
             self._request_added.clear()
             try:
-                await asyncio.wait_for(self._request_added.wait(), min(self._backoff.delay_s, left_s))
+                async with asyncio.timeout(min(self._backoff.delay_s, left_s)):
+                    await self._request_added.wait()
             except TimeoutError:
                 idle_release = left_s > 0 and await self._others_can_take(consumer)
                 # No await between the check and `closed`: a request that comes later starts another

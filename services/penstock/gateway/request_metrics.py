@@ -1,4 +1,4 @@
-"""Counts responses by route and status, and measures their time."""
+"""Counts connections, and responses by route and status, and measures the time of responses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from penstock import metrics
+from penstock.http.connection_guard import BOUNDS, END_REASONS, ConnectionCounts
 from penstock.metrics import Sample
 from penstock.metrics.histogram import Histogram
 
@@ -18,9 +19,14 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class RequestMetrics:
-    """Responses since the start of the process."""
+    """Connections and responses since the start of the process.
+
+    Attributes:
+        connections: counted by the listener (`penstock.http.listener.listen`).
+    """
 
     def __init__(self) -> None:
+        self.connections = ConnectionCounts()
         self._responses: Counter[tuple[str, str, int]] = Counter()
         self._seconds: dict[tuple[str, str], Histogram] = {}
 
@@ -56,6 +62,11 @@ class RequestMetrics:
 
     def samples(self) -> Iterator[Sample]:
         """Its metrics (`penstock.metrics`)."""
+        yield Sample(metrics.CONNECTIONS, self.connections.open)
+        for bound in BOUNDS:
+            yield Sample(metrics.CONNECTIONS_REFUSED, self.connections.refused[bound], (bound,))
+        for reason in END_REASONS:
+            yield Sample(metrics.CONNECTIONS_ENDED, self.connections.ended[reason], (reason,))
         for (method, route, status), responses in self._responses.items():
             yield Sample(metrics.REQUESTS, responses, (method, route, str(status)))
         for labels, seconds in self._seconds.items():

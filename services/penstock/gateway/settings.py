@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from penstock.core.access import Role
-from penstock.settings import Metered, Platform, option
+from penstock.core.hosts import is_loopback
+from penstock.http.connection_guard import ConnectionLimits
+from penstock.settings import Metered, Platform, Sealing, option
+
+# Bodies of the largest size that may be in memory at once.
+_BODIES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(Platform, Metered):
+class GatewaySettings(Platform, Metered, Sealing):
     """The settings of the gateway only; the base classes have the shared ones."""
 
     gateway_host: str = option(
@@ -20,7 +24,24 @@ class GatewaySettings(Platform, Metered):
     gateway_port: int = option(8420, "Port that the gateway listens on; 0 chooses a free one.")
     gateway_body_limit_bytes: int = option(8 * 1024 * 1024, "Maximum size of a request body in bytes.")
     gateway_batch_limit: int = option(1_000, "Maximum number of tasks or results in one request.")
-    gateway_connections: int = option(6, "Maximum number of PostgreSQL connections of one gateway.")
+    gateway_clients: int = option(
+        12_000,
+        "Maximum number of open connections of clients. Beyond, the one that waits longest for its request is closed, or "
+        "the new one refused (503) when all wait for answers.",
+    )
+    gateway_address_clients: int = option(
+        11_000,
+        "The same for one address (in IPv6 one /64 network), refused with 429. Raise it to PENSTOCK_GATEWAY_CLIENTS where all "
+        "clients come through one proxy.",
+    )
+    gateway_connections: int = option(
+        6, "Maximum number of PostgreSQL connections of one gateway for writes."
+    )
+    gateway_read_connections: int = option(
+        3,
+        "Maximum number of further PostgreSQL connections, for reads. Lists use all but one, and one for each API key or "
+        "token subject.",
+    )
     gateway_buffer: int = option(
         1_000, "Maximum number of tasks of one type that are prefetched for HTTP workers."
     )
@@ -82,6 +103,15 @@ class GatewaySettings(Platform, Metered):
     )
 
     @property
+    def connection_limits(self) -> ConnectionLimits:
+        """The limits of connections of clients."""
+        return ConnectionLimits(
+            connections=self.gateway_clients,
+            by_address=self.gateway_address_clients,
+            body_bytes=_BODIES * self.gateway_body_limit_bytes,
+        )
+
+    @property
     def auth_kinds(self) -> frozenset[str]:
         """The accepted kinds of credentials; empty when authentication is off."""
         kinds = frozenset(word.strip() for word in self.gateway_auth.split(","))
@@ -94,7 +124,9 @@ class GatewaySettings(Platform, Metered):
 
     def validate(self) -> list[str]:
         """Limits must fit together, and a gateway on the network must authenticate requests."""
-        problems = super().validate() + self._auth_problems() + self._type_problems()
+        problems = (
+            super().validate() + self._auth_problems() + self._type_problems() + self._client_problems()
+        )
         if not 0 <= self.gateway_port <= 65_535:
             problems.append(f"gateway_port={self.gateway_port} must be from 0 to 65535")
         if not 1 <= self.gateway_batch_limit <= 10_000:
@@ -120,8 +152,11 @@ class GatewaySettings(Platform, Metered):
                 f"gateway_body_limit_bytes={self.gateway_body_limit_bytes}, "
                 f"gateway_submit_wait_s={self.gateway_submit_wait_s} above 0"
             )
-        if self.gateway_connections < 2:
-            problems.append(f"gateway_connections={self.gateway_connections} must be at least 2")
+        if self.gateway_connections < 2 or self.gateway_read_connections < 2:
+            problems.append(
+                f"gateway_connections={self.gateway_connections} and "
+                f"gateway_read_connections={self.gateway_read_connections} must be at least 2"
+            )
         if self.gateway_give_back_s <= 0:
             problems.append(f"gateway_give_back_s={self.gateway_give_back_s} must be above 0")
         if self.gateway_buffer < 1 or self.gateway_linger_s <= 0:
@@ -130,6 +165,15 @@ class GatewaySettings(Platform, Metered):
                 "must be above 0"
             )
         return problems
+
+    def _client_problems(self) -> list[str]:
+        if 1 <= self.gateway_address_clients <= self.gateway_clients <= 1_000_000:
+            return []
+        problem = (
+            f"gateway_clients={self.gateway_clients} must be from 1 to 1000000, and "
+            f"gateway_address_clients={self.gateway_address_clients} from 1 to gateway_clients"
+        )
+        return [problem]
 
     def _type_problems(self) -> list[str]:
         if self.gateway_namespace_types >= 1 and 1 <= self.gateway_type_partitions <= 1_000:
@@ -145,7 +189,7 @@ class GatewaySettings(Platform, Metered):
         problems = []
         if not kinds <= {"keys", "oidc"}:
             problems.append(f"gateway_auth={self.gateway_auth!r} must be off, keys, oidc or keys,oidc")
-        elif not kinds and not _is_loopback(self.gateway_host):
+        elif not kinds and not is_loopback(self.gateway_host):
             problems.append(
                 f"gateway_host={self.gateway_host} can be reached from outside this machine, and "
                 "gateway_auth=off accepts every request: set PENSTOCK_GATEWAY_AUTH=keys and create a key with "
@@ -173,16 +217,6 @@ class GatewaySettings(Platform, Metered):
         return problems
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener there; False when in doubt."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _is_trusted(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or ""))
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

@@ -6,7 +6,8 @@ the query of a GET and in the body of a POST.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import TargetId
 from penstock.errors import NotFound
 from penstock.gateway.bodies import read_json
+from penstock.gateway.changes import observer
 from penstock.gateway.openapi import conform
 from penstock.gateway.paging import page_size, split_page
 from penstock.gateway.settings import GatewaySettings
@@ -31,6 +33,7 @@ from penstock.http.server import (
     text_parameter,
 )
 from penstock.postgres import targets
+from penstock.postgres.connection import translated
 from penstock.postgres.types import TypeCache
 
 STATES = ("normal", "abnormal", "disabled")
@@ -107,20 +110,33 @@ class TargetRoutes:
     async def disable(self, request: web.Request) -> web.Response:
         """POST /targets/disable: the target may be new."""
         raw, target = await self._read_body(request, "TargetDisable")
-        changed = await targets.disable(self._pool, target, raw["why"])
+        async with self._changing(request, target) as connection:
+            changed = await targets.disable(connection, target, raw["why"])
         return await self._answer(target, changed=changed)
 
     async def enable(self, request: web.Request) -> web.Response:
         """POST /targets/enable: resets the health, and requeues held callbacks."""
         _raw, target = await self._read_body(request, "TargetEnable")
-        changed = await targets.enable(self._pool, target)
+        async with self._changing(request, target) as connection:
+            changed = await targets.enable(connection, target)
         return await self._answer(target, changed=changed)
 
     async def limit(self, request: web.Request) -> web.Response:
         """POST /targets/limit."""
         raw, target = await self._read_body(request, "TargetLimit")
-        await targets.limit(self._pool, target, raw["rate"])
+        async with self._changing(request, target) as connection:
+            await targets.limit(connection, target, raw["rate"])
         return await self._answer(target, changed=True)
+
+    @asynccontextmanager
+    async def _changing(self, request: web.Request, target: TargetId) -> AsyncIterator[Any]:
+        """Yields a connection in a transaction; notes how the target changed in it."""
+        with translated():
+            async with self._pool.acquire() as connection, connection.transaction():
+                before = await targets.settings(connection, target)
+                yield connection
+                after = await targets.settings(connection, target)
+        observer(request, namespace=target.namespace, url=target.url)(before, after)
 
     async def _read_body(self, request: web.Request, schema: str) -> tuple[dict[str, Any], TargetId]:
         refuse_unknown_parameters(request)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Sequence
-from http import HTTPStatus
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -13,18 +13,19 @@ from aiohttp import web
 
 from penstock import tracing
 from penstock.contracts.context import INLINE_LIMIT_BYTES
+from penstock.contracts.context_digest import with_digest
 from penstock.contracts.parsing import Unreadable
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import problems
 from penstock.core.access import Grant, namespace_of
-from penstock.core.task import State
+from penstock.core.task import FINAL, State
 from penstock.errors import (
     Conflict,
+    IdempotencyConflict,
     Invalid,
     InvalidRecord,
     NotFound,
     Throttled,
-    TooLarge,
     UnknownType,
     ValueRefused,
 )
@@ -33,21 +34,35 @@ from penstock.gateway.access import grant_of, visible_types
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.batcher import SubmissionBatcher
 from penstock.gateway.bodies import read_entries, read_ids
+from penstock.gateway.changes import note
+from penstock.gateway.end_listener import EndListener
+from penstock.gateway.entries import EntryKind, Outcome, answer, one_or_all, settle, with_base
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submission_limiter import SubmissionLimiter
 from penstock.gateway.visibility import require_visible, task_not_found, visible_ids
-from penstock.http.problems import BadParameter, Faults, relocated
+from penstock.http.preferences import applied, preferred_wait_s
+from penstock.http.problems import BadParameter
 from penstock.http.server import (
     MAX_ID,
+    body_bytes,
     choice_parameter,
+    integer_parameter,
+    moment_parameter,
     refuse_unknown_parameters,
     respond,
     text_parameter,
 )
 from penstock.objects import ObjectStore
-from penstock.postgres import advance, tasks
+from penstock.postgres import advance, progress, task_search, tasks
 from penstock.postgres.types import TypeCache
+
+log = logging.getLogger(__name__)
+
+# Most reports of progress in an answer: more would not fit on a screen.
+MAX_REPORTS = 100
+
+_ENTRIES = EntryKind(noun="task", member="tasks", stored_field="context", path="/tasks/")
 
 
 class TaskRoutes:
@@ -60,6 +75,7 @@ class TaskRoutes:
         objects: stores contexts above the inline limit.
         producer: publishes the outbox entries of cancellations.
         limiter: limits submissions while PostgreSQL is behind.
+        ends: wakes requests when their tasks have ended.
     """
 
     def __init__(
@@ -70,6 +86,7 @@ class TaskRoutes:
         objects: ObjectStore,
         producer: BackgroundProducer,
         limiter: SubmissionLimiter,
+        ends: EndListener,
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -77,7 +94,8 @@ class TaskRoutes:
         self._objects = objects
         self._producer = producer
         self._limiter = limiter
-        self._batcher = SubmissionBatcher(pool, settings.gateway_submit_wait_s)
+        self._ends = ends
+        self._batcher = SubmissionBatcher(pool, settings.gateway_submit_wait_s, tasks.submit)
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -86,6 +104,8 @@ class TaskRoutes:
             web.get("/tasks", self.find, allow_head=False),
             web.post("/tasks/cancel", self.cancel_many),
             web.post("/tasks/states", self.states),
+            web.post("/tasks/ended", self.ended),
+            web.post("/tasks/progress", self.progress_of),
             web.get("/tasks/{id:[0-9]+}", self.get, allow_head=False),
             web.post("/tasks/{id:[0-9]+}/cancel", self.cancel),
         ]
@@ -96,43 +116,16 @@ class TaskRoutes:
         self._limiter.require_room()
         raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "")
         rows = len(raw) if isinstance(raw, list) else 1
-        # The request caches its body, so this does not read it again.
-        with self._limiter.reserve(rows, len(await request.read())):
+        with self._limiter.reserve(rows, body_bytes(request)):
             parent = request.headers.get(tracing.TRACEPARENT)
             with tracing.span("submit", parent, kind="server", root=True, tasks=rows) as span:
-                return await self._submit(raw, grant_of(request), span.traceparent if span else None)
-
-    async def _submit(self, raw: Any, grant: Grant, traceparent: str | None) -> web.Response:
-        if not isinstance(raw, list):
-            [task] = await self._settle([("", raw)], grant, traceparent)
-            if isinstance(task, Invalid):
-                raise task
-            return respond(
-                {"id": task.id, "created": task.created},
-                201 if task.created else 200,
-                {"Location": f"/tasks/{task.id}"},
-            )
-        self._require_batch(raw)
-        entries = [(f"/{index}", entry) for index, entry in enumerate(raw)]
-        outcomes = await self._settle(entries, grant, traceparent)
-        faults = _faults_of(outcomes)
-        if all(isinstance(outcome, Invalid) for outcome in outcomes):
-            raise faults[0] if len(faults) == 1 else Faults(faults)
-        status = 200
-        if faults:
-            status = HTTPStatus.MULTI_STATUS
-        elif any(isinstance(outcome, tasks.Submitted) and outcome.created for outcome in outcomes):
-            status = 201
-        return respond({"tasks": [_outcome_document(outcome) for outcome in outcomes]}, status)
-
-    def _require_batch(self, raw: list[Any]) -> None:
-        limit = self._settings.gateway_batch_limit
-        if not raw:
-            raise InvalidRecord("a batch needs at least one task")
-        if len(raw) > limit:
-            raise TooLarge(
-                f"{len(raw):,} tasks in one batch, and {limit:,} are allowed: send several batches"
-            )
+                traceparent = span.traceparent if span else None
+                return await answer(
+                    raw,
+                    _ENTRIES,
+                    self._settings.gateway_batch_limit,
+                    lambda entries: self._settle(entries, grant_of(request), traceparent),
+                )
 
     async def _read(self, entries: list[tuple[str, Any]], grant: Grant) -> list[Submission | Invalid]:
         """The submission of each entry, or its faults, whose pointers begin with its place."""
@@ -149,7 +142,13 @@ class TaskRoutes:
                     f"no task type {submission.type!r} is registered: register it with POST /types",
                     pointer=f"{base}/type",
                 )
+            elif isinstance(submission, Submission) and self._is_strict(submission.type):
+                outcomes[index] = with_digest(submission)
         return outcomes
+
+    def _is_strict(self, name: str) -> bool:
+        task_type = self._types.get(name)
+        return task_type is not None and task_type.is_strict
 
     async def _load_types(self, names: set[str]) -> None:
         wait_s = self._settings.gateway_submit_wait_s
@@ -163,30 +162,26 @@ class TaskRoutes:
 
     async def _settle(
         self, entries: list[tuple[str, Any]], grant: Grant, traceparent: str | None
-    ) -> list[tasks.Submitted | Invalid]:
-        """Inserts the entries that can be read; returns the task of each entry, or its fault."""
-        read = await self._read(entries, grant)
-        submissions = {i: outcome for i, outcome in enumerate(read) if isinstance(outcome, Submission)}
-        settled: dict[int, tasks.Submitted | Invalid] = {
-            i: outcome for i, outcome in enumerate(read) if isinstance(outcome, Invalid)
-        }
-        inserted = await self._insert([*submissions.values()], traceparent)
-        for i, outcome in zip(submissions, inserted, strict=True):
-            settled[i] = _with_base(entries[i][0], outcome) if isinstance(outcome, Invalid) else outcome
-        return [settled[i] for i in range(len(entries))]
+    ) -> list[Outcome]:
+        """Inserts the entries that can be read and stored; returns the outcome of each entry."""
+        return await settle(
+            entries,
+            await self._read(entries, grant),
+            self._store_context,
+            lambda submissions: self._insert(submissions, traceparent),
+        )
 
     async def _insert(
         self, submissions: list[Submission], traceparent: str | None
-    ) -> list[tasks.Submitted | ValueRefused]:
+    ) -> list[tasks.Submitted | ValueRefused | IdempotencyConflict]:
         if traceparent is not None:
             submissions = [
                 dataclasses.replace(submission, traceparent=traceparent) for submission in submissions
             ]
-        if not submissions:
-            return []
-        return await self._batcher.submit(
-            [await self._store_context(submission) for submission in submissions]
-        )
+        return [
+            found.conflict(submission) if isinstance(found, tasks.Submitted) and found.differs else found
+            for submission, found in zip(submissions, await self._batcher.submit(submissions), strict=True)
+        ]
 
     async def _store_context(self, submission: Submission) -> Submission:
         if submission.context.size <= INLINE_LIMIT_BYTES:
@@ -199,25 +194,45 @@ class TaskRoutes:
         """GET /tasks/{id}."""
         refuse_unknown_parameters(request, "context")
         resolve = choice_parameter(request, "context", "value", ("value", "ref")) == "value"
+        wait_s = preferred_wait_s(request)
         row = await tasks.get(self._pool, id_of(request))
         if not grant_of(request).covers(row["type"]):
             raise task_not_found(row["id"])
-        return respond(await views.detail(row, self._objects if resolve else None))
+        if wait_s and row["state"] not in FINAL:
+            await self._ends.wait([row["id"]], wait_s)
+            row = await tasks.get(self._pool, row["id"])
+        [row] = await progress.added_to(self._pool, [row])
+        document = await views.detail(row, self._objects if resolve else None)
+        return respond(document, headers=applied(wait_s))
 
     async def find(self, request: web.Request) -> web.Response:
         """GET /tasks: the newest first."""
         refuse_unknown_parameters(
-            request, "type", "state", "stage", "key", "label", "idempotency_key", "limit", "cursor"
+            request,
+            "type",
+            "state",
+            "stage",
+            "key",
+            "label",
+            "idempotency_key",
+            "flow",
+            "since",
+            "error",
+            "limit",
+            "cursor",
         )
         size = page_size(request)
-        found = await tasks.find(
+        found = await task_search.find(
             self._pool,
             type_name=text_parameter(request, "type"),
             states=_read_states(request),
             stage=text_parameter(request, "stage"),
-            labels=_read_labels(request),
+            labels=read_labels(request),
             idempotency_key=text_parameter(request, "idempotency_key"),
             concurrency_key=text_parameter(request, "key"),
+            flow_id=integer_parameter(request, "flow", 0, low=1, high=MAX_ID) or None,
+            since=moment_parameter(request, "since"),
+            error=text_parameter(request, "error", shortest=0),
             before_id=id_cursor(request),
             limit=size + 1,
             visible_types=visible_types(request),
@@ -225,17 +240,43 @@ class TaskRoutes:
         page, next_cursor = split_page(found.rows, size, lambda row: str(row["id"]))
         if found.searched_to is not None:
             next_cursor = str(found.searched_to)
-        return respond({"tasks": [views.summary(dict(row)) for row in page], "next": next_cursor})
+        rows = await progress.added_to(self._pool, page)
+        return respond({"tasks": [views.summary(row) for row in rows], "next": next_cursor})
 
     async def states(self, request: web.Request) -> web.Response:
         """POST /tasks/states: how many of the given ids are in each state; the unknown ids."""
         ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
         visible = await visible_ids(request, self._pool, ids)
+        wait_s = preferred_wait_s(request)
+        if wait_s:
+            await self._ends.wait(visible, wait_s)
         states = await tasks.states_of(self._pool, visible)
         unknown: set[int] = set()
         if sum(states.values()) < len(set(ids)):
             unknown = set(ids) - await tasks.existing_ids(self._pool, visible)
-        return respond({"states": states, "unknown": sorted(unknown), **rejected})
+        return respond({"states": states, "unknown": sorted(unknown), **rejected}, headers=applied(wait_s))
+
+    async def ended(self, request: web.Request) -> web.Response:
+        """POST /tasks/ended: which of the given tasks have ended, in the order of their ends."""
+        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
+        visible = await visible_ids(request, self._pool, ids)
+        wait_s = preferred_wait_s(request)
+        ends = await tasks.ends_of(self._pool, visible)
+        if wait_s and ends and not any(ends.values()):
+            await self._ends.wait(ends, wait_s, first=True)
+            ends = await tasks.ends_of(self._pool, visible)
+        in_order = sorted((ended_at, task_id) for task_id, ended_at in ends.items() if ended_at)
+        unknown = sorted(set(ids) - ends.keys())
+        found = {"ended": [task_id for _ended_at, task_id in in_order], "unknown": unknown}
+        return respond({**found, **rejected}, headers=applied(wait_s))
+
+    async def progress_of(self, request: web.Request) -> web.Response:
+        """POST /tasks/progress: the reports of those of the given tasks that have one."""
+        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
+        visible = await visible_ids(request, self._pool, ids)
+        found = await progress.of_tasks(self._pool, visible, most=MAX_REPORTS)
+        reports = [{"id": task_id, "progress": report} for task_id, report in found.items()]
+        return respond({"tasks": reports, **rejected})
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /tasks/{id}/cancel."""
@@ -251,6 +292,7 @@ class TaskRoutes:
                 raise Conflict(
                     f"task {task_id} has already {_participle(state)}: it can no longer be cancelled"
                 )
+        note(request, cancelled=[task_id] if cancelled else [])
         return respond({"id": task_id, "state": State.CANCELLED, "cancelled": bool(cancelled)})
 
     async def cancel_many(self, request: web.Request) -> web.Response:
@@ -261,6 +303,7 @@ class TaskRoutes:
             self._pool, visible, source=self._settings.event_source
         )
         self._producer.enqueue(outbox_entry)
+        note(request, cancelled=sorted(set(cancelled)))
         remaining = set(ids) - set(cancelled)
         ended = await tasks.existing_ids(self._pool, remaining & set(visible)) if remaining else set()
         return respond(
@@ -282,23 +325,7 @@ def _read_entry(base: str, raw: Any) -> Submission | Invalid:
     except Invalid as error:
         # `from_wire` stops at the first fault; the answer has all.
         found: Sequence[Invalid] = problems(raw, "submitted") or [error]
-        faults = [_with_base(base, fault) for fault in found]
-        return faults[0] if len(faults) == 1 else Faults(faults)
-
-
-def _faults_of(outcomes: Iterable[object]) -> list[Invalid]:
-    found = [outcome for outcome in outcomes if isinstance(outcome, Invalid)]
-    return [fault for each in found for fault in (each.faults if isinstance(each, Faults) else [each])]
-
-
-def _outcome_document(outcome: tasks.Submitted | Invalid) -> dict[str, Any]:
-    if isinstance(outcome, tasks.Submitted):
-        return {"id": outcome.id, "created": outcome.created}
-    return {"errors": [{"pointer": fault.pointer, "detail": fault.reason} for fault in _faults_of([outcome])]}
-
-
-def _with_base(base: str, fault: Invalid) -> Invalid:
-    return relocated(fault, lambda pointer: base + pointer)
+        return one_or_all([with_base(base, fault) for fault in found])
 
 
 def id_of(request: web.Request) -> int:
@@ -325,7 +352,12 @@ def _read_states(request: web.Request) -> list[str]:
     return states
 
 
-def _read_labels(request: web.Request) -> dict[str, str]:
+def read_labels(request: web.Request) -> dict[str, str]:
+    """The labels of a request's parameters `label=name:value`.
+
+    Raises:
+        BadParameter: one has another form.
+    """
     labels = {}
     for text in request.query.getall("label", []):
         name, colon, value = text.partition(":")

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import asyncpg
 from aiohttp import web
 
-from penstock.contracts.validation import conform
+from penstock.contracts.task_type import TaskType, read_task_type
 from penstock.core.access import Action, namespace_of
+from penstock.core.changes import difference
 from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavailable, SessionLost
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
+from penstock.gateway.changes import note
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
 from penstock.http.server import respond
 from penstock.postgres import types
 from penstock.postgres.session import Session, open_session
-from penstock.postgres.types import CHANNEL, TaskType, TypeCache, TypeLimits
+from penstock.postgres.types import CHANNEL, TypeCache, TypeLimits
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +28,6 @@ LISTEN_RETRY_S = 1.0
 # How often the listening session checks that its server still accepts writes.
 WRITABLE_CHECK_S = 30.0
 
-_INTEGER_FIELDS = (
-    "partitions",
-    "lease_ms",
-    "max_attempts",
-    "retry_base_ms",
-    "retry_max_ms",
-    "max_losses",
-    "max_in_flight",
-    "max_per_key",
-)
 # Fields that an operator may change: whether and how fast tasks are released.
 OPERATOR_FIELDS = frozenset({"paused", "max_in_flight", "starts_per_s", "max_per_key"})
 _IMMUTABLE_FIELDS = ("name", "partitions")
@@ -71,10 +62,10 @@ class TypeRoutes:
     async def register(self, request: web.Request) -> web.Response:
         """POST /types: registers a type, or changes its settings."""
         raw = await read_json(request, self._settings.gateway_body_limit_bytes)
-        settings = _read(raw)
+        settings = read_task_type(raw)
         _require_namespace(request, settings.name)
         limits = TypeLimits(self._settings.gateway_namespace_types, self._settings.gateway_type_partitions)
-        task_type, created = await types.register(self._pool, settings, limits)
+        task_type, created = await types.register(self._pool, settings, limits, _observer(request))
         # The notification may arrive after this client's next request.
         self._cache.mark_outdated()
         return respond(task_type.masked(), 201 if created else 200, {"Location": f"/types/{task_type.name}"})
@@ -91,7 +82,9 @@ class TypeRoutes:
         admin_fields = ", ".join(sorted(set(raw) - OPERATOR_FIELDS))
         if admin_fields and not grant_of(request).allows(Action.CONFIGURE):
             raise Forbidden(f"a change of {admin_fields} needs a role that may {Action.CONFIGURE}")
-        task_type = await types.change(self._pool, name, lambda current: _read({**current.to_wire(), **raw}))
+        task_type = await types.change(
+            self._pool, name, lambda current: read_task_type({**current.to_wire(), **raw}), _observer(request)
+        )
         self._cache.mark_outdated()
         return respond(task_type.masked())
 
@@ -139,19 +132,24 @@ def _require_visible(request: web.Request, name: str) -> None:
         raise NotFound(f"there is no task type {name!r}")
 
 
-def _read(raw: Any) -> TaskType:
-    conform(raw, "task-type")
-    # To JSON Schema 8.0 is an integer.
-    return TaskType.from_wire(
-        {**raw, **{name: int(raw[name]) for name in _INTEGER_FIELDS if raw.get(name) is not None}}
-    )
+def _observer(request: web.Request) -> types.Observer:
+    def observe(before: TaskType | None, after: TaskType) -> None:
+        change = difference(None if before is None else before.masked(), after.masked())
+        if before is not None and before.callbacks != after.callbacks:
+            # A change of a header alone shows no difference, because its value is a secret.
+            change["before"]["callbacks"] = before.masked()["callbacks"]
+            change["after"]["callbacks"] = after.masked()["callbacks"]
+        note(request, type=after.name, **change)
+
+    return observe
 
 
 async def _until_lost(session: Session) -> None:
     # A server that was demoted may keep its connections; only a query shows that it is read-only.
     while not session.lost.is_set():
         try:
-            await asyncio.wait_for(session.lost.wait(), WRITABLE_CHECK_S)
+            async with asyncio.timeout(WRITABLE_CHECK_S):
+                await session.lost.wait()
         except TimeoutError:
             await session.fetch("history.now")
             session.ensure()

@@ -15,7 +15,7 @@ from penstock.postgres import documents
 from penstock.postgres.documents import summary
 from penstock.postgres.tasks import context_of
 
-__all__ = ["detail", "pick", "summary"]
+__all__ = ["detail", "pick", "resolved", "summary"]
 
 
 # The largest context that an answer has. While it is checked, its values take several times its
@@ -43,16 +43,21 @@ async def detail(row: Mapping[str, Any], objects: ObjectStore | None) -> dict[st
         for name in ("context", "result"):
             context = context_of(row, name)
             if context is not None and context.ref is not None:
-                document |= await _resolved(context, name, namespace_of(row["type"]), objects)
+                document |= await resolved(context, name, namespace_of(row["type"]), objects)
                 if name in document:
                     del document[f"{name}_ref"]
     return document
 
 
-async def _resolved(context: Context, name: str, namespace: str, objects: ObjectStore) -> dict[str, Any]:
+async def resolved(context: Context, name: str, namespace: str, objects: ObjectStore) -> dict[str, Any]:
+    """The field of a large context with its value, or the field with the reason that there is none.
+
+    Raises:
+        ObjectsUnavailable: the object store is unavailable.
+    """
     try:
-        resolved = await objects.check_out(context, namespace, limit_bytes=MAX_CONTEXT_BYTES)
+        found = await objects.check_out(context, namespace, limit_bytes=MAX_CONTEXT_BYTES)
     except (CorruptObject, TooLarge) as error:
         # The rest of the task is still shown.
         return {f"{name}_error": str(error)}
-    return {name: resolved.to_wire(name)[name]}
+    return {name: found.to_wire(name)[name]}

@@ -107,10 +107,21 @@ async def resolve_target(
             )
         if visible is not None and namespace not in visible:
             raise NotFound(f"this key has several namespaces: give the one of {url}")
+    await require_namespace(request, types, namespace)
+    return TargetId(namespace, url)
+
+
+async def require_namespace(request: web.Request, types: TypeCache, namespace: str) -> None:
+    """Returns when a type is in a namespace, or may be, and the request may see it.
+
+    Raises:
+        NotFound: no type is in the namespace, or the request may not see it.
+        PostgresUnavailable: the database is unavailable.
+    """
+    visible = grant_of(request).namespaces
     if visible is None:
         # Needs no query unless a type has changed.
         await types.require(())
         visible = frozenset({DEFAULT_NAMESPACE, *(namespace_of(task_type.name) for task_type in types)})
     if namespace not in visible:
         raise NotFound(f"there is no namespace {namespace}: no type is in it")
-    return TargetId(namespace, url)

@@ -11,6 +11,7 @@ from penstock import process
 from penstock.core.offset_tracker import Partition
 from penstock.heartbeats.group_eviction import GroupEviction
 from penstock.heartbeats.lease_tracker import LeaseTracker
+from penstock.heartbeats.progress_writer import ProgressWriter
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.results_progress import results_progress
 from penstock.heartbeats.settings import HeartbeatsSettings
@@ -19,6 +20,7 @@ from penstock.kafka import health as kafka_health
 from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
+from penstock.kafka.pending_writes import probe_writes
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import HEARTBEATS
 from penstock.metrics.processing import processor_samples
@@ -40,11 +42,12 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 open_pool(settings.postgres, NAME, pooled=settings.pooled, generic_plans=True)
             )
             producer = await stack.enter_async_context(running(make_producer(settings)))
-            progress = await stack.enter_async_context(results_progress(settings))
+            results = await stack.enter_async_context(results_progress(settings))
             publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))
+            progress = ProgressWriter(pool)
 
             async def take(delivery: Delivery) -> None:
-                await leases.take(delivery)
+                progress.add(await leases.take(delivery), delivery.timestamp)
 
             async def assigned(partitions: frozenset[Partition]) -> None:
                 await leases.assigned(frozenset(number for _topic, number in partitions))
@@ -65,8 +68,8 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 pool,
                 publisher,
                 WatermarkReader(processor.ends, processor.expected),
-                ResultsWatermark(progress),
-                UnwatchedAttempts(progress, pool).find,
+                ResultsWatermark(results),
+                UnwatchedAttempts(results, pool).find,
                 GroupEviction(settings).evict,
                 asyncio.get_running_loop().time,
                 random.random,
@@ -75,16 +78,19 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 serving(
                     settings,
                     NAME,
-                    lambda: [*processor_samples(processor.metrics), *leases.samples()],
+                    lambda: [*processor_samples(processor.metrics), *leases.samples(), *progress.samples()],
                     {
                         "postgres": partial(postgres_health.probe, pool),
                         "kafka": partial(kafka_health.probe, producer, settings.kafka),
+                        "writes": probe_writes,
                         "group": processor.probe,
                     },
                 )
             )
             await ensure_bound(settings, partial(deployment_id, pool))
-            await process.run_with_background(processor.run(stopping, ready), leases.run(), publisher.run())
+            await process.run_with_background(
+                processor.run(stopping, ready), leases.run(), publisher.run(), progress.run()
+            )
             await publisher.drain()
 
     return service

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from penstock.errors import Unavailable
+from penstock.errors import KafkaRefused, Unavailable
 from penstock.kafka.membership import remove
 from penstock.kafka.topics import workers_group
 from penstock.settings import Kafka
@@ -38,7 +38,7 @@ class GroupEviction:
         for name in sorted(types):
             try:
                 found = await remove(self._settings, workers_group(self._settings.prefix, name), worker)
-            except Unavailable as error:
+            except (Unavailable, KafkaRefused) as error:
                 log.warning(
                     "A lost worker may still hold partitions",
                     extra={

@@ -1,4 +1,7 @@
-"""Tracks leases: reads claims, heartbeats and ends; writes, restores and expires leases."""
+"""Tracks leases: reads claims, heartbeats and ends; writes, restores and expires leases.
+
+One module, because all of it changes the same leases between two awaits.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.inbound import decode_heartbeat
+from penstock.contracts.progress import HEADER as PROGRESS
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
+from penstock.core.endings import ExpiredLease, expiry_reason
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
 from penstock.errors import PostgresUnavailable, ValueRefused
@@ -28,7 +33,7 @@ from penstock.kafka.processor import Delivery
 from penstock.metrics import Sample
 from penstock.postgres import leases
 from penstock.postgres.advance import Ending
-from penstock.postgres.expiry import ExpiredLease, Expiry, expire
+from penstock.postgres.expiry import Expiry, expire
 from penstock.postgres.halving import in_halves
 
 log = logging.getLogger(__name__)
@@ -98,31 +103,31 @@ class LeaseTracker:
             in_memory=len(self._claims), written=len(self._wheel), overdue_s=self._wheel.overdue_s
         )
 
-    async def take(self, delivery: Delivery) -> None:
-        """Takes over a record; rejects those of its attempts that break the contract.
+    async def take(self, delivery: Delivery) -> Heartbeat:
+        """Takes over a record and returns it without the parts that break the contract.
 
         Raises:
             InvalidRecord: the record as a whole breaks its contract.
             KafkaUnavailable: an invalid attempt was not rejected, and nothing was taken.
         """
-        heartbeat, faults = decode_heartbeat(delivery.value)
+        heartbeat, faults = decode_heartbeat(delivery.value, delivery.header(PROGRESS))
         if faults:
             await delivery.reject_parts(faults)
         self._metrics.heartbeats[heartbeat.kind] += len(heartbeat.tasks)
         if heartbeat.kind is Kind.CLAIM:
             self._claim(heartbeat.tasks, heartbeat, delivery)
-            return
-        if heartbeat.kind is Kind.BEAT:
+        elif heartbeat.kind is Kind.BEAT:
             # A beat for an attempt without a lease counts as a claim: the claim was lost, or went
             # to the owner of another partition. But only a claim takes an attempt over from another
             # worker.
             unknown = [attempt_id for attempt_id in heartbeat.tasks if not self._beat(attempt_id, heartbeat)]
             unwatched = [attempt_id for attempt_id in unknown if not self._is_watched(attempt_id)]
             self._claim(unwatched, heartbeat, delivery)
-            return
-        for attempt_id in heartbeat.tasks:
-            self._end_lease(attempt_id, heartbeat.worker)
-        delivery.settle()
+        else:
+            for attempt_id in heartbeat.tasks:
+                self._end_lease(attempt_id, heartbeat.worker)
+            delivery.settle()
+        return heartbeat
 
     def _claim(self, attempt_ids: Sequence[AttemptId], heartbeat: Heartbeat, delivery: Delivery) -> None:
         if not attempt_ids:
@@ -396,5 +401,5 @@ class LeaseTracker:
 
 
 def _expired(lease: Lease) -> ExpiredLease:
-    reason = f"no heartbeat from worker {lease.worker} for {lease.timeout_s:g} s"
+    reason = expiry_reason(lease.worker, lease.timeout_s)
     return ExpiredLease(lease.attempt_id, lease.worker, reason, lease.max_attempts, lease.begun)

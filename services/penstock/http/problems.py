@@ -2,8 +2,9 @@
 
 A problem has the standard members type, title, status, detail and instance. It may also have
 `errors`, with one entry for each fault: `detail`, and either a JSON Pointer into the body
-(`pointer`) or the name of a query parameter (`parameter`). Gateway and client both use this module,
-so that the client raises the error that the gateway raised.
+(`pointer`) or the name of a query parameter (`parameter`). A refused recovery has `code` and
+`nodes`. Gateway and client both use this module, so that the client raises the error that the
+gateway raised.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from penstock.errors import (
     CorruptObject,
     Forbidden,
     GatewayUnavailable,
+    IdempotencyConflict,
     Invalid,
     InvalidRecord,
     Malformed,
@@ -27,10 +29,12 @@ from penstock.errors import (
     ObjectsUnavailable,
     OtherDeployment,
     PenstockError,
+    RecoveryRefused,
     Throttled,
     TooLarge,
     Unauthenticated,
     Unavailable,
+    UnknownFlow,
     UnknownType,
 )
 
@@ -92,12 +96,17 @@ class ProblemKind:
 KINDS = (
     ProblemKind("malformed", 400, "The body cannot be read", Malformed),
     ProblemKind("unknown-type", 422, "No such task type", UnknownType),
+    ProblemKind("unknown-flow", 422, "No such flow definition", UnknownFlow),
+    ProblemKind(
+        "idempotency-conflict", 409, "The idempotency key was used with another context", IdempotencyConflict
+    ),
     ProblemKind("too-large", 413, "Larger than the limit", TooLarge),
     ProblemKind("corrupt-object", 500, "A stored object is corrupt", CorruptObject),
     ProblemKind("invalid", 422, "The request breaks its contract", Invalid),
     ProblemKind("unauthenticated", 401, "Not authenticated", Unauthenticated),
     ProblemKind("forbidden", 403, "Not allowed", Forbidden),
     ProblemKind("not-found", 404, "Not found", NotFound),
+    ProblemKind("recovery-refused", 409, "The flow cannot be recovered now", RecoveryRefused),
     ProblemKind("conflict", 409, "Not possible in this state", Conflict),
     ProblemKind("other-deployment", 421, "Another deployment", OtherDeployment),
     ProblemKind("throttled", 429, "Too many requests", Throttled),
@@ -116,6 +125,8 @@ class Problem:
         detail: one sentence about this occurrence.
         instance: the path of the request, or the id of an entry in the log.
         errors: one entry for each fault.
+        code: why a recovery is refused.
+        nodes: the nodes in the way of a recovery.
     """
 
     type: str
@@ -124,6 +135,8 @@ class Problem:
     detail: str
     instance: str = ""
     errors: tuple[Mapping[str, str], ...] = ()
+    code: str = ""
+    nodes: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """The body."""
@@ -137,6 +150,8 @@ class Problem:
             document["instance"] = self.instance
         if self.errors:
             document["errors"] = list(self.errors)
+        if self.code:
+            document |= {"code": self.code, "nodes": list(self.nodes)}
         return orjson.dumps(document)
 
 
@@ -144,19 +159,25 @@ def problem_of(error: PenstockError, instance: str) -> Problem | None:
     """The problem of an error; None when clients must not see the error."""
     for kind in KINDS:
         if isinstance(error, kind.error):
-            detail = error.reason if isinstance(error, Invalid) else str(error)
-            if isinstance(error, ObjectsUnavailable):
-                # Its text names the store, which is no concern of a tenant. The log has it.
-                detail = "the object store is unavailable"
             return Problem(
                 type=kind.uri,
                 title=kind.title,
                 status=kind.status,
-                detail=detail,
+                detail=detail_of(error),
                 instance=instance,
                 errors=tuple(_entries(error)),
+                code=error.code if isinstance(error, RecoveryRefused) else "",
+                nodes=error.nodes if isinstance(error, RecoveryRefused) else (),
             )
     return None
+
+
+def detail_of(error: PenstockError) -> str:
+    """The sentence about an error that clients may see."""
+    if isinstance(error, ObjectsUnavailable):
+        # Its text names the store, which is no concern of a tenant. The log has it.
+        return "the object store is unavailable"
+    return error.reason if isinstance(error, Invalid) else str(error)
 
 
 def _entries(error: PenstockError) -> list[dict[str, str]]:
@@ -204,6 +225,9 @@ def _error_of(status: int, body: bytes) -> PenstockError:
         error = GatewayUnavailable
     if error is Invalid:
         error = InvalidRecord
+    if error is RecoveryRefused:
+        nodes = [str(node) for node in document.get("nodes") or ()]
+        return RecoveryRefused(detail, code=str(document.get("code", "")), nodes=nodes)
     if not issubclass(error, Invalid):
         return error(detail)
     if len(entries) > 1:

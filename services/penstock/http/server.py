@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from yarl import URL
@@ -20,6 +22,9 @@ from penstock.http.problems import CONTENT_TYPE, BadParameter, Problem, problem_
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
+
+_AWAITS_CONTINUE = web.RequestKey("awaits_continue", bool)
+_BODY_BYTES = web.RequestKey("body_bytes", int)
 
 # The largest value of PostgreSQL's bigint.
 MAX_ID = 2**63 - 1
@@ -87,9 +92,17 @@ async def same_origin_middleware(request: web.Request, handler: Handler) -> web.
     none.
     """
     origin = request.headers.get("Origin")
-    if origin is not None and request.method not in ("GET", "HEAD") and URL(origin).authority != request.host:
+    if origin is not None and request.method not in ("GET", "HEAD") and _authority(origin) != request.host:
         raise RequestRefused(HTTPStatus.FORBIDDEN, f"pages of {origin} may not change anything here")
     return await handler(request)
+
+
+def _authority(origin: str) -> str:
+    """Host and port of an origin; empty when it has none, as `null` or malformed."""
+    try:
+        return URL(origin).authority
+    except ValueError:
+        return ""
 
 
 # No browser may run, frame, store or share an answer. Without CORS headers, pages of other sites
@@ -183,6 +196,7 @@ async def read_body(request: web.Request, limit_bytes: int) -> bytes:
         Malformed: the body is declared in an encoding other than UTF-8, or its compression is
             broken.
         TooLarge: the body is longer than the limit.
+        Throttled: too many bytes of bodies are in memory.
     """
     media = request.content_type
     if media != "application/json" and not media.endswith("+json"):
@@ -193,13 +207,69 @@ async def read_body(request: web.Request, limit_bytes: int) -> bytes:
     charset = request.charset
     if charset is not None and charset.lower().replace("-", "") not in ("utf8", "usascii"):
         raise Malformed(f"the body is declared as {charset}: send JSON as UTF-8")
+    declared = request.content_length
+    if declared is not None and declared > limit_bytes:
+        raise _too_large(limit_bytes)
+    if request.get(_AWAITS_CONTINUE):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # The answer itself has not begun.
+        request.writer.output_size = 0
+    body = bytearray()
     try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise TooLarge(f"the body is longer than {limit_bytes:,} bytes") from error
+        while chunk := await request.content.readany():
+            if isinstance(request.protocol, BodyHolder):
+                request.protocol.hold(len(chunk))
+            body += chunk
+            if len(body) > limit_bytes:
+                raise _too_large(limit_bytes)
     except (web.RequestPayloadError, HttpProcessingError) as error:
         encoding = request.headers.get("Content-Encoding", "plain")
         raise Malformed(f"the body is not valid {encoding}, which its Content-Encoding declares") from error
+    request[_BODY_BYTES] = len(body)
+    return bytes(body)
+
+
+def _too_large(limit_bytes: int) -> TooLarge:
+    return TooLarge(f"the body is longer than {limit_bytes:,} bytes")
+
+
+def body_bytes(request: web.Request) -> int:
+    """The length of the body that `read_body` has read."""
+    return request[_BODY_BYTES]
+
+
+@runtime_checkable
+class BodyHolder(Protocol):
+    """Counts the bytes of bodies in memory (`http.connections`)."""
+
+    def hold(self, size_bytes: int) -> None:
+        """Counts a part of the body of the request under way.
+
+        Raises:
+            Throttled: too many bytes are in memory.
+        """
+        ...
+
+
+def admitted_first(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+    """Routes that answer `Expect: 100-continue` when their handler reads the body.
+
+    By default aiohttp answers it before the request is authenticated.
+    """
+    return [
+        web.RouteDef(route.method, route.path, route.handler, {**route.kwargs, "expect_handler": _expect})
+        for route in routes
+    ]
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    expected = request.headers["Expect"]
+    if expected.lower() != "100-continue":
+        detail = f"The server knows no expectation but 100-continue, not {expected[:100]!r}"
+        problem = status_problem(HTTPStatus.EXPECTATION_FAILED, detail, request.path)
+        return respond_problem(problem)
+    request[_AWAITS_CONTINUE] = request.version >= HttpVersion11
+    return None
 
 
 def integer_parameter(request: web.Request, name: str, default: int, *, low: int, high: int) -> int:
@@ -217,17 +287,34 @@ def integer_parameter(request: web.Request, name: str, default: int, *, low: int
     return int(text)
 
 
-def text_parameter(request: web.Request, name: str, *, longest: int = 200) -> str | None:
+def text_parameter(request: web.Request, name: str, *, shortest: int = 1, longest: int = 200) -> str | None:
     """A query parameter that is any text; None without one.
 
     Raises:
-        BadParameter: it is empty, longer than `longest`, or has a NUL, which PostgreSQL cannot
-            store.
+        BadParameter: it is shorter than `shortest`, longer than `longest`, or has a NUL, which
+            PostgreSQL cannot store.
     """
     text = request.query.get(name)
-    if text is not None and (not 0 < len(text) <= longest or "\0" in text):
-        raise BadParameter(f"must be 1 to {longest} characters, none of them NUL", parameter=name)
+    if text is not None and (not shortest <= len(text) <= longest or "\0" in text):
+        raise BadParameter(f"must be {shortest} to {longest} characters, none of them NUL", parameter=name)
     return text
+
+
+def moment_parameter(request: web.Request, name: str) -> datetime | None:
+    """A query parameter that is a moment in ISO 8601, in UTC without an offset; None without one.
+
+    Raises:
+        BadParameter: it is no moment.
+    """
+    text = request.query.get(name)
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        # The conversion to UTC may exceed the years that datetime has.
+        return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise BadParameter("must be a moment such as 2026-11-23T06:00:00Z", parameter=name) from None
 
 
 def choice_parameter(request: web.Request, name: str, default: str, choices: tuple[str, ...]) -> str:

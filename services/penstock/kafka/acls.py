@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.access import SEPARATOR
 from penstock.kafka.topics import (
     CALLBACKS,
     CALLBACKS_DEAD,
@@ -19,6 +20,10 @@ from penstock.kafka.topics import (
     CALLBACKS_RESULTS,
     DEPLOYMENT,
     EVENTS,
+    FLOW_EVENTS_SUBMITTED,
+    FLOW_EVENTS_SUBMITTED_REJECTED,
+    FLOWS_SUBMITTED,
+    FLOWS_SUBMITTED_REJECTED,
     HEARTBEATS,
     HEARTBEATS_REJECTED,
     READY,
@@ -27,6 +32,8 @@ from penstock.kafka.topics import (
     STAGE_RESULTS_REJECTED,
     SUBMITTED,
     SUBMITTED_REJECTED,
+    TASK_LOGS,
+    TASK_LOGS_REJECTED,
     Topic,
 )
 
@@ -91,10 +98,11 @@ def _one(kind: str, name: str, *operations: str) -> tuple[str, str, str, tuple[s
 _OUTBOX = (EVENTS, CALLBACKS, REVOKED)
 
 _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
-    # Publishes events of cancellations, writes for workers without Kafka, and explains why a task
-    # waits.
+    # Publishes events of cancellations, writes for workers without Kafka, explains why a task
+    # waits, and shows the newest lines of task logs.
     "gateway": [
         *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS, *_OUTBOX)),
+        *_topics(READ, WRITE, of=(TASK_LOGS,)),
         _all(TOPIC, _READY, READ, CREATE),
         _all(GROUP, _WORKERS, READ),
     ],
@@ -123,6 +131,13 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         _one(GROUP, "stages", READ),
         *_topics(WRITE, of=(STAGE_RESULTS_REJECTED, *_OUTBOX)),
     ],
+    # Advances flows; ingests flows and the events that they wait for.
+    "flows": [
+        *_topics(READ, of=(FLOWS_SUBMITTED, FLOW_EVENTS_SUBMITTED)),
+        _one(GROUP, "flows", READ),
+        _one(GROUP, "flow-events", READ),
+        *_topics(WRITE, of=(FLOWS_SUBMITTED_REJECTED, FLOW_EVENTS_SUBMITTED_REJECTED, *_OUTBOX)),
+    ],
     "callbacks": [
         *_topics(READ, WRITE, of=(CALLBACKS, CALLBACKS_DIVERTED)),
         _one(GROUP, "callbacks", READ),
@@ -130,15 +145,21 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             WRITE, of=(CALLBACKS_RESULTS, CALLBACKS_DEAD, CALLBACKS_REJECTED, CALLBACKS_DIVERTED_REJECTED)
         ),
     ],
-    # The worker SDK. `acls(types=…)` narrows it to some task types.
+    # Stores lines of task logs.
+    "tasklogs": [
+        _one(TOPIC, TASK_LOGS.name, READ),
+        _one(GROUP, "tasklogs", READ),
+        *_topics(WRITE, of=(TASK_LOGS_REJECTED,)),
+    ],
+    # The worker SDK. `acls` narrows it to some task types or namespaces.
     "worker": [
         _all(TOPIC, _READY, READ),
         _all(GROUP, _WORKERS, READ),
         _one(TOPIC, REVOKED.name, READ),
-        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS)),
+        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS, TASK_LOGS)),
     ],
     # An application that submits by Kafka.
-    "producer": [_one(TOPIC, SUBMITTED.name, WRITE)],
+    "producer": _topics(WRITE, of=(SUBMITTED, FLOWS_SUBMITTED, FLOW_EVENTS_SUBMITTED)),
     # An application that consumes events.
     "consumer": [
         *_topics(READ, of=(EVENTS, CALLBACKS_RESULTS, CALLBACKS_DEAD)),
@@ -148,36 +169,48 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     "operator": [
         _all(TOPIC, "", READ, CREATE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS),
         _all(GROUP, "", DESCRIBE),
-        *_topics(WRITE, of=(*_OUTBOX, CALLBACKS_DIVERTED, DEPLOYMENT, SUBMITTED)),
+        *_topics(WRITE, of=(*_OUTBOX, CALLBACKS_DIVERTED, DEPLOYMENT, SUBMITTED, FLOWS_SUBMITTED)),
     ],
 }
 
 # The first to start binds the prefix to its database.
-for _service in ("gateway", "task-sync", "heartbeats", "stages", "callbacks"):
+for _service in ("gateway", "task-sync", "heartbeats", "stages", "flows", "callbacks", "tasklogs"):
     _BY_SERVICE[_service].append(_one(TOPIC, DEPLOYMENT.name, READ, WRITE))
 
 SERVICES = tuple(_BY_SERVICE)
 
 
-def acls(prefix: str, services: Iterable[str] = SERVICES, *, types: Iterable[str] = ()) -> list[AccessRule]:
+def acls(
+    prefix: str,
+    services: Iterable[str] = SERVICES,
+    *,
+    types: Iterable[str] = (),
+    namespaces: Iterable[str] = (),
+) -> list[AccessRule]:
     """The access rules of services in one deployment.
 
     Args:
         prefix: of its topics and groups.
         services: of `SERVICES`.
-        types: task types that `worker` may run; none is all.
+        types: task types that `worker` may run.
+        namespaces: namespaces whose types `worker` may run too, without the default one, whose
+            types have no common beginning. Neither types nor namespaces is all types.
     """
+    narrow = [
+        *((type_name, LITERAL) for type_name in types),
+        *((namespace + SEPARATOR, PREFIXED) for namespace in namespaces),
+    ]
     return [
         AccessRule(service, kind, prefix + name, pattern, operations)
         for service in services
-        for kind, name, pattern, operations in _rules_of(service, list(types))
+        for kind, name, pattern, operations in _rules_of(service, narrow)
     ]
 
 
-def _rules_of(service: str, types: list[str]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+def _rules_of(service: str, narrow: list[tuple[str, str]]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     for kind, name, pattern, operations in _BY_SERVICE[service]:
-        if service == "worker" and types and pattern == PREFIXED:
-            yield from ((kind, name + type_name, LITERAL, operations) for type_name in types)
+        if service == "worker" and narrow and pattern == PREFIXED:
+            yield from ((kind, name + end, narrow_pattern, operations) for end, narrow_pattern in narrow)
         else:
             yield kind, name, pattern, operations
 

@@ -21,11 +21,8 @@ from aiokafka.errors import (
     InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
-    KafkaStorageError,
     KafkaTimeoutError,
     NodeNotReadyError,
-    NotEnoughReplicasAfterAppendError,
-    NotEnoughReplicasError,
     RebalanceInProgressError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
@@ -33,10 +30,11 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.message_accumulator import MessageAccumulator
 
-from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.fetch_wait import SHORT_RESTS, FetchWait
 from penstock.kafka.links import begin_close, guard_connections
+from penstock.kafka.member_data import MemberData, assignor
+from penstock.kafka.pending_writes import observe_writes, write_reason
 from penstock.kafka.producer_epoch import ProducerEpoch
 from penstock.kafka.reachability import Reachability
 from penstock.kafka.refusals import REFUSALS, refusal_error
@@ -107,19 +105,24 @@ def translated() -> Iterator[None]:
 # These texts tell an operator the cause; those of the client library describe the library.
 _REASONS: tuple[tuple[tuple[type[KafkaError], ...], str], ...] = (
     ((KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError), "no broker answers"),
-    ((NotEnoughReplicasError, NotEnoughReplicasAfterAppendError), "too few replicas are in sync for a write"),
-    ((KafkaStorageError,), "a broker cannot use its disk"),
 )
 
 
 def _reason_of(error: KafkaError) -> str:
     if type(error) is KafkaError and "cluster metadata" in str(error):
         error = KafkaConnectionError(str(error))
-    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), repr(error))
+    known = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), None)
+    return known or write_reason(error) or repr(error)
 
 
-def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
-    """An idempotent producer with acks=all, not yet started; a refused batch does not end it."""
+def make_producer(settings: Kafka, *, linger_ms: int = 0, compression: str | None = None) -> AIOKafkaProducer:
+    """An idempotent producer with acks=all, not yet started; a refused batch does not end it.
+
+    Args:
+        settings: where.
+        linger_ms: milliseconds that a batch waits for further records.
+        compression: of batches, such as `gzip`.
+    """
     producer = AIOKafkaProducer(
         **arguments(settings),
         acks="all",
@@ -128,9 +131,10 @@ def make_producer(settings: Kafka, *, linger_ms: int = 0) -> AIOKafkaProducer:
         max_batch_size=256 * 1024,
         # The broker enforces each topic's limit; this one must only be above the largest of them.
         max_request_size=REJECTION_BYTES,
-        compression_type=None,
+        compression_type=compression,
     )
     ProducerEpoch(producer)
+    observe_writes(producer)
     return producer
 
 
@@ -141,6 +145,7 @@ def make_consumer(
     max_poll_interval_s: float = 300.0,
     name: str = "penstock",
     notice_s: float = math.inf,
+    member: MemberData | None = None,
 ) -> AIOKafkaConsumer:
     """A consumer with manual commits, not yet started; it begins at the first record.
 
@@ -151,6 +156,7 @@ def make_consumer(
         max_poll_interval_s: seconds between two polls after which it leaves the group.
         name: its client id at the broker.
         notice_s: seconds within which it learns of a rebalance; a third of a session at most.
+        member: what it says of itself to those who describe its group.
     """
     return AIOKafkaConsumer(
         *topics,
@@ -166,6 +172,7 @@ def make_consumer(
         max_poll_interval_ms=int(max_poll_interval_s * 1000),
         metadata_max_age_ms=5_000,
         isolation_level="read_committed",
+        partition_assignment_strategy=(assignor(member),),
     )
 
 
@@ -229,7 +236,7 @@ async def _start(
         if not inner.cluster.brokers():
             # A broker that has just refused the token names no brokers; aiokafka takes that for an
             # empty cluster.
-            raise KafkaUnavailable(f"Kafka: {inner.hosts} name no broker")  # noqa: TRY301 (refused as any other is)
+            raise KafkaUnavailable("Kafka: the servers name no broker")  # noqa: TRY301 (refused as any other is)
     except BaseException as error:
         # Fails closed: raised again, or as its reason, and no connection stays open.
         try:
@@ -241,9 +248,12 @@ async def _start(
             # Also after a second cancellation.
             task.cancel()
             await stop()
-        if isinstance(error, KafkaUnavailable) and (refused := await why_refused(inner)):
+        if not isinstance(error, KafkaUnavailable):
+            raise
+        if refused := await why_refused(inner):
             raise refused from error
-        raise
+        servers = ", ".join(f"{host}:{port}" for host, port, *_ in inner.hosts)
+        raise KafkaUnavailable(f"{error} (at {servers})") from error
 
 
 async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
@@ -379,27 +389,3 @@ async def _until_described(client: AIOKafkaAdminClient, names: Sequence[str]) ->
                 f"Kafka has created {', '.join(missing)}, but no broker leads all partitions"
             )
         await asyncio.sleep(DESCRIBED_POLL_S)
-
-
-async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:
-    """Waits until a broker answers.
-
-    Raises:
-        KafkaUnavailable: none did within `timeout_s` seconds.
-    """
-
-    async def probe() -> None:
-        try:
-            async with admin_client(settings) as client:
-                await client.list_topics()
-        except KafkaConnectionError as error:
-            raise KafkaUnavailable(f"Kafka: {error!r}") from error
-
-    try:
-        await retry_until_available(
-            probe, waiting_for="start of Kafka", backoff=STARTUP_BACKOFF, within_s=timeout_s
-        )
-    except KafkaUnavailable as error:
-        raise KafkaUnavailable(
-            f"no Kafka broker answers at {settings.kafka} after {timeout_s:.0f} s"
-        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -58,6 +58,7 @@ class Delivery:
     """
 
     __slots__ = (
+        "_headers",
         "_reject",
         "_settle",
         "generation",
@@ -85,6 +86,15 @@ class Delivery:
         self.timestamp: float = message.timestamp
         self.key: bytes | None = message.key
         self.value: bytes = message.value or b""
+        self._headers: Any = message.headers
+
+    def header(self, name: str) -> bytes | None:
+        """The value of a header of the record; None without it."""
+        headers = self._headers or ()
+        for key, value in headers.items() if isinstance(headers, Mapping) else headers:
+            if key == name:
+                return bytes(value) if value is not None else None
+        return None
 
     def ids(self) -> dict[str, object]:
         """The fields that identify the record in a log entry."""

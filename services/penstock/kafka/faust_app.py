@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import faust
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from faust.auth import OAuthCredentials, SASLCredentials, SSLCredentials
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer
 from faust.types import TP
 from faust.types.auth import CredentialsT
 
@@ -22,21 +19,15 @@ from penstock.core.position import Position
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka import positions
 from penstock.kafka.connection import translated
-from penstock.kafka.fetch_guard import FetchGuard, identify_commits
-from penstock.kafka.fetch_wait import FetchWait
-from penstock.kafka.links import guard_connections
+from penstock.kafka.faust_consumer import consumer_type
+from penstock.kafka.fetch_guard import FetchGuard
 from penstock.kafka.offset_reader import OffsetReader
-from penstock.kafka.reachability import Reachability
 from penstock.kafka.security import arguments
 from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
 
 NEVER_S = 1e9
 CHECK_EVERY_S = 0.5
-CLOSE_S = 0.02
-# A subclass of Faust's services logs under its own module. Ours log under Faust's name, which
-# `logs.quiet_libraries` silences.
-_LOGGER = logging.getLogger("faust.of_penstock")
 
 Agent = Callable[[Any], Awaitable[None]]
 
@@ -108,7 +99,7 @@ class FaustApp:
             consumer_metadata_max_age_ms=2000,
         )
         transport: Any = self._app.transport
-        transport.Consumer = _consumer_type(linger_s)
+        transport.Consumer = consumer_type(linger_s)
         for topic, agent in agents.items():
             source = self._app.topic(
                 settings.prefix + topic,
@@ -126,7 +117,7 @@ class FaustApp:
 
     @property
     def generation(self) -> int:
-        """The generation of the consumer group, as the consumer's thread knows it."""
+        """The generation of the consumer group, as the consumer knows it."""
         return int(self._app.consumer_generation_id)
 
     @property
@@ -196,7 +187,7 @@ class FaustApp:
         bare = len(self._prefix)
         found = {(tp.topic[bare:], tp.partition): start.position.offset for tp, start in starts.items()}
         await self.seek(found)
-        # Faust seeks to the commits once more before records flow; see `_consumer_type`.
+        # Faust seeks to the commits once more before records flow; see `faust_consumer`.
         self._app.consumer.starts = {
             TP(tp.topic, tp.partition): start.position.offset for tp, start in starts.items()
         }
@@ -206,7 +197,7 @@ class FaustApp:
 
     @property
     def _guard(self) -> FetchGuard | None:
-        """The guard of the consumer's thread; None before it runs."""
+        """The guard of the consumer; None before it runs."""
         guard: FetchGuard | None = getattr(getattr(self._app.consumer, "_thread", None), "guard", None)
         return guard
 
@@ -280,74 +271,6 @@ def _credentials(settings: Kafka) -> CredentialsT | None:
             ssl_context=context,
         )
     return SSLCredentials(context) if context is not None else None
-
-
-def _consumer_type(linger_s: float) -> type[Consumer]:
-    """Faust's consumer with another event loop in its thread, and another wait of a fetch."""
-
-    class Thread(AIOKafkaConsumerThread):
-        logger = _LOGGER
-        guard: FetchGuard | None = None
-
-        async def on_start(self) -> None:
-            await super().on_start()
-            assert self._consumer is not None
-            guard_connections(self._consumer._client)  # noqa: SLF001 (see above)
-            FetchWait(self._consumer._fetcher, time.monotonic, linger_s)  # noqa: SLF001 (see above)
-            Reachability(self._consumer._client)  # noqa: SLF001 (see above)
-            self.guard = FetchGuard(self._consumer)
-            identify_commits(self._consumer, self.guard)
-
-        async def on_thread_stop(self) -> None:
-            try:
-                await super().on_thread_stop()
-            except asyncio.CancelledError:
-                # The client cancels a fetch that waits after an error, and raises that. Then it has
-                # closed no further part.
-                consumer = self._ensure_consumer()
-                await consumer._coordinator.close()  # noqa: SLF001 (see above)
-                await consumer._client.close()  # noqa: SLF001 (see above)
-            # The client may have been connecting. That connection closes in a later step of the
-            # loop, which ends now.
-            await asyncio.sleep(CLOSE_S)
-
-        async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
-            return await self.call_thread(self._committed_identities, list(partitions))  # type: ignore[no-any-return]
-
-        async def _committed_identities(self, partitions: list[TP]) -> dict[TP, str]:
-            coordinator = self._ensure_consumer()._coordinator  # noqa: SLF001 (it has no other way in)
-            asked = [TopicPartition(*tp) for tp in partitions]
-            committed = await coordinator.fetch_committed_offsets(asked)
-            return {TP(tp.topic, tp.partition): meta.metadata for tp, meta in committed.items()}
-
-    class FastConsumer(Consumer):
-        logger = _LOGGER
-        # The first offsets of this generation; empty before they are known.
-        starts: Mapping[TP, int] = {}
-
-        async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
-            thread: Any = self._thread
-            return await thread.committed_identities(partitions)  # type: ignore[no-any-return]
-
-        async def perform_seek(self) -> None:
-            """Seeks to the starts: the commits, to which Faust seeks by itself, may not be valid.
-
-            Faust seeks after a rebalance, and when it discards records that arrive meanwhile.
-            """
-            assigned = self.assignment()
-            if starts := {tp: offset for tp, offset in self.starts.items() if tp in assigned}:
-                await self.seek_wait(starts)
-            else:
-                await super().perform_seek()
-
-        def _new_consumer_thread(self) -> Thread:
-            # A loop of the running kind (uvloop) instead of asyncio's own, which is slower.
-            loop = type(asyncio.get_running_loop())()
-            thread = Thread(self, loop=self.loop, thread_loop=loop, beacon=self.beacon)
-            thread._close_thread_loop_on_stop = True  # noqa: SLF001 (as it does with a loop it has made itself)
-            return thread
-
-    return FastConsumer
 
 
 def _without_arguments(work: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
@@ -17,15 +15,14 @@ from penstock.core.position import taken
 from penstock.core.why import GroupLag, Place
 from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
+from penstock.kafka.group_members import ANSWER_S, Member, describe
 from penstock.kafka.records import read_records
 from penstock.kafka.topics import ready, workers_group
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)
 
-# An HTTP client waits for the answer.
-ANSWER_S = 5.0
-# Seconds of those for the records that wait, and most of them on a partition.
+# Seconds of an answer for the records that wait, and most of them on a partition.
 PLACES_S = 2.0
 MOST_PLACES = 200
 
@@ -51,7 +48,7 @@ async def readers(settings: Kafka, type_name: str, partitions: int, *, places: b
                 if topic not in await admin.list_topics():
                     raise KafkaUnavailable(f"there is no topic {topic} yet")
                 committed = await admin.list_consumer_group_offsets(group)
-                workers = await _workers(admin, group, topic)
+            workers = _reading(await describe(admin, group), topic)
             async with running(make_consumer(settings, None)) as consumer:
                 with translated():
                     asked = [TopicPartition(topic, number) for number in range(partitions)]
@@ -66,17 +63,39 @@ async def readers(settings: Kafka, type_name: str, partitions: int, *, places: b
     except TimeoutError as error:
         raise KafkaUnavailable(f"no broker at {settings.kafka} answers within {ANSWER_S:g} s") from error
     lag = sum(ends[tp] - offset for tp, offset in first.items())
-    return GroupLag(None if workers is None else len(workers), lag, found)
+    if workers is None:
+        return GroupLag(None, lag, found)
+    return GroupLag(len(workers), lag, found, _stages(workers))
+
+
+def _reading(members: Sequence[Member] | None, topic: str) -> list[Member] | None:
+    """The members that have partitions of a topic; None during a rebalance."""
+    return None if members is None else [member for member in members if member.partitions.get(topic)]
+
+
+def _stages(workers: Iterable[Member]) -> frozenset[str] | None:
+    """The stages that the workers have handlers for; None when one of them does not say."""
+    named: set[str] = set()
+    for worker in workers:
+        if worker.data.stages is None:
+            return None
+        named |= worker.data.stages
+    return frozenset(named)
 
 
 async def _places_of(
     consumer: AIOKafkaConsumer,
     type_name: str,
     unread: Mapping[TopicPartition, int],
-    workers: Mapping[str, tuple[str, frozenset[int]]] | None,
+    workers: Sequence[Member] | None,
 ) -> dict[AttemptId, Place]:
     """The places of waiting attempts; none if the records cannot be read in time."""
-    names = {number: name for name, numbers in (workers or {}).values() for number in numbers}
+    names = {
+        TopicPartition(topic, number): worker.client
+        for worker in workers or ()
+        for topic, numbers in worker.partitions.items()
+        for number in numbers
+    }
     try:
         async with asyncio.timeout(PLACES_S):
             with translated():
@@ -93,29 +112,6 @@ async def _places_of(
         for record in waiting:
             with suppress(InvalidRecord):  # a mark
                 attempt_id = ReadyTask.decode(record.value or b"", type_name).fence.attempt_id
-                places[attempt_id] = Place(tp.partition, names.get(tp.partition), before)
+                places[attempt_id] = Place(tp.partition, names.get(tp), before)
                 before += 1
     return places
-
-
-async def _workers(
-    admin: AIOKafkaAdminClient, group: str, topic: str
-) -> dict[str, tuple[str, frozenset[int]]] | None:
-    """The client and the partitions of each member that has some; None during a rebalance."""
-    [response] = await admin.describe_consumer_groups([group])
-    described = response.to_object()["groups"][0]
-    if described["state"] not in ("Stable", "Empty", "Dead"):
-        return None
-    found = {
-        member["member_id"]: (
-            member["client_id"],
-            frozenset(
-                tp.partition
-                for tp in ConsumerProtocolMemberAssignment.decode(member["member_assignment"]).partitions()
-                if tp.topic == topic
-            ),
-        )
-        for member in described["members"]
-        if member["member_assignment"]
-    }
-    return {member: each for member, each in found.items() if each[1]}

@@ -50,6 +50,14 @@ class OffsetReader:
             existing = await self._consumer.topics()
         return [self._prefix + topic for topic in topics if self._prefix + topic not in existing]
 
+    async def partitions(self, topic: str) -> int:
+        """The number of partitions of a topic (bare name), which exists.
+
+        Raises:
+            KafkaUnavailable: no broker answered.
+        """
+        return await count_partitions(self._consumer, self._prefix + topic)
+
     async def require(self, topics: Iterable[str]) -> None:
         """Waits a moment for `topics` (bare names) to exist: a broker may not know a new topic yet.
 
@@ -118,7 +126,8 @@ class OffsetReader:
                 self._consumer.assign([full])
                 try:
                     self._consumer.seek(full, offset)
-                    record = await asyncio.wait_for(self._consumer.getone(full), ANSWER_S)
+                    async with asyncio.timeout(ANSWER_S):
+                        record = await self._consumer.getone(full)
                 except TimeoutError:
                     return None
                 finally:
@@ -138,6 +147,20 @@ class OffsetReader:
         if found is None or found < offset:
             topic, number = partition
             raise SessionLost(f"Faust has skipped {topic}/{number} from {expected} to {offset}")
+
+
+async def count_partitions(consumer: AIOKafkaConsumer, topic: str) -> int:
+    """The number of partitions of a topic (full name).
+
+    Raises:
+        KafkaUnavailable: no broker answered, or the topic does not exist.
+    """
+    with translated():
+        cluster = await consumer._client.fetch_all_metadata()  # noqa: SLF001 (it has no other way in)
+    found = cluster.partitions_for_topic(topic)
+    if not found:
+        raise KafkaUnavailable(f"there is no topic {topic}; create the topics first")
+    return len(found)
 
 
 @asynccontextmanager

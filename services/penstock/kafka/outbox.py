@@ -22,6 +22,7 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.errors import RecordsRefused, Unavailable
 from penstock.kafka.connection import translated
+from penstock.kafka.pending_writes import require_writable
 from penstock.kafka.refusals import refusal_error
 from penstock.kafka.sending import refusals, send_in_batches
 from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, EVENTS, REVOKED
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 # The Java client's algorithm: all clients put a record key's records on the same partition.
 _PARTITIONER = DefaultPartitioner()
 
+# Seconds for which events wait for those of the next transactions. No task waits for them: after a
+# crash the sweeper publishes them. Callbacks and revocations do not wait.
+LINGER_S = 0.03
 # Rows that are published within this time are deleted by one statement.
 DELETE_EVERY_S = 0.1
 # Leases revoked by one record, well below what a record may hold.
@@ -62,6 +66,7 @@ async def send_all(
     records = list(records)
     if not records:
         return
+    require_writable(producer, topic)
     with translated():
         partitions = sorted(await producer.partitions_for(topic))
     # By partition: the positions of its records.
@@ -96,14 +101,16 @@ async def publish(
         RecordsRefused: Kafka refuses some events, and has all others. A callback that it refuses
             stays pending, and the requeuer ends it (`redeliver`).
     """
-    refused: RecordsRefused | None = None
-    try:
-        await send_all(producer, settings.prefix + EVENTS.name, zip(record_keys, events, strict=True))
-    except RecordsRefused as error:
-        refused = error
-    await send_callbacks(producer, settings.prefix + CALLBACKS.name, callbacks)
-    if refused:
-        raise refused
+    # At once, because a topic that takes no records must not hold up the other one.
+    outcomes = await asyncio.gather(
+        send_all(producer, settings.prefix + EVENTS.name, zip(record_keys, events, strict=True)),
+        send_callbacks(producer, settings.prefix + CALLBACKS.name, callbacks),
+        return_exceptions=True,
+    )
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        # A refusal says that all others are there.
+        raise min(errors, key=lambda error: isinstance(error, RecordsRefused))
 
 
 async def send_callbacks(
@@ -122,6 +129,7 @@ async def send_callbacks(
     callbacks = list(callbacks)
     if not callbacks:
         return {}
+    require_writable(producer, topic)
     with translated():
         partitions = sorted(await producer.partitions_for(topic))
     by_partition: dict[int, list[Callback]] = {}
@@ -218,7 +226,9 @@ class Publisher:
         self._producer = producer
         self._settings = settings
         self._delete_published = delete_published
-        self._entries: Batcher[OutboxEntry] = Batcher(self._publish, max_size=math.inf)
+        self._entries: Batcher[OutboxEntry] = Batcher(
+            self._publish, max_size=math.inf, linger_s=lambda _previous: LINGER_S
+        )
         self._published_ids: Batcher[int] = Batcher(
             self._delete, max_size=math.inf, linger_s=lambda _previous: DELETE_EVERY_S
         )
@@ -232,7 +242,7 @@ class Publisher:
     def enqueue(self, entry: OutboxEntry) -> None:
         """Takes over what a committed transaction wrote to the outbox."""
         if entry.events or entry.callbacks or entry.revocation:
-            self._entries.add(entry)
+            self._entries.add(entry, urgent=bool(entry.callbacks or entry.revocation))
 
     @property
     def in_flight(self) -> int:
@@ -278,11 +288,8 @@ class Publisher:
             if entry.revocation:
                 revoked.setdefault(entry.revocation.why, []).extend(entry.revocation.tasks)
         refused: frozenset[int] = frozenset()
+        revoking = asyncio.ensure_future(self._revoke_all(revoked))
         try:
-            while revoked:
-                why, attempt_ids = next(iter(revoked.items()))
-                await revoke(self._producer, self._settings, Revocation(why, attempt_ids))
-                del revoked[why]
             try:
                 await publish(self._producer, self._settings, record_keys, events, callbacks)
             except RecordsRefused as error:
@@ -296,22 +303,34 @@ class Publisher:
                 "Kafka is unavailable; the sweeper publishes these events",
                 extra={"event": "publication_left_to_sweeper", "events": len(events), "error": str(error)},
             )
-            self._keep(revoked)
         except Exception as error:  # noqa: BLE001 (raised by `run`)
             self.fail(error)
         else:
             begin = 0
             for entry in entries:
                 end = begin + len(entry.events)
-                if entry.outbox_id is not None and refused.isdisjoint(range(begin, end)):
+                done = entry.revocation is None or await revoking
+                if done and entry.outbox_id is not None and refused.isdisjoint(range(begin, end)):
                     self._published_ids.add(entry.outbox_id)
                 begin = end
+        finally:
+            await revoking
 
-    def _keep(self, revoked: Mapping[str, Sequence[AttemptId]]) -> None:
-        for why, attempt_ids in revoked.items():
-            if kept := attempt_ids[: MAX_UNREVOKED - self._unrevoked_attempts]:
-                self._unrevoked_attempts += len(kept)
-                self._unrevoked.add(Revocation(why, kept))
+    async def _revoke_all(self, revoked: Mapping[str, Sequence[AttemptId]]) -> bool:
+        """Revokes attempts, by reason; keeps those that Kafka does not take, and is False then."""
+        done = True
+        try:
+            for why, attempt_ids in revoked.items():
+                try:
+                    await revoke(self._producer, self._settings, Revocation(why, attempt_ids))
+                except Unavailable:
+                    done = False
+                    if kept := attempt_ids[: MAX_UNREVOKED - self._unrevoked_attempts]:
+                        self._unrevoked_attempts += len(kept)
+                        self._unrevoked.add(Revocation(why, kept))
+        except Exception as error:  # noqa: BLE001 (raised by `run`)
+            self.fail(error)
+        return done
 
     async def _revoke_again(self, revocations: Sequence[Revocation]) -> None:
         for revocation in revocations:

@@ -190,7 +190,8 @@ async def _same_record(
     consumer.assign([tp])
     try:
         consumer.seek(tp, position.offset - 1)
-        record = await asyncio.wait_for(consumer.getone(tp), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            record = await consumer.getone(tp)
     except TimeoutError:
         # A transaction that was aborted since, or is open again: not what was read.
         return False

@@ -23,7 +23,7 @@ What Faust 0.15.3 does by itself, and the measure taken here
 - It swallows `sys.exit` in an agent, and its worker takes SIGTERM. Here `penstock.process` handles
   the signals.
 
-When in doubt, it redelivers.
+When in doubt, it redelivers. It is one module, because each measure depends on the others.
 """
 
 from __future__ import annotations
@@ -391,7 +391,8 @@ class Processor:
 
     async def _last_commit(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._commit(), LAST_COMMIT_S)
+            async with asyncio.timeout(LAST_COMMIT_S):
+                await self._commit()
 
     async def _commit(self) -> None:
         async with self._committing:

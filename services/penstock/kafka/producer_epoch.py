@@ -12,6 +12,9 @@ new epoch.
 When the broker refuses the producer itself several times in a row, the producer gets another id. If
 it is refused again as often, or if aiokafka's sender has ended, each send raises `SessionLost`: the
 process ends, instead of trying again for ever beside a broker that serves others.
+
+A batch may fail while it waits to be sent again, when its producer stops or ends in an outage. Its
+sender gets the error. aiokafka would also log a KeyError for each.
 """
 
 from __future__ import annotations
@@ -35,6 +38,14 @@ RENEW_AFTER = 3
 END_AFTER = 6
 
 
+class _PendingBatches(set[Any]):
+    """The batches that were sent and have no answer; one that waits to be sent again has left."""
+
+    def remove(self, batch: Any) -> None:
+        """Removes a batch when it ends, wherever it is then."""
+        self.discard(batch)
+
+
 class ProducerEpoch:
     """Begins a new epoch of one of aiokafka's producers after a failed batch.
 
@@ -47,6 +58,7 @@ class ProducerEpoch:
         self._manager = producer._txn_manager  # noqa: SLF001 (as above)
         self._append = accumulator._append_batch  # noqa: SLF001 (as above)
         accumulator._append_batch = self._append_batch  # noqa: SLF001 (as above)
+        accumulator._pending_batches = _PendingBatches()  # noqa: SLF001 (as above)
         # The sender calls it when it ends.
         self._fail_all = accumulator.fail_all
         accumulator.fail_all = self._end

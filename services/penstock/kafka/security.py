@@ -107,14 +107,16 @@ async def why_refused(client: AIOKafkaClient) -> KafkaRefused | KafkaUnavailable
         return None
     for host, port, _family in client.hosts:
         try:
-            connection = await asyncio.wait_for(_connect(client, host, port), _PROBE_S)
+            async with asyncio.timeout(_PROBE_S):
+                connection = await _connect(client, host, port)
         except (OSError, KafkaError, TimeoutError) as error:
             refused = refused or _refusal(client, f"{host}:{port}", error)
             continue
         try:
             # The handshake succeeds even if the broker refuses the token or the certificate; a
             # request does not.
-            answer = await asyncio.wait_for(connection.send(MetadataRequest([])), _PROBE_S)
+            async with asyncio.timeout(_PROBE_S):
+                answer = await connection.send(MetadataRequest([]))
             if not answer.brokers:
                 raise KafkaConnectionError("names no broker")
         except (OSError, KafkaError, TimeoutError) as error:

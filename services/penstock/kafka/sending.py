@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from aiokafka import AIOKafkaProducer
 
 from penstock.kafka.connection import translated
+from penstock.kafka.pending_writes import acknowledged
 from penstock.kafka.refusals import REFUSALS, SEQUENCE_LOST, count_refusal
 
 # Key and value.
@@ -106,28 +107,37 @@ async def _send_alone(
         return refused
 
 
-async def refusals(sent: Sequence[SentBatch], *, retry_lost: bool = True) -> dict[int, str]:
+async def refusals(
+    sent: Sequence[SentBatch], *, retry_lost: bool = True, patient: bool = False
+) -> dict[int, str]:
     """Waits until Kafka has the records; returns its reasons for refusals, by position.
 
     Args:
         sent: by `send_in_batches`.
         retry_lost: whether batches are sent again whose sequence the broker does not know.
+        patient: whether it waits until the topic takes records, and not for `WRITE_S` seconds.
 
     Raises:
         KafkaUnavailable: some may not be there; send all of them again.
     """
+    if not patient and sent:
+        await acknowledged(sent[0].producer, sent[0].topic, [batch.future for batch in sent])
     answers = await asyncio.gather(*(batch.future for batch in sent), return_exceptions=True)
     refused: dict[int, str] = {}
     for batch, answer in zip(sent, answers, strict=True):
         if retry_lost and isinstance(answer, SEQUENCE_LOST):
-            refused |= await refusals(await batch.send_again(0, len(batch.records)), retry_lost=False)
+            refused |= await refusals(
+                await batch.send_again(0, len(batch.records)), retry_lost=False, patient=patient
+            )
         elif isinstance(answer, REFUSALS):
             if len(batch.records) == 1:
                 refused[batch.begin] = repr(answer)
                 continue
             middle = len(batch.records) // 2
             for begin, end in ((0, middle), (middle, len(batch.records))):
-                refused |= await refusals(await batch.send_again(begin, end), retry_lost=retry_lost)
+                refused |= await refusals(
+                    await batch.send_again(begin, end), retry_lost=retry_lost, patient=patient
+                )
         elif isinstance(answer, BaseException):
             with translated():
                 raise answer

@@ -48,6 +48,18 @@ SUBMITTED = _declared("submitted", "Tasks submitted by any producer.")
 SUBMITTED_REJECTED = _declared(
     "submitted.rejected", "Submissions that could not be ingested, with the reason.", REJECTION_BYTES
 )
+FLOWS_SUBMITTED = _declared("flows.submitted", "Flows submitted by any producer.")
+FLOWS_SUBMITTED_REJECTED = _declared(
+    "flows.submitted.rejected",
+    "Flow submissions that could not be ingested, with the reason.",
+    REJECTION_BYTES,
+)
+FLOW_EVENTS_SUBMITTED = _declared("flow-events.submitted", "Events for flows, sent by any producer.")
+FLOW_EVENTS_SUBMITTED_REJECTED = _declared(
+    "flow-events.submitted.rejected",
+    "Events for flows that could not be ingested, with the reason.",
+    REJECTION_BYTES,
+)
 HEARTBEATS = _declared(
     "heartbeats",
     "Claims, beats and ended leases, keyed by worker.",
@@ -75,7 +87,7 @@ CALLBACKS_DIVERTED = _declared(
 )
 CALLBACKS_DEAD = _declared(
     "callbacks.dead",
-    "Callbacks without a further attempt: schedule exhausted, target gone (410) or URL invalid.",
+    "Callbacks without a further attempt: schedule exhausted, target gone (410), URL invalid, or held for too long.",
 )
 CALLBACKS_DIVERTED_REJECTED = _declared(
     "callbacks.diverted.rejected", "Diverted records that violate their contract.", REJECTION_BYTES
@@ -83,6 +95,15 @@ CALLBACKS_DIVERTED_REJECTED = _declared(
 CALLBACKS_RESULTS = _declared("callbacks.results", "Outcomes of callbacks, keyed by task.", fixed=_BY_TASK)
 CALLBACKS_REJECTED = _declared(
     "callbacks.rejected", "Callback records that violate their contract.", REJECTION_BYTES
+)
+
+TASK_LOGS = _declared(
+    "task-logs",
+    "Lines of task logs, by task.",
+    fixed="by task: the lines of one run would be on two partitions, and its readers would miss some",
+)
+TASK_LOGS_REJECTED = _declared(
+    "task-logs.rejected", "Records of task logs that violate their contract.", REJECTION_BYTES
 )
 
 DEPLOYMENT = _declared(
@@ -94,6 +115,10 @@ DEPLOYMENT = _declared(
 PLATFORM = (
     SUBMITTED,
     SUBMITTED_REJECTED,
+    FLOWS_SUBMITTED,
+    FLOWS_SUBMITTED_REJECTED,
+    FLOW_EVENTS_SUBMITTED,
+    FLOW_EVENTS_SUBMITTED_REJECTED,
     HEARTBEATS,
     HEARTBEATS_REJECTED,
     REVOKED,
@@ -106,9 +131,19 @@ PLATFORM = (
     CALLBACKS_REJECTED,
     CALLBACKS_DIVERTED_REJECTED,
     CALLBACKS_RESULTS,
+    TASK_LOGS,
+    TASK_LOGS_REJECTED,
     DEPLOYMENT,
 )
 
+
+# The topics whose positions are in PostgreSQL, with the service that reads each.
+INGESTED = (
+    (SUBMITTED, "task-sync"),
+    (FLOWS_SUBMITTED, "flows"),
+    (FLOW_EVENTS_SUBMITTED, "flows"),
+    (TASK_LOGS, "tasklogs"),
+)
 
 # The name of all ready topics in the declaration; with a dot, the prefix of their names.
 READY = "ready"

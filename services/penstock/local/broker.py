@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import CannotStart, KafkaUnavailable
-from penstock.kafka.connection import wait_kafka
+from penstock.kafka.health import wait_kafka
 from penstock.local.jars import Progress, class_path, java
 from penstock.local.ports import LOOPBACK, answers, choose_port
 from penstock.local.supervisor import Program, Supervisor
@@ -77,6 +77,8 @@ broker.heartbeat.interval.ms=750
 group.initial.rebalance.delay.ms=0
 # A misspelt topic name must fail instead of creating a topic.
 auto.create.topics.enable=false
+# The controller writes a record whenever nothing has happened for half a second by default.
+metadata.max.idle.interval.ms=5000
 """
 
 

@@ -5,7 +5,7 @@
 
 `penstock up`, the demo, the benchmarks and the tests use it. Inside the block every service has
 reported that it serves. At its end the services stop first (those that accept work before those
-that finish it), then the servers.
+those that finish it), then the servers. One module, because starting and stopping are one order.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from penstock.local.jars import Progress
 from penstock.local.orphans import end_orphans
 from penstock.local.output import FileLog, both
 from penstock.local.ports import LOOPBACK, MAX_PORT, choose_port
-from penstock.local.state import CALLBACK_ALLOW, CALLBACK_SECRETS, DataDir, callback_allow, make_secret
+from penstock.local.state import CALLBACK_ALLOW, CALLBACK_SECRET_FILE, DataDir, callback_allow, make_secrets
 from penstock.local.supervisor import OnLine, Program, Supervisor
 from penstock.process import exit_status
 from penstock.settings import Kafka
 
-DEFAULT_GATEWAY_PORT = 8420
+USUAL_PORTS = {"gateway": 8420, "kafka": 9092, "postgres": 5432}
 GATEWAY = "gateway"
 
 # Consecutive exits of a service before it ever served, after which the start gives up.
@@ -60,18 +60,20 @@ class Service:
     order: int
 
 
-def _run(service: str, order: int) -> Service:
-    return Service(argv=(sys.executable, "-m", "penstock", "run", service), order=order)
-
-
 METRICS_PORT = "PENSTOCK_METRICS_PORT"
 # Services that accept work stop first, so that the others can finish it.
+_ORDERS = {
+    "gateway": 0,
+    "task-sync": 0,
+    "heartbeats": 1,
+    "stages": 2,
+    "flows": 3,
+    "callbacks": 4,
+    "tasklogs": 4,
+}
 SERVICES: Mapping[str, Service] = {
-    GATEWAY: _run("gateway", 0),
-    "task-sync": _run("task-sync", 0),
-    "heartbeats": _run("heartbeats", 1),
-    "stages": _run("stages", 2),
-    "callbacks": _run("callbacks", 3),
+    name: Service(argv=(sys.executable, "-m", "penstock", "run", name), order=order)
+    for name, order in _ORDERS.items()
 }
 _SERVERS_ORDER = 9
 
@@ -87,7 +89,8 @@ class Options:
         postgres: URL of an existing database; None starts a server.
         prefix: prefix of topic and consumer group names.
         objects: URL of the object store; None is a folder in `data_dir`.
-        gateway_port: preferred port; a free one is chosen when it is taken. 0 means no preference.
+        gateway_port: preferred port; a free one is chosen when it is taken, and kept for later runs
+            in the directory. 0 means no preference.
         kafka_port: the same for the embedded broker.
         postgres_port: the same for the embedded database.
         replicas: processes by service; an absent service is not started. None starts one of each.
@@ -103,9 +106,9 @@ class Options:
     postgres: str | None = None
     prefix: str = "penstock."
     objects: str | None = None
-    gateway_port: int = DEFAULT_GATEWAY_PORT
-    kafka_port: int = 9092
-    postgres_port: int = 5432
+    gateway_port: int = USUAL_PORTS["gateway"]
+    kafka_port: int = USUAL_PORTS["kafka"]
+    postgres_port: int = USUAL_PORTS["postgres"]
     replicas: Mapping[str, int] | None = None
     services: Mapping[str, Service] = field(default_factory=lambda: SERVICES)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -166,7 +169,8 @@ class Deployment:
         self._addresses: Addresses | None = None
         self._service_names: list[str] = []
         self._metrics_ports: dict[str, int] = {}
-        self._secret = ""
+        self._secrets: dict[str, str] = {}
+        self._ports: dict[str, int] = {}
         self.embedded_kafka: EmbeddedKafka | None = None
         self.embedded_postgres: EmbeddedPostgres | None = None
 
@@ -202,7 +206,7 @@ class Deployment:
         options = self._options
         # With existing servers this may be production: local callback targets need permission.
         allow = callback_allow(development=not (options.kafka and options.postgres))
-        defaults = {CALLBACK_SECRETS: self._secret, CALLBACK_ALLOW: allow}
+        defaults = {**self._secrets, CALLBACK_ALLOW: allow}
         return {**defaults, **options.environment, **self.addresses.environment()}
 
     @property
@@ -218,7 +222,7 @@ class Deployment:
     @property
     def callback_secret_file(self) -> Path:
         """The file of the secret that signs callbacks; unused when the environment has a secret."""
-        return self.data_dir / "callback-secret"
+        return self.data_dir / CALLBACK_SECRET_FILE
 
     @property
     def processes(self) -> dict[str, int]:
@@ -303,9 +307,11 @@ class Deployment:
         kafka, postgres = await run_both(self._start_kafka(), self._start_postgres())
         folder = self.data_dir / "objects"
         folder.mkdir(exist_ok=True)
-        port = choose_port(options.gateway_port)
-        if options.gateway_port not in (0, port):
-            on_step(f"port {options.gateway_port} is taken: the gateway listens on {port}")
+        port = choose_port(preferred := self._preferred_port("gateway", options.gateway_port))
+        if preferred not in (0, port):
+            on_step(f"port {preferred} is taken: the gateway listens on {port}")
+        self._ports["gateway"] = port
+        self._data_dir.keep_ports({**self._data_dir.last_ports(), **self._ports})
         self._addresses = Addresses(
             pid=os.getpid(),
             gateway=f"http://{LOOPBACK}:{port}",
@@ -315,27 +321,33 @@ class Deployment:
             objects=options.objects or folder.as_uri(),
             embedded_kafka=not options.kafka,
         )
-        self._secret = os.environ.get(CALLBACK_SECRETS) or make_secret(self.callback_secret_file)
+        self._secrets = make_secrets(self.data_dir)
         on_step("creating topics and tables")
         await run_both(topic_plan.create(self._kafka_settings(kafka)), self._migrate())
         await ensure_bound(self._kafka_settings(kafka), self._read_id)
         on_step("starting services")
         self._start_services(port)
+        (run_dir / "services").write_text("\n".join(self._service_names))
         await self.wait_ready()
         self._data_dir.publish(replace(self._addresses, deployment=await self._read_id()))
+
+    def _preferred_port(self, server: str, option: int) -> int:
+        """The port of the last run, unless the option names another one than the usual one."""
+        assert self._data_dir is not None, "the deployment has not been started"
+        return self._data_dir.last_ports().get(server, option) if option == USUAL_PORTS[server] else option
 
     async def _start_kafka(self) -> str:
         options, on_step = self._options, self._listener.on_step
         if options.kafka:
             return options.kafka
         on_step("starting Kafka")
-        broker = EmbeddedKafka(
-            self._running, self.data_dir / "kafka", port=options.kafka_port, order=_SERVERS_ORDER
-        )
+        preferred = self._preferred_port("kafka", options.kafka_port)
+        broker = EmbeddedKafka(self._running, self.data_dir / "kafka", port=preferred, order=_SERVERS_ORDER)
         self.embedded_kafka = broker
         await broker.start(progress=self._listener.on_fetch, timeout_s=options.start_timeout_s)
-        if options.kafka_port not in (0, broker.port):
-            on_step(f"port {options.kafka_port} is taken: Kafka listens on {broker.port}")
+        if preferred not in (0, broker.port):
+            on_step(f"port {preferred} is taken: Kafka listens on {broker.port}")
+        self._ports["kafka"] = broker.port
         return broker.servers
 
     async def _start_postgres(self) -> str:
@@ -343,13 +355,15 @@ class Deployment:
         if options.postgres:
             return options.postgres
         on_step("starting PostgreSQL")
+        preferred = self._preferred_port("postgres", options.postgres_port)
         server = EmbeddedPostgres(
-            self._running, self.data_dir / "postgres", port=options.postgres_port, order=_SERVERS_ORDER
+            self._running, self.data_dir / "postgres", port=preferred, order=_SERVERS_ORDER
         )
         self.embedded_postgres = server
         await server.start(timeout_s=options.start_timeout_s)
-        if options.postgres_port not in (0, server.port):
-            on_step(f"port {options.postgres_port} is taken: PostgreSQL listens on {server.port}")
+        if preferred not in (0, server.port):
+            on_step(f"port {preferred} is taken: PostgreSQL listens on {server.port}")
+        self._ports["postgres"] = server.port
         return server.dsn()
 
     def _kafka_settings(self, servers: str) -> Kafka:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.local.supervisor import OWNER_VARIABLE
@@ -38,25 +39,26 @@ def end_orphans(run_dir: Path) -> list[str]:
     except ImportError:
         # psutil comes with the embedded servers. Without them no orphan can hold a port or data.
         return []
-    orphans = []
+    orphans = {}
     for process in psutil.process_iter():
         try:
             if process.environ().get(OWNER_VARIABLE) == str(run_dir):
-                orphans.append(process)
+                orphans[process] = " ".join(process.cmdline()[:4])
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-    names = [" ".join(process.cmdline()[:4]) for process in orphans if process.is_running()]
-    _end(orphans, signal.SIGTERM)
-    return names
+    _end([*orphans], signal.SIGTERM)
+    return [*orphans.values()]
 
 
 def _end(processes: list, signal_number: int) -> None:  # type: ignore[type-arg]  # psutil is imported where it is needed
     import psutil  # noqa: PLC0415 (optional dependency)
 
     for process in processes:
-        if process.is_running():
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(signal_number)
     _, alive = psutil.wait_procs(processes, timeout=_GRACE_S)
     for process in alive:
-        process.kill()
+        # Another process can have the id by now: psutil tells them apart and sends it no signal.
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, timeout=_GRACE_S)

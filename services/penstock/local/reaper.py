@@ -39,6 +39,9 @@ class Reaper:
         return subprocess.Popen(  # noqa: S603 (this very file)
             [sys.executable, "-I", "-S", str(Path(__file__))],
             stdin=subprocess.PIPE,
+            # Otherwise it would keep open the output of a deployment that leaves its terminal.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
             # Unbuffered, so that a broken pipe leaves no data behind.
             bufsize=0,

@@ -12,13 +12,16 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.discovery import DEFAULT_DATA_DIR, Addresses
 from penstock.errors import CannotStart
 
 CALLBACK_SECRETS = "PENSTOCK_CALLBACK_SECRETS"
+ENCRYPTION_KEYS = "PENSTOCK_ENCRYPTION_KEYS"
 CALLBACK_ALLOW = "PENSTOCK_CALLBACK_ALLOW"
+CALLBACK_SECRET_FILE = "callback-secret"  # noqa: S105 (the name of a file)
 _THIS_MACHINE = "127.0.0.0/8,::1/128"
 
 
@@ -78,6 +81,18 @@ class DataDir:
         unfinished.write_text(json.dumps(dataclasses.asdict(addresses), indent=2) + "\n")
         unfinished.replace(self.path / "state.json")
 
+    def last_ports(self) -> dict[str, int]:
+        """The ports of the last run by server; empty without one."""
+        try:
+            found = json.loads((self.path / "ports.json").read_text())
+            return {str(name): int(port) for name, port in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def keep_ports(self, ports: Mapping[str, int]) -> None:
+        """Keeps the ports for the next run, so that addresses stay the same."""
+        (self.path / "ports.json").write_text(json.dumps(dict(ports)) + "\n")
+
     def close(self) -> None:
         """Removes the addresses and unlocks the directory."""
         (self.path / "state.json").unlink(missing_ok=True)
@@ -96,11 +111,20 @@ def _has_other_files(path: Path) -> bool:
     )
 
 
-def make_secret(file: Path) -> str:
-    """Reads the secret from a file that only its owner can read; the first run creates it."""
+def make_secrets(data_dir: Path) -> dict[str, str]:
+    """The variables with secrets: of the environment, or of files that the first run creates."""
+    return {
+        CALLBACK_SECRETS: os.environ.get(CALLBACK_SECRETS)
+        or _make_secret(data_dir / CALLBACK_SECRET_FILE, "whsec_"),
+        ENCRYPTION_KEYS: os.environ.get(ENCRYPTION_KEYS) or _make_secret(data_dir / "encryption-key", ""),
+    }
+
+
+def _make_secret(file: Path, prefix: str) -> str:
+    """Reads a secret from a file that only its owner can read; the first run creates it."""
     if not file.exists():
         file.touch(mode=0o600)
-        file.write_text("whsec_" + base64.b64encode(secrets.token_bytes(32)).decode())
+        file.write_text(prefix + base64.b64encode(secrets.token_bytes(32)).decode())
     return file.read_text()
 
 

@@ -13,13 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 from penstock.errors import PenstockError
+from penstock.local.background import leave_terminal
 from penstock.local.deployment import Deployment, Listener, Options
 from penstock.local.output import MergedLog, wants_colour
 from penstock.process import exit_status, stop_signals
 
 
 async def up(
-    options: Options, console: Console | None = None, *, on_ready: Callable[[Deployment], None] | None = None
+    options: Options,
+    console: Console | None = None,
+    *,
+    on_ready: Callable[[Deployment], None] | None = None,
+    in_background: bool = False,
 ) -> int:
     """Starts a deployment, prints its addresses, and runs until SIGINT, SIGTERM or SIGHUP.
 
@@ -29,6 +34,7 @@ async def up(
         options: what to start.
         console: output for progress, summary and log; standard output by default.
         on_ready: called once all services serve.
+        in_background: end all output once all services serve.
 
     Returns:
         The exit status: 0 after an orderly stop, else `process.exit_status` of an error that the
@@ -44,7 +50,9 @@ async def up(
 
         deployment = Deployment(options, Listener(on_step=on_step, on_fetch=on_fetch, on_line=log))
         with stop_signals(stopping.set, deployment.kill_all, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            running = asyncio.create_task(_run(deployment, console, stopping, on_ready))
+            running = asyncio.create_task(
+                _run(deployment, console, stopping, on_ready, in_background=in_background)
+            )
             stop = asyncio.create_task(stopping.wait())
             await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
@@ -66,15 +74,20 @@ async def _run(
     console: Console,
     stopping: asyncio.Event,
     on_ready: Callable[[Deployment], None] | None,
+    *,
+    in_background: bool,
 ) -> None:
     async with deployment:
-        console.print(_summary(deployment), markup=False)
+        how_to_stop = "`penstock down` stops it." if in_background else "Ctrl-C stops everything."
+        console.print(_summary(deployment, how_to_stop), markup=False)
         if on_ready:
             on_ready(deployment)
+        if in_background:
+            leave_terminal()
         await stopping.wait()
 
 
-def _summary(deployment: Deployment) -> str:
+def _summary(deployment: Deployment, how_to_stop: str) -> str:
     postgres = deployment.embedded_postgres
     rows = {
         "Gateway": deployment.gateway_url,
@@ -92,7 +105,7 @@ def _summary(deployment: Deployment) -> str:
         hint = f"Workers and the command line find it when started in this directory; elsewhere: {export}"
     else:
         hint = f"Workers and the command line find it after: {export}"
-    return "\n".join(["", "Penstock is up. Ctrl-C stops everything.", "", *lines, "", f"  {hint}", ""])
+    return "\n".join(["", f"Penstock is up. {how_to_stop}", "", *lines, "", f"  {hint}", ""])
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 A service counts in plain numbers and builds its samples when Prometheus scrapes it, so counting
 costs an addition. `penstock.metrics.serving` answers from the service's own event loop: a blocked
 loop fails the scrape. The metrics `process_*` come from prometheus_client
-(`penstock.metrics.page`).
+(`penstock.metrics.page`). The definitions are one list, because the reference, the dashboard and
+the alerts are compared with all of them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,25 @@ LOGGED = Metric(
     "penstock_logged_total",
     "Log entries since the process began to serve metrics, by level: warning, or error (which includes critical).",
     ("level",),
+)
+
+CHECK_OK = Metric(
+    "penstock_check_ok",
+    "1 while a check of /readyz succeeds, else 0, by check. A process that waits for a server to begin again has only "
+    "the check that fails.",
+    ("check",),
+)
+
+LAST_ROUND = Metric(
+    "penstock_last_round_timestamp_seconds",
+    "When a loop last completed a round in this process, or when the process began, in seconds since 1970, by loop. One process "
+    "at a time runs each loop, so the latest value of all processes counts.",
+    ("loop",),
+)
+ROUND_INTERVAL = Metric(
+    "penstock_round_interval_seconds",
+    "Most seconds between two rounds of a loop at rest, by loop.",
+    ("loop",),
 )
 
 LAG = Metric(
@@ -118,6 +138,10 @@ LEASES_LOST = Metric(
     "Leases that expired because their worker sent no heartbeat, by task type.",
     ("type",),
 )
+PROGRESS_WRITTEN = Metric(
+    "penstock_progress_written_total",
+    "Reports of progress that were written to PostgreSQL. Each write has only the last report of an attempt.",
+)
 MASS_EXPIRY_CHECKS = Metric(
     "penstock_mass_expiry_checks_total",
     "Times that more than a tenth of all leases was about to expire, so that this process first verified that it had "
@@ -160,6 +184,60 @@ COMMIT_SECONDS = Metric(
     (),
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0),
 )
+FLOW_MESSAGES = Metric(
+    "penstock_flow_messages_total",
+    "Messages that flows have received and applied: ends of tasks and child flows, events, limits and commands.",
+)
+FLOW_SHARDS = Metric("penstock_flow_shards", "Shards of flows, of 64, that this process owns.")
+FLOWS_HELD = Metric(
+    "penstock_flows_held",
+    "Families of flows that wait for the object store, or cannot be advanced; the log has the reason.",
+)
+FLOW_TRANSACTION_SECONDS = Metric(
+    "penstock_flow_transaction_seconds",
+    "Seconds of a transaction that advances flows.",
+    (),
+    COMMIT_SECONDS.buckets,
+)
+
+LOG_SEGMENTS = Metric(
+    "penstock_log_segments_total",
+    "Segments of task logs that this process has stored, or deleted because they have expired, by what happened.",
+    ("what",),
+)
+LOG_LINES = Metric("penstock_log_lines_total", "Lines of task logs that this process has stored.")
+LOG_BYTES = Metric(
+    "penstock_log_bytes_total",
+    "Bytes of task logs that this process has stored: raw, and as stored.",
+    ("size",),
+)
+LOG_OBJECTS_SWEPT = Metric(
+    "penstock_log_objects_swept_total",
+    "Objects without a row that this process has deleted: a crash left them.",
+)
+
+WORKER_ATTEMPTS = Metric(
+    "penstock_worker_attempts_total",
+    "Attempts of this worker that have ended, by task type, stage (empty for stages without a handler) and outcome: next, done, fail, "
+    "retry, spawn, wait, handed_back or cancelled.",
+    ("type", "stage", "outcome"),
+)
+WORKER_RUNNING = Metric(
+    "penstock_worker_running", "Handlers of this worker that run, by task type and stage.", ("type", "stage")
+)
+WORKER_WAITING = Metric("penstock_worker_waiting", "Tasks of this worker that wait for a handler.")
+WORKER_SLOTS = Metric("penstock_worker_slots", "Most handlers of this worker at once.")
+WORKER_BLOCKED = Metric(
+    "penstock_worker_blocked_total",
+    "Times that an async handler blocked the event loop of this worker for more than a second, by task type and stage.",
+    ("type", "stage"),
+)
+WORKER_LOG_LINES_DROPPED = Metric(
+    "penstock_worker_log_lines_dropped_total",
+    "Lines of task logs that this worker has dropped, by reason: rate (of a run), size (of a run) or buffer (of the worker).",
+    ("reason",),
+)
+
 PUBLISHING = Metric(
     "penstock_publishing",
     "Committed transactions whose events and callbacks Kafka has not acknowledged yet.",
@@ -169,6 +247,18 @@ SWEPT = Metric(
     "Events that their writer had not published and this process's sweeper has published.",
 )
 
+CONNECTIONS = Metric("penstock_http_connections", "Connections of clients that are open.")
+CONNECTIONS_REFUSED = Metric(
+    "penstock_http_connections_refused_total",
+    "Connections that were refused, by the bound that they met: address, or all. Each other one has a request under way.",
+    ("bound",),
+)
+CONNECTIONS_ENDED = Metric(
+    "penstock_http_connections_ended_total",
+    "Connections that the gateway has ended, by reason. Too slow was the client with the head of a request, its body, the next request "
+    "(idle) or the answer (write). At a bound of connections or of bodies a waiting one gave way (bound, bodies).",
+    ("reason",),
+)
 REQUESTS = Metric(
     "penstock_http_requests_total",
     "Requests answered, by method, route (as in openapi.json) and status; 499 when the client closed the connection.",
@@ -181,6 +271,21 @@ REQUEST_SECONDS = Metric(
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0),
 )
 
+CALLBACKS = Metric(
+    "penstock_callbacks",
+    "Callbacks in PostgreSQL by state: pending, overdue (pending, and published or due for five minutes without a claim), held or "
+    "dead. One process counts up to 10,000 of each, every 30 s.",
+    ("state",),
+)
+CALLBACK_HELD_OLDEST = Metric(
+    "penstock_callback_held_oldest_seconds",
+    "Seconds for which the oldest held callback has been held; 0 without one. After PENSTOCK_CALLBACK_HELD_MAX_S it is dead.",
+)
+CALLBACK_DEAD_UNCALLED = Metric(
+    "penstock_callback_dead_uncalled_total",
+    "Callbacks that died without a call, by reason: held (for too long) or refused (Kafka refuses the record).",
+    ("reason",),
+)
 CALLBACK_RECEIVED = Metric(
     "penstock_callback_received_total",
     "Callbacks received from Kafka, by path: normal or diverted.",
@@ -224,13 +329,21 @@ CALLBACK_WAITING = Metric(
 )
 CALLBACK_TARGETS = Metric(
     "penstock_callback_targets",
-    "Targets that this process owns, by state: normal, abnormal or disabled.",
+    "Targets in the memory of this process, by state: normal, abnormal or disabled. Disabled ones leave it soon.",
     ("state",),
+)
+CALLBACK_HOSTS_ABNORMAL = Metric(
+    "penstock_callback_hosts_abnormal",
+    "Hosts in the memory of this process whose circuit breaker is open: the callbacks of all their targets are diverted.",
 )
 CALLBACK_SELF_CHECK = Metric(
     "penstock_callback_self_check",
     "1 while this process is in self-check mode and counts no slow call against a target, else 0.",
     deprecated=("penstock_callback_suspicion",),
+)
+CALLBACK_SECRETS_UNUSABLE = Metric(
+    "penstock_callback_secrets_unusable",
+    "Secrets that this process needs to sign callbacks, and cannot decrypt or find.",
 )
 
 WINDOW_SIZE = Metric(
@@ -263,6 +376,12 @@ LIMIT = Metric(
     "penstock_released_total has the current rate) or per_key (tasks in flight per concurrency key).",
     ("type", "limit"),
 )
+HELD = Metric(
+    "penstock_type_held",
+    "1 while a type is held, else 0: at its last known lag (lag_unknown), or not released because Kafka forbids its ready topic "
+    "(topic_refused: compare the access lists with `penstock topics acls`) or does not answer for it (topic_unavailable).",
+    ("type", "reason"),
+)
 PAUSED = Metric("penstock_type_paused", "1 while a type is paused, else 0.", ("type",))
 BACKLOG = Metric(
     "penstock_backlog",
@@ -276,6 +395,9 @@ BACKLOG_OLDEST = Metric(
 )
 
 HISTORY_MOVED = Metric("penstock_history_moved_total", "Tasks that this process has moved to history.")
+HISTORY_MOVED_FLOWS = Metric(
+    "penstock_history_moved_flows_total", "Flows that this process has moved to history."
+)
 HISTORY_ARCHIVED = Metric(
     "penstock_history_archived_total",
     "Tasks that this process has written to archive objects and verified there.",
@@ -285,6 +407,24 @@ HISTORY_ARCHIVED_BYTES = Metric(
 )
 HISTORY_DROPPED = Metric(
     "penstock_history_dropped_total", "Partitions of history that this process has dropped."
+)
+
+SCHEDULE_STARTED = Metric(
+    "penstock_schedule_flows_started_total",
+    "Flows that this process has started for schedules, without those of backfills.",
+)
+SCHEDULE_SKIPPED = Metric(
+    "penstock_schedule_ticks_skipped_total",
+    "Ticks of schedules that this process has recorded as skipped: catch_up, overlap, queue_full, paused or error. "
+    "Ticks that were not counted are one.",
+    ("reason",),
+)
+SCHEDULE_DELAY = Metric(
+    "penstock_schedule_delay_seconds",
+    "Seconds from its tick to the start of the latest flow of a schedule; 0 before the first.",
+)
+BACKFILL_STARTED = Metric(
+    "penstock_backfill_flows_started_total", "Flows that this process has started for backfills."
 )
 
 SUBMIT_WAITING = Metric(
@@ -308,19 +448,19 @@ GATEWAY_REFUSED = Metric(
 )
 INGEST_WAITING = Metric(
     "penstock_ingest_waiting",
-    "Records of the topic submitted that this process has fetched and not yet written to PostgreSQL.",
+    "Records of tasks, flows, events or task logs that this process has fetched and not yet written to PostgreSQL.",
 )
 INGEST_PAUSED = Metric(
     "penstock_ingest_paused",
-    "Partitions of the topic submitted that this process has paused because PostgreSQL is behind.",
+    "Partitions with records of submissions or task logs that this process has paused because PostgreSQL is behind.",
 )
 INGEST_HELD = Metric(
     "penstock_ingest_held",
-    "Partitions of the topic submitted that wait for the object store, at a record with a large context.",
+    "Partitions that wait at a record of submissions or task logs, for the object store or for a lock.",
 )
 INGEST_PROCESSED = Metric(
     "penstock_ingest_processed_total",
-    "Records of the topic submitted that this process has written to PostgreSQL or rejected.",
+    "Records of tasks, flows, events or task logs that this process has written to PostgreSQL or rejected.",
     deprecated=("penstock_ingest_taken_total",),
 )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,7 +11,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 import penstock
-from penstock.metrics import BUILD_INFO, LOGGED, Metric, Sample, Source
+from penstock.metrics import BUILD_INFO, CHECK_OK, LOGGED, Metric, Sample, Source
+from penstock.metrics.log_counter import LogCounter
+from penstock.metrics.rounds import ROUNDS
 
 
 class Page:
@@ -23,13 +24,16 @@ class Page:
         source: returns the service's samples; called for each scrape.
 
     Attributes:
+        service: the name of its service.
         logged: the log handler that counts warnings and errors for the page.
+        checks: whether each check of /readyz succeeds, as of this scrape.
     """
 
     def __init__(self, service: str, source: Source) -> None:
-        self._service = service
+        self.service = service
         self._source = source
         self.logged = LogCounter()
+        self.checks: Mapping[str, bool] = {}
         self._registry = CollectorRegistry()
         self._registry.register(_SampleCollector(self._samples))
         ProcessCollector(registry=self._registry)
@@ -40,30 +44,13 @@ class Page:
         return encode(self._registry), content_type
 
     def _samples(self) -> Iterator[Sample]:
-        yield Sample(BUILD_INFO, 1, (self._service, penstock.__version__))
+        yield Sample(BUILD_INFO, 1, (self.service, penstock.__version__))
         yield Sample(LOGGED, self.logged.warnings, ("warning",))
         yield Sample(LOGGED, self.logged.errors, ("error",))
+        for check, succeeds in self.checks.items():
+            yield Sample(CHECK_OK, succeeds, (check,))
+        yield from ROUNDS.samples()
         yield from self._source()
-
-
-class LogCounter(logging.Handler):
-    """Counts log entries.
-
-    Attributes:
-        warnings: entries of level WARNING.
-        errors: entries of a higher level.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.warnings = self.errors = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Counts one entry."""
-        if record.levelno > logging.WARNING:
-            self.errors += 1
-        else:
-            self.warnings += 1
 
 
 class _SampleCollector(Collector):

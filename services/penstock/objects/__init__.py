@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator
-from datetime import timedelta
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -265,6 +265,77 @@ class ObjectStore:
             raise CorruptObject(f"object {object_key} is not in the store") from error
         except (BaseError, OSError) as error:
             raise self._unavailable(f"does not return {object_key}", error) from error
+
+    async def put(self, object_key: str, data: bytes) -> None:
+        """Stores an object.
+
+        Raises:
+            ObjectsUnavailable: it is not stored.
+        """
+        self._require_folder()
+        try:
+            await obstore.put_async(self._store, object_key, data)
+        except (BaseError, OSError) as error:
+            raise self._unavailable(f"does not store {object_key}", error) from error
+
+    async def range(self, object_key: str, begin: int, length: int) -> bytes:
+        """The bytes of an object from `begin` on.
+
+        Raises:
+            CorruptObject: the object does not exist, or is shorter.
+            ObjectsUnavailable: the store does not answer.
+        """
+        try:
+            data = await obstore.get_range_async(self._store, object_key, start=begin, length=length)
+        except FileNotFoundError as error:
+            self._require_folder()
+            raise CorruptObject(f"object {object_key} is not in the store") from error
+        except (BaseError, OSError) as error:
+            raise self._unavailable(f"does not return {object_key}", error) from error
+        if len(data) != length:
+            raise CorruptObject(f"object {object_key} ends before byte {begin + length:,}")
+        return bytes(data)
+
+    async def delete(self, object_keys: Sequence[str]) -> None:
+        """Deletes objects; those that do not exist are no error.
+
+        Raises:
+            ObjectsUnavailable: some may still be there.
+        """
+        self._require_folder()
+        for object_key in object_keys:
+            try:
+                await obstore.delete_async(self._store, object_key)
+            except FileNotFoundError:
+                continue
+            except (BaseError, OSError) as error:
+                raise self._unavailable(f"does not delete {object_key}", error) from error
+
+    async def folders(self, prefix: str) -> list[str]:
+        """The folders directly below a prefix, as prefixes without a slash at the end.
+
+        Raises:
+            ObjectsUnavailable: the store does not answer.
+        """
+        self._require_folder()
+        try:
+            found = await obstore.list_with_delimiter_async(self._store, prefix)
+        except (BaseError, OSError) as error:
+            raise self._unavailable(f"does not list {prefix}", error) from error
+        return [str(each).rstrip("/") for each in found["common_prefixes"]]
+
+    async def pages(self, prefix: str) -> AsyncIterator[list[tuple[str, datetime]]]:
+        """The keys below a prefix, and when each was stored, some at a time.
+
+        Raises:
+            ObjectsUnavailable: the store does not answer.
+        """
+        self._require_folder()
+        try:
+            async for page in obstore.list(self._store, prefix):
+                yield [(str(each["path"]), each["last_modified"]) for each in page]
+        except (BaseError, OSError) as error:
+            raise self._unavailable(f"does not list {prefix}", error) from error
 
     async def size_of(self, object_key: str) -> int | None:
         """Returns the size of an object in bytes; None when it does not exist.

@@ -18,16 +18,17 @@ from penstock.contracts.context import Context
 from penstock.contracts.event import Event, OutboxEntry
 from penstock.contracts.result import Failure
 from penstock.contracts.revocation import Revocation
+from penstock.contracts.task_type import policy_of
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import Conclusion, FailureCounts, Fence, Outcome
-from penstock.core.retry import RetryPolicy
+from penstock.core.completion import SUSPENDING, Conclusion, FailureCounts, Fence, Outcome
+from penstock.core.endings import RetryState, stored_state
+from penstock.core.flow.waiting import waiting_definition
 from penstock.core.task import FINAL, State
 from penstock.postgres.connection import translated
 from penstock.postgres.outbox import PendingEvent, enqueue, sparse
 from penstock.postgres.queries import query
 from penstock.postgres.repeating import transacted
-from penstock.postgres.tasks import encode_ref
-from penstock.postgres.types import policy_of
+from penstock.postgres.tasks import encode_ref, flow_of
 from penstock.settings import Platform
 
 _WORD = {
@@ -35,6 +36,8 @@ _WORD = {
     Outcome.RETRY: "retried",
     Outcome.FAIL: "retried",
     Outcome.EXPIRED: "expired",
+    Outcome.SPAWN: "suspended",
+    Outcome.WAIT: "suspended",
 }
 
 
@@ -48,7 +51,10 @@ class Ending:
         outcome: how it ended.
         conclusion: where the task goes.
         worker: the worker that reported it, or that was lost.
-        context: the new context (next) or the result (done).
+        context: the new context (next), the result (done), or what the task waits for (spawn,
+            wait).
+        next_stage: the stage after waiting (spawn, wait).
+        terms: of waiting (spawn, wait).
         error: why, with fail, retry and expired.
         started_ms: when the handler began, milliseconds since 1970.
         finished_ms: when it ended.
@@ -59,20 +65,11 @@ class Ending:
     conclusion: Conclusion
     worker: str | None
     context: Context | None = None
+    next_stage: str | None = None
+    terms: Mapping[str, Any] | None = None
     error: Failure | None = None
     started_ms: int = 0
     finished_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RetryState:
-    """The stage of a task, its failures and losses so far, and their limits."""
-
-    type: str
-    stage: str
-    counts: FailureCounts
-    policy: RetryPolicy
-    max_losses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ async def advance(
     waits: bool = True,
     source: str = Platform.event_source,
 ) -> Advanced:
-    """Commits a batch of endings, at most one an attempt, in one transaction.
+    """Commits a batch of endings, at most one an attempt, each with its events.
 
     Args:
         pool: of the database.
@@ -132,36 +129,72 @@ async def advance(
         source: of CloudEvents (see `Platform`).
 
     Raises:
-        PostgresUnavailable: nothing took effect.
+        PostgresUnavailable: those that took effect are stale when they are committed again.
     """
     columns = _columns(endings)
-    details = {ending.fence: ending for ending in endings}
-
-    locked: frozenset[int] = frozenset()
-
-    async def move(connection: Any) -> tuple[list[asyncpg.Record], list[Fence], OutboxEntry]:
-        nonlocal locked
-        if waits:
-            await connection.fetch(query("advance.lock"), columns[0])
-        rows = await connection.fetch(query("advance.advance"), *columns, late)
-        locked = frozenset(rows.pop()["locked"] if rows and rows[-1]["locked"] else ())
-        applied = [Fence(row["id"], row["from_step"], row["from_stage"], row["from_attempt"]) for row in rows]
-        outbox = await enqueue(
-            connection,
-            [
-                PendingEvent(_event(row, details[fence]), row["callbacks"], row["events"], row["traceparent"])
-                for row, fence in zip(rows, applied, strict=True)
-                if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
-            ],
-            source,
-        )
-        return rows, applied, outbox
-
+    rows: list[asyncpg.Record] = []
     with translated():
-        rows, applied, outbox = await transacted(pool, move)
+        if not waits and all(e.outcome is Outcome.NEXT for e in endings):
+            # One statement, without a transaction around it, for transitions that have no events.
+            rows = await pool.fetch(query("advance.advance"), *columns, late, True)  # noqa: FBT003 (the driver takes no names)
+            left = set(rows.pop()["locked"] if rows and rows[-1]["locked"] else ())
+            rest = [ending for ending in endings if ending.fence.id in left]
+        else:
+            rest = list(endings)
+        locked, with_events, outbox = frozenset[int](), list[asyncpg.Record](), OutboxEntry()
+        if rest:
+            details = {ending.fence: ending for ending in rest}
+            rest_columns = columns if len(rest) == len(endings) else _columns(rest)
+
+            async def move(connection: Any) -> tuple[frozenset[int], list[asyncpg.Record], OutboxEntry]:
+                if waits:
+                    await connection.fetch(query("advance.lock"), rest_columns[0])
+                moved = await connection.fetch(query("advance.advance"), *rest_columns, late, False)  # noqa: FBT003 (as above)
+                locked = frozenset(moved.pop()["locked"] if moved and moved[-1]["locked"] else ())
+                return locked, moved, await _enqueue(connection, moved, details, source)
+
+            locked, with_events, outbox = await transacted(pool, move)
+    rows += with_events
+    applied = [_fence(row) for row in rows]
     outbox.revocation = _revocation(endings, applied, late=late)
     traces = {f: row["traceparent"] for f, row in zip(applied, rows, strict=True) if row["traceparent"]}
     return Advanced(set(applied), outbox, traces, locked)
+
+
+def _fence(row: asyncpg.Record) -> Fence:
+    """The attempt that ended, from a row of `advance.advance`."""
+    return Fence(row["id"], row["from_step"], row["from_stage"], row["from_attempt"])
+
+
+async def _enqueue(
+    connection: Any, rows: Sequence[asyncpg.Record], details: Mapping[Fence, Ending], source: str
+) -> OutboxEntry:
+    """Writes the waits, events and callbacks of tasks that have moved, in their transaction."""
+    ended = [details[_fence(row)] for row in rows]
+    if suspended := [ending for ending in ended if ending.outcome in SUSPENDING]:
+        await suspend(connection, suspended)
+    return await enqueue(
+        connection,
+        [
+            PendingEvent(end_event(row, ending), row["callbacks"], row["events"], row["traceparent"])
+            for row, ending in zip(rows, ended, strict=True)
+            if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
+        ],
+        source,
+    )
+
+
+async def suspend(connection: Any, endings: Sequence[Ending]) -> None:
+    """Inserts the flows that tasks wait for, which have one node: children, or an event."""
+    inputs = [ending.context or Context.encode({}) for ending in endings]
+    await connection.execute(
+        query("flows.suspend"),
+        [ending.fence.id for ending in endings],
+        [ending.next_stage for ending in endings],
+        [orjson.dumps(waiting_definition(ending.outcome, ending.terms or {})).decode() for ending in endings],
+        [context.data for context in inputs],
+        [encode_ref(context.ref) for context in inputs],
+    )
 
 
 async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
@@ -241,7 +274,7 @@ async def cancel_within(
         connection,
         [
             PendingEvent(
-                _transition(row, State.CANCELLED.value, {}),
+                transition_event(row, State.CANCELLED.value, {}),
                 row["callbacks"],
                 row["events"],
                 row["traceparent"],
@@ -257,19 +290,28 @@ async def cancel_within(
     return [row["id"] for row in rows], outbox
 
 
-def _event(row: asyncpg.Record, ending: Ending) -> Event:
+def end_event(row: Mapping[str, Any] | asyncpg.Record, ending: Ending) -> Event:
+    """The event of an attempt's end, from the row of its task after it."""
     detail: dict[str, Any] = {}
     if ending.outcome is Outcome.DONE and ending.context is not None:
         detail = ending.context.to_wire("result")
     if ending.error is not None:
         detail["error"] = ending.error.to_wire()
     word = row["state"] if row["state"] in FINAL else _WORD[ending.outcome]
-    return _transition(row, word, detail, ending.fence)
+    return transition_event(row, word, detail, ending.fence)
 
 
-def _transition(
-    row: asyncpg.Record, word: str, detail: Mapping[str, Any], ended: Fence | None = None
+def transition_event(
+    row: Mapping[str, Any] | asyncpg.Record, word: str, detail: Mapping[str, Any], ended: Fence | None = None
 ) -> Event:
+    """The event of a task's transition, from its row after it.
+
+    Args:
+        row: of the task.
+        word: the transition.
+        detail: further fields.
+        ended: the attempt that ended; None for the present one.
+    """
     # The id contains the attempt that ended, so each transition has its own.
     step, attempt = (ended.step, ended.attempt) if ended else (row["step"], row["attempt"])
     return Event(
@@ -285,6 +327,8 @@ def _transition(
             "state": row["state"],
             "idempotency_key": row["idempotency_key"],
             "labels": orjson.loads(row["labels"]) if row["labels"] else {},
+            # Tasks without a flow lack the field: consumers of earlier releases know only those.
+            **({"flow": flow_of(orjson.loads(row["flow"]))} if row["flow"] else {}),
         },
         detail=detail,
     )
@@ -292,7 +336,7 @@ def _transition(
 
 def _columns(endings: Sequence[Ending]) -> list[list[Any] | None]:
     conclusions = [e.conclusion for e in endings]
-    states = [_state(c) for c in conclusions]
+    states = [stored_state(c) for c in conclusions]
     contexts = [e.context for e in endings]
     return [
         [e.fence.id for e in endings],
@@ -321,9 +365,3 @@ def _columns(endings: Sequence[Ending]) -> list[list[Any] | None]:
         [e.started_ms or None for e in endings],
         [e.finished_ms or None for e in endings],
     ]
-
-
-def _state(conclusion: Conclusion) -> State:
-    # A next stage with a delay is scheduled like any other delayed task.
-    delayed = conclusion.state is State.READY and conclusion.delay_s > 0
-    return State.SCHEDULED if delayed else conclusion.state

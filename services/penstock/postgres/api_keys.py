@@ -227,11 +227,13 @@ class ApiKeyCache:
                         self._changed.clear()
                         started_s = time.monotonic()
                         # In a session of its own, since a busy pool would make the cache too old.
-                        rows = await asyncio.wait_for(session.fetch("api_keys.valid"), REFRESH_S)
+                        async with asyncio.timeout(REFRESH_S):
+                            rows = await session.fetch("api_keys.valid")
                         self._replace(rows, started_s)
                         await self._record_use(session)
                         try:
-                            await asyncio.wait_for(self._changed.wait(), REFRESH_S)
+                            async with asyncio.timeout(REFRESH_S):
+                                await self._changed.wait()
                         except TimeoutError:
                             continue
             except (PostgresUnavailable, SessionLost, TimeoutError) as error:

@@ -11,8 +11,8 @@ import asyncpg
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
-# Time, actor, route, path, status and remote address.
-Entry = tuple[datetime, str, str, str, int, str | None]
+# Time, actor, route, path, status, remote address, and the JSON text of what was changed.
+Entry = tuple[datetime, str, str, str, int, str | None, str | None]
 
 
 async def write(executor: Any, entries: Iterable[Entry]) -> None:

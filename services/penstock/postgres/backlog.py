@@ -49,7 +49,7 @@ class BacklogEntry:
 
     Attributes:
         type: name of the type.
-        priority: of these tasks.
+        priority: of these tasks, or of the root flow of tasks of a flow.
         stage: of these tasks.
         ready: tasks that can be released.
         scheduled: tasks that are not due.

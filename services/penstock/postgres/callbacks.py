@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 import orjson
 
+from penstock.contracts.callback_end import EndRecord
 from penstock.contracts.event import Callback
 from penstock.core.target import TargetId
+from penstock.postgres import callback_outbox, targets
+from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
-from penstock.postgres.repeating import repeated, transacted
+from penstock.postgres.repeating import transacted
 from penstock.postgres.session import Session
 from penstock.postgres.targets import target_columns
 
@@ -60,6 +63,25 @@ class Claims:
     granted: dict[CallbackAttempt, int]
     behind: list[CallbackAttempt] = field(default_factory=list)
     held: list[CallbackAttempt] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCounts:
+    """How many callbacks there are.
+
+    Attributes:
+        pending: due now or later.
+        overdue: of the pending ones: those that were not claimed in time.
+        held: until their target may be called.
+        dead: not delivered, and in no history yet.
+        held_s: seconds for which the oldest held one has been held; 0 without one.
+    """
+
+    pending: int
+    overdue: int
+    held: int
+    dead: int
+    held_s: float
 
 
 async def claim(
@@ -116,7 +138,12 @@ async def requeue_unblocked(pool: asyncpg.Pool[asyncpg.Record], behind: Sequence
     return bool(rows)
 
 
-async def hold(executor: Any, attempts: Sequence[CallbackAttempt], uncounted: Sequence[int | None]) -> None:
+async def hold(
+    executor: Any,
+    attempts: Sequence[CallbackAttempt],
+    uncounted: Sequence[int | None],
+    diverted: Sequence[bool] | None = None,
+) -> None:
     """Holds callbacks: their records are not published until their targets are drained.
 
     Args:
@@ -124,40 +151,87 @@ async def hold(executor: Any, attempts: Sequence[CallbackAttempt], uncounted: Se
         attempts: the callbacks, each with its attempts so far.
         uncounted: for a callback with a claimed attempt that is not made, the attempts that the
             retry schedule does not count from now on; else None.
+        diverted: whether each is drained to the diverted path (all, by default), or only waits for
+            callbacks before it (`read_queued`).
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
+    if diverted is None:
+        diverted = [True] * len(attempts)
     with translated():
-        await executor.execute(query("callbacks.hold"), *_columns(attempts), list(uncounted))
+        await executor.execute(query("callbacks.hold"), *_columns(attempts), list(uncounted), list(diverted))
 
 
-async def drain_held(executor: Any, wanted: Mapping[TargetId, int]) -> dict[TargetId, int]:
+async def read_queued(executor: Any, target: TargetId, after: int, limit: int) -> list[tuple[int, Callback]]:
+    """The next callbacks that were held until a target has called those before them.
+
+    Args:
+        executor: a pool or a connection.
+        target: the target.
+        after: number of the last callback that was read; 0 for the first.
+        limit: most callbacks.
+
+    Returns:
+        Each with its number in the order of creation.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        rows = await executor.fetch(query("callbacks.read_queued"), *target, after, limit)
+    return [(row["seq"], callback_in(row, target)) for row in rows]
+
+
+async def drain_held(
+    executor: Any, wanted: Mapping[TargetId, int], queued: Collection[TargetId] = ()
+) -> dict[TargetId, int]:
     """Makes the oldest held callbacks of each target due; returns how many of each.
+
+    Args:
+        executor: a pool or a connection.
+        wanted: most callbacks of each target.
+        queued: targets of which `read_queued` reads the callbacks that are not diverted.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
         rows = await executor.fetch(
-            query("callbacks.drain_held"), *target_columns(wanted), list(wanted.values())
+            query("callbacks.drain_held"),
+            *target_columns(wanted),
+            list(wanted.values()),
+            [target not in queued for target in wanted],
         )
     return {TargetId(row["namespace"], row["target"]): row["count"] for row in rows}
 
 
 async def record_outcomes(
-    pool: asyncpg.Pool[asyncpg.Record], outcomes: Sequence[OutcomeRow], ordered: Collection[str] = ()
-) -> None:
+    pool: asyncpg.Pool[asyncpg.Record],
+    outcomes: Sequence[OutcomeRow],
+    records: Iterable[EndRecord] = (),
+    *,
+    ordered: Collection[str] = (),
+    gone: Mapping[TargetId, str] | None = None,
+    owner: str = "",
+) -> list[OutboxRow]:
     """Records the outcomes of attempts; the outcome of an outdated attempt changes nothing.
 
     Args:
         pool: of the database.
         outcomes: no two of one callback.
+        records: about callbacks that end; they are enqueued.
         ordered: ids of ended callbacks that others may wait for; the next ones become due.
+        gone: targets to disable in the same transaction, each with the reason.
+        owner: the process that owns these targets.
+
+    Returns:
+        What was enqueued, to be published.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
+    assigned = callback_outbox.assign(records)
     arguments = (
         [row.id for row in outcomes],
         [row.attempt for row in outcomes],
@@ -165,18 +239,25 @@ async def record_outcomes(
         [row.error for row in outcomes],
         [row.due_in_s for row in outcomes],
         [row.uncounted for row in outcomes],
+        [row_id for row_id, _record in assigned],
+        [record.callback_id for _id, record in assigned],
+        [record.topic for _id, record in assigned],
+        [record.key for _id, record in assigned],
+        [record.value for _id, record in assigned],
     )
+
+    async def record(connection: Any) -> set[str]:
+        rows = await connection.fetch(query("callbacks.record_outcomes"), *arguments)
+        ended = {row["id"] for row in rows}
+        if ordered:
+            await connection.execute(query("callbacks.requeue_next"), [*ended.intersection(ordered)])
+        if gone:
+            await targets.disable_gone(connection, gone, owner)
+        return ended
+
     with translated():
-        if not ordered:
-            await pool.fetch(query("callbacks.record_outcomes"), *arguments)
-            return
-
-        async def record(connection: Any) -> None:
-            rows = await connection.fetch(query("callbacks.record_outcomes"), *arguments)
-            ended = [row["id"] for row in rows if row["id"] in ordered]
-            await connection.execute(query("callbacks.requeue_next"), ended)
-
-        await transacted(pool, record)
+        ended = await (transacted(pool, record) if ordered or gone else record(pool))
+    return callback_outbox.rows_of(assigned, ended)
 
 
 async def postpone(
@@ -229,40 +310,35 @@ async def take_due(session: Session, limit: int, *, horizon_s: float) -> list[tu
         PostgresUnavailable: the server refused for now.
     """
     rows = await session.fetch("callbacks.take_due", limit, horizon_s)
-    return [
-        (
-            Callback(
-                id=row["id"],
-                target=TargetId(row["namespace"], row["target"]),
-                task_id=row["task_id"],
-                attempt=row["attempt"],
-                body=row["body"],
-                headers=orjson.loads(row["headers"]) if row["headers"] else None,
-                ordered=row["ordered"],
-            ),
-            row["diverted"],
-        )
-        for row in rows
-    ]
+    return [(callback_in(row, TargetId(row["namespace"], row["target"])), row["diverted"]) for row in rows]
 
 
-async def bury(session: Session, refused: Mapping[str, str]) -> None:
-    """Ends pending callbacks as dead; takes the reason of each by its id.
+def callback_in(row: asyncpg.Record, target: TargetId) -> Callback:
+    """The callback of a row, with its attempts so far."""
+    return Callback(
+        id=row["id"],
+        target=target,
+        task_id=row["task_id"],
+        attempt=row["attempt"],
+        body=row["body"],
+        headers=orjson.loads(row["headers"]) if row["headers"] else None,
+        ordered=row["ordered"],
+    )
+
+
+async def count_states(session: Session, *, most: int, overdue_s: float) -> StateCounts:
+    """Counts callbacks by state.
+
+    Args:
+        session: holds the requeuer's lock.
+        most: of each state, counts no more.
+        overdue_s: seconds that a callback may be due, or published without a claim.
 
     Raises:
         SessionLost, PostgresUnavailable: as `take_due`.
     """
-    if not refused:
-        return
-    async with session.connection() as connection:
-
-        async def end() -> None:
-            async with connection.transaction():
-                rows = await connection.fetch(query("callbacks.bury"), list(refused), list(refused.values()))
-                ended = [row["id"] for row in rows if row["ordered"]]
-                await connection.execute(query("callbacks.requeue_next"), ended)
-
-        await repeated(end)
+    [row] = await session.fetch("callbacks.count_states", most, overdue_s)
+    return StateCounts(**row)
 
 
 async def next_due_s(session: Session) -> float | None:

@@ -215,7 +215,7 @@ async def mend_ahead(pool: Pool, grace_s: float) -> int:
     """
     mended = await _repeat(pool, "mend_tasks", BATCH, grace_s)
     mended += await _repeat(pool, "mend_callbacks", BATCH, grace_s)
-    for name in ("mend_outbox", "mend_releases", "mend_operations"):
+    for name in ("mend_outbox", "mend_results", "mend_releases", "mend_operations"):
         mended += len(await _fetch(pool, name, grace_s))
     return mended
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import asyncpg
 
@@ -29,10 +31,20 @@ class ConcurrencyKeyChange:
     sets_limit: bool = False
 
 
+# The settings of a key.
+SETTINGS = ("paused", "weight", "max_in_flight")
+# Told the settings of a key before and after their change; None where it has none.
+Observer = Callable[[Mapping[str, Any] | None, Mapping[str, Any] | None], None]
+
+
 async def change(
-    pool: asyncpg.Pool[asyncpg.Record], type_name: str, concurrency_key: str, wanted: ConcurrencyKeyChange
+    pool: asyncpg.Pool[asyncpg.Record],
+    type_name: str,
+    concurrency_key: str,
+    wanted: ConcurrencyKeyChange,
+    observe: Observer | None = None,
 ) -> asyncpg.Record:
-    """Changes the settings of a key; returns its row.
+    """Changes the settings of a key; returns its row. `observe` is told the row before and after.
 
     Raises:
         NotFound: there is no such type.
@@ -46,6 +58,7 @@ async def change(
                 # one waited.
                 if await connection.fetchrow(query("types.lock"), type_name) is None:
                     raise NotFound(f"there is no task type {type_name!r}")
+                before = await _one(connection, type_name, concurrency_key)
                 row: asyncpg.Record | None = await connection.fetchrow(
                     query("concurrency_keys.set"),
                     type_name,
@@ -55,6 +68,8 @@ async def change(
                     wanted.max_in_flight,
                     wanted.sets_limit,
                 )
+                if observe is not None and row is not None:
+                    observe(before, await _one(connection, type_name, concurrency_key))
     except asyncpg.CheckViolationError:
         # A process of an earlier version has set the type's order meanwhile, without the lock.
         row = None
@@ -66,8 +81,13 @@ async def change(
     return row
 
 
-async def reset(pool: asyncpg.Pool[asyncpg.Record], type_name: str, concurrency_key: str) -> bool:
-    """Deletes the settings of a key; False when it had none.
+async def reset(
+    pool: asyncpg.Pool[asyncpg.Record],
+    type_name: str,
+    concurrency_key: str,
+    observe: Observer | None = None,
+) -> bool:
+    """Deletes the settings of a key; False when it had none. `observe` is told what it had.
 
     Raises:
         PostgresUnavailable: the settings may or may not be deleted.
@@ -75,7 +95,16 @@ async def reset(pool: asyncpg.Pool[asyncpg.Record], type_name: str, concurrency_
     with translated():
         async with pool.acquire() as connection, connection.transaction():
             await connection.fetchrow(query("types.lock"), type_name)
-            return bool(await connection.fetch(query("concurrency_keys.reset"), type_name, concurrency_key))
+            before = await _one(connection, type_name, concurrency_key)
+            done = bool(await connection.fetch(query("concurrency_keys.reset"), type_name, concurrency_key))
+            if observe is not None and done:
+                observe(before, None)
+            return done
+
+
+async def _one(connection: Any, type_name: str, concurrency_key: str) -> dict[str, Any] | None:
+    rows = await connection.fetch(query("concurrency_keys.find"), type_name, "", 1, concurrency_key)
+    return {name: rows[0][name] for name in SETTINGS} if rows else None
 
 
 async def find(

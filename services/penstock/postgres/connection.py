@@ -20,6 +20,7 @@ from penstock.errors import (
     Throttled,
     ValueRefused,
 )
+from penstock.postgres import refused_writes
 from penstock.postgres.multi_host import MultiHostConnector
 from penstock.postgres.repeating import RepeatingConnection
 from penstock.sockets import (
@@ -151,12 +152,15 @@ def translated() -> Iterator[None]:
     except _LOCK_CONFLICTS as error:
         raise LockConflict(f"PostgreSQL: {type(error).__name__}: {error}") from error
     except _PASSING as error:
+        refused_writes.note(error)
         # When a cancellation meets a lost connection, the driver raises its own error instead. A
         # retry loop would then never end.
         current = asyncio.current_task()
         if current is not None and current.cancelling():
             raise asyncio.CancelledError from error
-        raise PostgresUnavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
+        # A driver's own time limit has no text.
+        reason = "it does not answer in time" if isinstance(error, TimeoutError) else str(error)
+        raise PostgresUnavailable(f"PostgreSQL: {type(error).__name__}: {reason}") from error
 
 
 @contextmanager
@@ -306,6 +310,7 @@ async def open_pool(
     pooled: bool = False,
     writing: bool = True,
     generic_plans: bool = False,
+    statement_s: int | None = None,
 ) -> AsyncIterator[asyncpg.Pool[asyncpg.Record]]:
     """A pool of at most `size` connections, closed at the end of the block.
 
@@ -316,6 +321,7 @@ async def open_pool(
         pooled: whether the URL leads to a pooler in transaction mode.
         writing: False also accepts a server that takes no writes, such as a standby.
         generic_plans: see `GENERIC_PLANS`.
+        statement_s: seconds after which a statement is ended; None is the default of `_LIMITS`.
 
     Raises:
         PostgresUnavailable: no server, or none that accepts connections and writes.
@@ -323,6 +329,12 @@ async def open_pool(
         CannotStart: behind a pooler the role does not find our tables.
     """
     ensure = _ensure_writable if writing else None
+    options = _options(name, pooled=pooled, generic_plans=generic_plans)
+    if statement_s is not None:
+        options["command_timeout"] = statement_s
+        if not pooled:
+            # Also ends a statement whose cancellation is lost.
+            options["server_settings"]["statement_timeout"] = f"{statement_s}s"
     with _connecting(dsn):
         pool = await asyncpg.create_pool(
             dsn,
@@ -332,7 +344,7 @@ async def open_pool(
             reset=_leave_as_is,
             init=ensure,
             setup=ensure,
-            **_options(name, pooled=pooled, generic_plans=generic_plans),
+            **options,
         )
         if pooled and SCHEMA not in str(await pool.fetchval("SHOW search_path")):
             pool.terminate()
@@ -345,7 +357,8 @@ async def open_pool(
     finally:
         # An unreachable server must not delay the stop.
         try:
-            await asyncio.wait_for(pool.close(), 5)
+            async with asyncio.timeout(5):
+                await pool.close()
         except TimeoutError:
             pool.terminate()
 

@@ -10,7 +10,7 @@ import orjson
 from penstock.contracts import subscription
 from penstock.core.task import Priority
 from penstock.postgres.columns import SHOWN
-from penstock.postgres.tasks import context_of
+from penstock.postgres.tasks import context_of, flow_of
 
 _ATTEMPT_COLUMNS = ("step", "attempt", "stage", "outcome", "worker", "started_at", "finished_at")
 _CALLBACK_COLUMNS = ("id", "target", "state", "attempt", "error", "due_at", "created_at", "finished_at")
@@ -23,6 +23,12 @@ def summary(row: Mapping[str, Any]) -> dict[str, Any]:
     # In types with a limit for each concurrency key, a task without one has the empty one in its
     # row.
     document["key"] = row["key"] or None
+    if row["flow_id"] is not None:
+        names = ("id", "node", "generation", "item")
+        document["flow"] = flow_of({name: row[f"flow_{name}"] for name in names})
+    # Only rows that are read to be shown have the column.
+    if row.get("progress"):
+        document["progress"] = row["progress"]
     document["labels"] = orjson.loads(row["labels"]) if row["labels"] else {}
     document["callbacks"] = subscription.masked(subscription.from_columns(row["callbacks"]))
     error = _error(row)
@@ -70,6 +76,27 @@ def archived(row: Mapping[str, Any]) -> bytes:
     # A context is stored as it was submitted, so its JSON may have line feeds between values, but
     # none within strings.
     return line.replace(b"\n", b" ") + b"\n"
+
+
+def archived_flow(row: Mapping[str, Any]) -> bytes:
+    """The line of a flow in the archive: its row, with its nodes and those of earlier generations.
+
+    Inputs, outputs and lists are JSON texts.
+
+    Args:
+        row: a row of `penstock.postgres.flow_history.as_flow`.
+    """
+    document = {
+        **row,
+        "versions": orjson.loads(row["versions"]) if row["versions"] else None,
+        "labels": orjson.loads(row["labels"]) if row["labels"] else {},
+        "callbacks": subscription.masked(subscription.from_columns(row["callbacks"])),
+        "callbacks_owed": [
+            {name: callback[name] for name in _CALLBACK_COLUMNS} for callback in row["callbacks_owed"]
+        ],
+    }
+    # A text escapes its line feeds.
+    return orjson.dumps(document, default=bytes.decode, option=orjson.OPT_UTC_Z) + b"\n"
 
 
 def _error(row: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The health of the database: it answers, and has the tables that this version expects."""
+"""The health of the database: it answers, has the tables of this version, and takes writes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import asyncpg
 from penstock.contracts.files import schemas_folder
 from penstock.core.migration_steps import expected
 from penstock.errors import PostgresUnavailable
+from penstock.postgres import refused_writes
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -33,14 +34,17 @@ async def missing_migrations(executor: Any) -> list[str]:
 
 
 async def probe(pool: asyncpg.Pool[asyncpg.Record]) -> None:
-    """Checks that the database answers and is migrated.
+    """Checks that the database answers, is migrated, and has taken the last writes.
 
     Raises:
-        PostgresUnavailable: it does not answer within `PROBE_S`, or lacks migrations.
+        PostgresUnavailable: it does not answer within `PROBE_S`, lacks migrations, or has refused a
+            write of this process a moment ago.
     """
     try:
-        missing = await asyncio.wait_for(missing_migrations(pool), PROBE_S)
+        async with asyncio.timeout(PROBE_S):
+            missing = await missing_migrations(pool)
     except TimeoutError as error:
         raise PostgresUnavailable(f"the database does not answer within {PROBE_S:g} s") from error
     if missing:
         raise PostgresUnavailable(f"migrations are missing ({', '.join(missing)}): run `penstock migrate`")
+    refused_writes.ensure_none()

@@ -20,7 +20,7 @@ from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.session import Session
 
-_MOMENTS = ("started_at", "finished_at", "due_at", "created_at")
+_MOMENTS = ("started_at", "finished_at", "due_at", "created_at", "updated_at", "tick")
 # More than all partitions.
 _ALL = 100_000
 
@@ -33,7 +33,7 @@ class EndPosition(NamedTuple):
 
 
 @contextmanager
-def _retriable() -> Iterator[None]:
+def retriable() -> Iterator[None]:
     """Translates errors of partitions to `PostgresUnavailable`, so that the round is retried."""
     try:
         yield
@@ -74,14 +74,15 @@ async def create_partitions(session: Session, days: Iterable[date]) -> int:
     Raises:
         SessionLost, PostgresUnavailable: none was created.
     """
-    with _retriable():
+    with retriable():
         return int(await session.fetchval("history.create_partitions", sorted(days)))
 
 
 async def move(session: Session, ids: Sequence[int], before: datetime) -> tuple[int, list[date]]:
     """Moves tasks that ended before a moment and have no open callback, in one statement.
 
-    Tasks stay when their day has no partition, or a sealed one.
+    Tasks stay when their day has no partition, or a sealed one, and until their root flow has
+    moved.
 
     Returns:
         How many it moved, and the days without a partition.
@@ -89,7 +90,7 @@ async def move(session: Session, ids: Sequence[int], before: datetime) -> tuple[
     Raises:
         SessionLost, PostgresUnavailable: all were moved, or none.
     """
-    with _retriable():
+    with retriable():
         [row] = await session.fetch("history.move", list(ids), before)
     return row["moved"], row["missing"]
 
@@ -118,6 +119,7 @@ def part_of(row: Mapping[str, Any] | asyncpg.Record) -> Part:
         row["tasks"],
         sealed=row["sealed_at"] is not None,
         archived=row["archived_at"] is not None,
+        flows=row["flows"],
     )
 
 
@@ -150,21 +152,36 @@ async def count(session: Session, day: date) -> int:
     return int(await session.fetchval("history.count", *span_of(day)))
 
 
-async def record_archived(session: Session, part: Part, tasks: int, size: int, sha256: str) -> bool:
-    """Records the verified object of a sealed part; False when there is no such part.
+async def record_archived(
+    session: Session,
+    part: Part,
+    tasks: int,
+    size: int,
+    sha256: str,
+    flows: tuple[int, int, str] | None = None,
+) -> bool:
+    """Records the verified objects of a sealed part; False when there is no such part.
 
     Args:
         session: the one that holds the lock.
         part: the part.
-        tasks: lines of the object.
+        tasks: lines of the object of its tasks.
         size: its size in bytes.
         sha256: its digest in hexadecimal digits.
+        flows: the same of the object of its flows; None without flows.
 
     Raises:
         SessionLost, PostgresUnavailable: it may or may not be recorded.
     """
     rows = await session.fetch(
-        "history.record_archived", part.day, part.number, part.object_key, tasks, size, sha256
+        "history.record_archived",
+        part.day,
+        part.number,
+        part.object_key,
+        tasks,
+        size,
+        sha256,
+        *(flows or (0, None, None)),
     )
     return bool(rows)
 
@@ -221,11 +238,12 @@ def as_task(row: Mapping[str, Any] | asyncpg.Record) -> dict[str, Any]:
         # Columns of unfinished tasks only.
         "pausing": False,
         "due_at": None,
-        "attempts": [_with_moments(attempt) for attempt in orjson.loads(row["attempts"])],
-        "callbacks_owed": [_with_moments(callback) for callback in orjson.loads(row["callbacks_owed"])],
+        "attempts": [with_moments(attempt) for attempt in orjson.loads(row["attempts"])],
+        "callbacks_owed": [with_moments(callback) for callback in orjson.loads(row["callbacks_owed"])],
     }
 
 
-def _with_moments(row: dict[str, Any]) -> dict[str, Any]:
+def with_moments(row: dict[str, Any]) -> dict[str, Any]:
+    """A row that PostgreSQL wrote as JSON, with its moments as `datetime`."""
     moments = {name: datetime.fromisoformat(row[name]) for name in _MOMENTS if row.get(name)}
     return row | moments

@@ -3,16 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
 from penstock.core.position import Position, Start, StartReason
+from penstock.errors import SessionLost
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
 # A position as it is stored: the next offset, and the identity of its log.
 Stored = tuple[int, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The offsets of a partition from which a batch was read.
+
+    Attributes:
+        topic: topic with its prefix.
+        partition: number of the partition.
+        first: first offset of the batch.
+        following: first offset after the batch.
+        identity: of the log at `first`, as it is stored.
+        following_identity: of the log at `following`.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    following: int
+    identity: str | None = None
+    following_identity: str | None = None
+
+
+def offset_parameters(source: OffsetRange | None) -> tuple[str | int | None, ...]:
+    """The first parameters of a statement that moves the reader's offset: NULL without a source."""
+    if source is None:
+        return (None,) * 6
+    return (
+        source.topic,
+        source.partition,
+        source.first,
+        source.following,
+        source.identity,
+        source.following_identity,
+    )
+
+
+def offsets_passed(source: OffsetRange | None) -> SessionLost:
+    """The error of such a statement that has found another offset."""
+    return SessionLost(f"another process reads the partition, and it has passed the offsets of {source}")
 
 
 async def stored(executor: Any, topic: str, partitions: Collection[int]) -> dict[int, Stored]:

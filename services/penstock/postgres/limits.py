@@ -6,27 +6,49 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import asyncpg
+
+from penstock.contracts.task_type import TaskType
 from penstock.core.fair_queueing import KeyQueue
-from penstock.core.release_order import Head
+from penstock.core.release_order import Head, Place
 from penstock.postgres.release import Batch, Released, ready_of
 from penstock.postgres.session import Session
-from penstock.postgres.types import TaskType
 
 
 class Position(NamedTuple):
-    """A position among the ready tasks of a type, directly behind a task."""
+    """A position among the ready tasks of a type in the order of release, behind a task."""
 
+    level: int = -1
+    root_id: int = 0
     priority: int = -1
     id: int = 0
+
+    @classmethod
+    def behind(cls, row: asyncpg.Record) -> Position | None:
+        """The position behind the last examined task; None when that was the last one."""
+        return None if row["id"] is None else cls(row["level"], row["root_id"], row["priority"], row["id"])
 
 
 # The room of a key without a limit.
 UNLIMITED = 2**31
 
 
-async def keyed_types(session: Session) -> frozenset[str]:
-    """Names of the types that are released by concurrency key."""
-    return frozenset([row["name"] for row in await session.fetch("limits.keyed_types")])
+class TypeVersion(NamedTuple):
+    """The version of a type's row.
+
+    Attributes:
+        version: every change of the row replaces it.
+        keyed: the type is released by concurrency key.
+    """
+
+    version: str
+    keyed: bool
+
+
+async def versions(session: Session) -> dict[str, TypeVersion]:
+    """The version of each registered type, by name."""
+    rows = await session.fetch("limits.versions")
+    return {row["name"]: TypeVersion(row["version"], row["keyed"]) for row in rows}
 
 
 async def track(session: Session, type_name: str, limit: int, *, begun: bool) -> tuple[int, int]:
@@ -56,7 +78,7 @@ async def track_ready(session: Session, type_name: str, position: Position, limi
     [row] = await session.fetch("limits.track_ready", type_name, *position, limit)
     if row["done"] < row["found"]:
         return position
-    return None if row["id"] is None else Position(row["priority"], row["id"])
+    return Position.behind(row)
 
 
 async def in_flight(session: Session, type_name: str, limit: int) -> int:
@@ -76,7 +98,7 @@ async def set_empty_keys(
         transactions lock.
     """
     [row] = await session.fetch("limits.set_empty_keys", type_name, *position, limit)
-    return None if row["id"] is None else Position(row["priority"], row["id"]), row["locked"]
+    return Position.behind(row), row["locked"]
 
 
 async def heads(
@@ -91,7 +113,15 @@ async def heads(
         excluded: tasks that are left out.
     """
     rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first, list(excluded))
-    return [Head(row["id"], row["level"], row["waited_s"], begun=row["begun"]) for row in rows]
+    return [
+        Head(
+            Place(row["root_id"], row["priority"], row["id"]),
+            row["level"],
+            row["waited_s"],
+            begun=row["begun"],
+        )
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +129,7 @@ class PageSize:
     """Bounds of a page of key queues.
 
     Attributes:
-        level: the effective level, which is the priority or that of a begun task.
+        level: the priority of the tasks, or of their root flows.
         tasks: most tasks that will be selected from it.
         keys: most concurrency keys.
         excluded: tasks that are left out.
@@ -141,6 +171,7 @@ async def key_queues(
             room=UNLIMITED if row["room"] is None else row["room"],
             weight=row["weight"],
             more=len(row["ids"] or ()) == row["depth"],
+            places=list(map(Place, row["root_ids"] or (), row["priorities"] or (), row["ids"] or ())),
         )
         for row in rows
     ]
@@ -151,6 +182,7 @@ async def release_selected(
     task_type: TaskType,
     ids: Sequence[int],
     take_confirmed: Callable[[], list[int]],
+    version: str,
     levels: Mapping[int, int] | None = None,
 ) -> Released:
     """Releases those of the selected tasks that are still ready and that no transaction locks.
@@ -160,10 +192,13 @@ async def release_selected(
         task_type: the type of the tasks.
         ids: the tasks, in order of release.
         take_confirmed: returns the batches that Kafka has; their rows in `release` are deleted.
+        version: of the type as it was loaded; if it has changed since, all tasks count as locked.
         levels: effective levels by id, by which workers keep this order; None stands for the
             priorities.
     """
-    rows = await session.fetch("limits.release_selected", task_type.name, list(ids), take_confirmed())
+    rows = await session.fetch(
+        "limits.release_selected", task_type.name, list(ids), take_confirmed(), version
+    )
     order = {task_id: number for number, task_id in enumerate(ids)}
     rows.sort(key=lambda row: order[row["id"]])
     released = {row["id"] for row in rows}

@@ -1,9 +1,16 @@
-"""Applies numbered migrations in order, each once, from one process at a time."""
+"""Applies numbered migrations in order, each once, from one process at a time.
+
+What this module guarantees: a migration stops no statement of a service for longer than
+`_LOCK_WAIT`, and a crash leaves it applied or not applied. A migration is either a transaction of
+short statements, or one statement that creates or drops an index `CONCURRENTLY`. PostgreSQL cannot
+run the latter in a transaction. A crash leaves its index invalid, and the next run builds it again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +18,7 @@ import asyncpg
 
 from penstock.contracts.files import schemas_folder
 from penstock.core.migration_steps import Step, due
+from penstock.errors import CannotStart
 from penstock.postgres.connection import connect, translated
 from penstock.postgres.queries import query
 
@@ -19,10 +27,29 @@ log = logging.getLogger(__name__)
 # The time of a migration grows with its table, so the limit is generous.
 _TIMEOUT_S = 24 * 3600.0
 _RETRY_S = 1.0
+_LOCK_RETRY_S = 0.2
+# How long a migration waits for a table lock: all later statements on the table wait behind it.
+_LOCK_WAIT = "200ms"
+# Building an index waits for older transactions, and no statement waits behind it.
+_NO_LIMIT = "0"
+
+_INDEX = re.compile(
+    r"(?:CREATE (?:UNIQUE )?INDEX CONCURRENTLY IF NOT EXISTS|(?P<drop>DROP) INDEX CONCURRENTLY IF EXISTS)"
+    r" (?:penstock\.)?(?P<index>\w+)[^;]*;?"
+)
+
+
+async def lock(connection: Any) -> None:
+    """Waits until no other session migrates or changes roles; the lock ends with the session."""
+    while not await connection.fetchval(query("migrations.try_lock")):  # noqa: ASYNC110 (the other session is in another process)
+        await asyncio.sleep(_LOCK_RETRY_S)
 
 
 async def _apply(connection: Any, name: str, text: str) -> bool:
     """Applies one migration; returns False when another session locks one of its tables."""
+    statement = re.sub(r"^\s*--.*$", "", text, flags=re.MULTILINE).strip()
+    if "CONCURRENTLY" in statement:
+        return await _apply_concurrently(connection, name, statement)
     try:
         async with connection.transaction():
             await connection.execute(text, timeout=_TIMEOUT_S)
@@ -32,12 +59,41 @@ async def _apply(connection: Any, name: str, text: str) -> bool:
     return True
 
 
+async def _apply_concurrently(connection: Any, name: str, statement: str) -> bool:
+    """Creates or drops an index; returns False when it is not complete.
+
+    Raises:
+        CannotStart: the migration has more than one statement, or another one.
+    """
+    found = _INDEX.fullmatch(statement)
+    if found is None:
+        raise CannotStart(
+            f"the migration {name} must be one CREATE INDEX CONCURRENTLY IF NOT EXISTS, "
+            "or one DROP INDEX CONCURRENTLY IF EXISTS"
+        )
+    index, dropped = found["index"], found["drop"] is not None
+    await connection.execute(query("migrations.limit_lock_wait"), _NO_LIMIT)
+    try:
+        if not dropped and await connection.fetchval(query("migrations.index_is_valid"), index) is False:
+            await connection.execute(query("migrations.drop_index").format(index=index), timeout=_TIMEOUT_S)
+        await connection.execute(statement, timeout=_TIMEOUT_S)
+    except asyncpg.DeadlockDetectedError:
+        return False
+    finally:
+        if not connection.is_closed():
+            await connection.execute(query("migrations.limit_lock_wait"), _LOCK_WAIT)
+    # A repetition after a deadlock finds the invalid index, and does nothing.
+    if await connection.fetchval(query("migrations.index_is_valid"), index) is (None if dropped else True):
+        await connection.execute(query("migrations.mark"), name)
+        return True
+    return False
+
+
 async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = None) -> list[str]:
     """Migrates the schema `penstock` of a database and returns the names of the applied migrations.
 
-    Each migration commits together with its row in `migration`, so a crash leaves both or neither.
-    It waits two seconds for a table lock and then retries, because all later queries of the table
-    would queue behind it.
+    A transaction commits together with its row in `migration`. A migration gives up a table lock
+    that it does not get at once, and tries again.
 
     Args:
         dsn: connection URL of a session (not of a pooler).
@@ -52,9 +108,9 @@ async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = N
     connection = await connect(dsn, "migrate")
     try:
         with translated():
-            # Two processes must not migrate at once. The lock ends with the session.
-            await connection.execute(query("migrations.lock"), timeout=_TIMEOUT_S)
-            await connection.execute(query("migrations.limit_lock_wait"))
+            # Two processes must not migrate at once.
+            await lock(connection)
+            await connection.execute(query("migrations.limit_lock_wait"), _LOCK_WAIT)
             await connection.execute(query("migrations.prepare"))
             done = {row["name"] for row in await connection.fetch(query("migrations.applied"))}
             applied = []

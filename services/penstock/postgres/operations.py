@@ -1,4 +1,4 @@
-"""Bulk operations on tasks: a row of `audit` each, and their batches, which any gateway may run.
+"""Bulk operations: a row of `audit` each, and the batches of those on tasks; any gateway runs them.
 
 What this module guarantees: each batch changes its tasks, the position of the operation and its
 count of changes in one transaction, and positions follow the order of ids. So each task that
@@ -19,7 +19,8 @@ import orjson
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
-from penstock.core.operations import TaskFilter, Verb, batch_size
+from penstock.core.flow.operations import FlowVerb
+from penstock.core.operations import Subject, TaskFilter, Verb, batch_size
 from penstock.core.task import State
 from penstock.postgres.advance import cancel_within
 from penstock.postgres.connection import translated
@@ -32,7 +33,7 @@ ROWS_PER_STATEMENT = 20_000
 MAX_RUNNING = 100
 
 # How long a process waits while another one runs a batch of the same operation.
-_CONTENDED_S = 0.2
+CONTENDED_S = 0.2
 
 Row = asyncpg.Record
 
@@ -137,15 +138,16 @@ async def find_matching(
 async def create(
     executor: Any,
     operation_id: str,
-    verb: Verb,
+    verb: Verb | FlowVerb,
     created_by: str,
     filter_json: str,
     priority: int | None,
     rate: float | None,
     actor: str | None = None,
     namespaces: Collection[str] | None = None,
+    version: str | None = None,
 ) -> Row | None:
-    """Inserts an operation; returns None when the id exists.
+    """Inserts an operation on tasks or flows, by its verb; returns None when the id exists.
 
     Args:
         executor: a pool or a connection.
@@ -157,6 +159,7 @@ async def create(
         rate: tasks a second; None is without a limit.
         actor: the authenticated sender.
         namespaces: the namespaces of the sender; None is all.
+        version: of the verb `rerun`: `same` or `latest`.
 
     Raises:
         PostgresUnavailable: the row may be inserted or not; repeating the call is safe.
@@ -172,8 +175,26 @@ async def create(
             rate,
             actor,
             None if namespaces is None else sorted(namespaces),
+            Subject.FLOW if isinstance(verb, FlowVerb) else Subject.TASK,
+            version,
         )
     return row
+
+
+def is_running(operation: Row) -> bool:
+    """Whether an operation has neither ended nor been stopped."""
+    return operation["state"] in ("running", "running_flows")
+
+
+async def task_in_flow(executor: Any, ids: Sequence[int]) -> tuple[int, int] | None:
+    """The first of these tasks that belongs to a flow, and the flow; None if there is none.
+
+    Raises:
+        PostgresUnavailable: the database is unavailable.
+    """
+    with translated():
+        row = await executor.fetchrow(query("operations.of_flows"), list(ids))
+    return None if row is None else (row["id"], row["flow_id"])
 
 
 async def get(executor: Any, operation_id: str) -> Row | None:
@@ -282,8 +303,8 @@ async def _try_batch(
             operation = await connection.fetchrow(query("operations.claim"), operation_id)
             if operation is None:
                 existing = await connection.fetchrow(query("operations.get"), operation_id)
-                contended = existing is not None and existing["state"] == "running"
-                return BatchResult(0, OutboxEntry(), _CONTENDED_S if contended else None)
+                contended = existing is not None and is_running(existing)
+                return BatchResult(0, OutboxEntry(), CONTENDED_S if contended else None)
             if operation["wait_s"] > 0:
                 return BatchResult(0, OutboxEntry(), operation["wait_s"])
             verb, last_id = Verb(operation["verb"]), operation["upto"]

@@ -133,13 +133,13 @@ async def enqueue(
             continue
         body = event.encode()
         if published:
-            entry.record_keys.append(str(event.task["id"]).encode())
+            entry.record_keys.append(str(event.subject_id).encode())
             entry.events.append(body)
         entry.callbacks += [
             Callback(
                 id=callback_id,
-                target=target_of(event.task["type"], target.url),
-                task_id=event.task["id"],
+                target=target_of(event.subject_name, target.url),
+                task_id=event.subject_id,
                 attempt=0,
                 body=envelope(event, source) if target.format is Format.CLOUDEVENTS else body,
                 headers=_traced(target.request_headers(), traceparent),
@@ -182,4 +182,4 @@ def callback_columns(callbacks: Sequence[Callback], due_in_s: float = CALLBACK_H
 
 def sparse(column: list[Any]) -> list[Any] | None:
     """A column, or None when all its values are None, which saves their encoding."""
-    return column if any(value is not None for value in column) else None
+    return None if column.count(None) == len(column) else column

@@ -9,22 +9,26 @@ from typing import NamedTuple
 import asyncpg
 
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.task_type import TaskType
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
 from penstock.core.suspects import isolation_of
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
+from penstock.postgres import ownership
 from penstock.postgres.connection import translated
+from penstock.postgres.ownership import Group
 from penstock.postgres.queries import query
 from penstock.postgres.session import Session
 from penstock.postgres.tasks import context_of
-from penstock.postgres.types import TaskType
 
 # Notified with a type's name when a task of it becomes ready, or is scheduled.
 READY_CHANNEL = "penstock_ready"
 DUE_CHANNEL = "penstock_due"
 # Notified when a replica of task-sync joins, leaves or transfers types.
 REPLICAS_CHANNEL = "penstock_replicas"
+# The replicas of task-sync, and the types that they own.
+TYPES = Group("penstock.release", REPLICAS_CHANNEL, "task-sync")
 # Prefix of the application name of a replica's session; host and process id follow.
 REPLICA_NAME = "task-sync gate"
 
@@ -44,35 +48,14 @@ class Batch:
     tasks: list[ReadyTask]
 
 
-async def join(session: Session) -> None:
-    """Registers this session as a replica, for as long as it lives."""
-    await session.fetch("release.join")
-
-
-async def leave(session: Session) -> None:
-    """Unlocks all types and unregisters the replica."""
-    await session.fetch("release.leave")
-
-
-async def notify_replicas(session: Session) -> None:
-    """Notifies all replicas that the owners of types have changed."""
-    await session.fetch("release.notify_replicas")
-
-
-async def owners(session: Session, type_names: Sequence[str]) -> tuple[list[int], dict[str, int | None]]:
-    """The sessions of all replicas, in order, and the session that owns each type."""
-    [row] = await session.fetch("release.owners", list(type_names))
-    return row["members"], dict(zip(type_names, row["owners"] or [], strict=True))
-
-
 async def lock_type(session: Session, type_name: str) -> bool:
     """Makes this session the owner of a type; False when another session owns it."""
-    return bool(await session.fetchval("release.lock_type", type_name))
+    return await ownership.lock(session, TYPES, type_name)
 
 
 async def unlock_type(session: Session, type_name: str) -> None:
     """Ends the ownership of a type, so that another session can lock it."""
-    await session.fetchval("release.unlock_type", type_name)
+    await ownership.unlock(session, TYPES, type_name)
 
 
 class Released(NamedTuple):
@@ -96,6 +79,7 @@ async def release(
     *,
     tracked: bool = False,
     excluded: Sequence[int] = (),
+    version: str | None = None,
 ) -> Released:
     """Releases the first `limit` ready tasks of a type.
 
@@ -107,9 +91,11 @@ async def release(
         tracked: the tasks count for limits while they are in flight, and their end notifies the
             type's owner.
         excluded: tasks that are left out.
+        version: of the type as it was loaded; if it has changed since, nothing is released. None
+            releases by any version.
     """
     rows = await session.fetch(
-        "release.release", task_type.name, limit, list(confirmed), tracked, list(excluded)
+        "release.release", task_type.name, limit, list(confirmed), tracked, list(excluded), version
     )
     locked = rows.pop()["locked"] if rows and rows[-1]["locked"] else []
     if not rows:

@@ -1,4 +1,4 @@
-"""Statements and transactions that a deadlock or a serialization failure ended are repeated.
+"""Statements and transactions that a deadlock, a serialization failure or an id ended are repeated.
 
 All statements lock the rows of a table in the order of their keys, or skip locked rows, so a
 deadlock with another service should not occur. One with an operator's transaction still may. It had
@@ -21,24 +21,29 @@ log = logging.getLogger(__name__)
 
 # PostgreSQL has waited for a second already when it reports a deadlock.
 BACKOFF = Backoff(base_s=0.01, factor=2, max_s=0.5, jitter=0.5)
-ATTEMPTS = 6
+ATTEMPTS = 12
+# Keys whose values `advance_ids` gives. It moves a sequence beyond the ids of the last millisecond.
+# Many sessions that take more of them in the moment of the move may meet.
+IDS = frozenset({"task_pkey", "flow_pkey", "outbox_pkey", "release_pkey"})
 
 R = TypeVar("R")
 
 
 async def repeated(work: Callable[[], Awaitable[R]]) -> R:
-    """Calls `work`, a statement or transaction, again after a deadlock or serialization failure.
+    """Calls `work`, a statement or transaction, again after a failure that it is not the cause of.
 
     Raises:
         asyncpg.TransactionRollbackError: all attempts failed.
+        asyncpg.UniqueViolationError: likewise, or a key is not one that the database gives.
     """
     attempt = 0
     while True:
         attempt += 1
         try:
             return await work()
-        except asyncpg.TransactionRollbackError as error:
-            if attempt == ATTEMPTS:
+        except (asyncpg.TransactionRollbackError, asyncpg.UniqueViolationError) as error:
+            given_twice = getattr(error, "constraint_name", None) in IDS
+            if attempt == ATTEMPTS or (isinstance(error, asyncpg.UniqueViolationError) and not given_twice):
                 raise
             log.warning(
                 "PostgreSQL ended a transaction because of another one; it is repeated",

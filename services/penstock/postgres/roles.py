@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from penstock.contracts.files import schemas_folder
+from penstock.postgres import migrations
 from penstock.postgres.connection import SESSION_SETTINGS, connect, translated
 from penstock.postgres.queries import query
 
@@ -52,10 +53,13 @@ class Plan:
     Attributes:
         add: creates roles and grants missing rights.
         revoke: revokes undeclared rights.
+        before_tables: those of `add` that need no table; an owner without CREATEROLE cannot
+            execute them.
     """
 
     add: tuple[str, ...]
     revoke: tuple[str, ...]
+    before_tables: tuple[str, ...] = ()
 
 
 @cache
@@ -108,11 +112,16 @@ def _plan(
         for name, value in SESSION_SETTINGS.items()
         if (role, f"{name}={value}") not in settings
     ]
+    missing = required - granted
+    memberships = {right for right in missing if not right.privilege}
+    before_tables = tuple(add + [f"GRANT {phrase} TO {role}" for role, phrase in _phrases(memberships)])
     # With the additions, since no release needs this right.
     add += [f"REVOKE EXECUTE ON {function} FROM PUBLIC" for function in public_functions]
-    add += [f"GRANT {phrase} TO {role}" for role, phrase in _phrases(required - granted)]
+    add += [f"GRANT {phrase} TO {role}" for role, phrase in _phrases(missing)]
     return Plan(
-        tuple(add), tuple(f"REVOKE {phrase} FROM {role}" for role, phrase in _phrases(granted - required))
+        tuple(add),
+        tuple(f"REVOKE {phrase} FROM {role}" for role, phrase in _phrases(granted - required)),
+        before_tables,
     )
 
 
@@ -156,7 +165,7 @@ async def plan(dsn: str, prefix: str = PREFIX) -> Plan:
     connection = await connect(dsn, "roles")
     try:
         with translated():
-            return await _plan_for(connection, prefix)
+            return await plan_for(connection, prefix)
     finally:
         await connection.close()
 
@@ -178,9 +187,9 @@ async def apply(dsn: str, prefix: str = PREFIX, *, revoke: bool = False) -> Plan
         with translated():
             # The lock of migrations: two runs must not overlap, and tables must not change
             # meanwhile.
-            await connection.execute(query("migrations.lock"))
+            await migrations.lock(connection)
             async with connection.transaction():
-                current = await _plan_for(connection, prefix)
+                current = await plan_for(connection, prefix)
                 for statement in (*current.add, *(current.revoke if revoke else ())):
                     await connection.execute(statement)
             return current
@@ -188,7 +197,8 @@ async def apply(dsn: str, prefix: str = PREFIX, *, revoke: bool = False) -> Plan
         await connection.close()
 
 
-async def _plan_for(connection: Any, prefix: str) -> Plan:
+async def plan_for(connection: Any, prefix: str) -> Plan:
+    """Returns the plan for the database of a connection."""
     fetch = connection.fetch
     names = role_names(prefix)
     granted = await fetch(query("roles.granted"), names)

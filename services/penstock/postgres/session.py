@@ -160,6 +160,7 @@ async def open_session(
     durable: bool = True,
     locks: bool = True,
     repeats_conflicts: bool = False,
+    lock_timeout: str = LOCK_TIMEOUT,
     generic_plans: bool = False,
 ) -> AsyncIterator[Session]:
     """A session for the time of a `with` block.
@@ -173,6 +174,7 @@ async def open_session(
         repeats_conflicts: whether a statement that meets the locks of another transaction is
             repeated until it succeeds. `lock_conflicts` counts its repetitions, which show that the
             session is not stalled.
+        lock_timeout: how long a statement of such a session waits for a lock.
         generic_plans: see `penstock.postgres.connection.GENERIC_PLANS`.
 
     Raises:
@@ -183,7 +185,7 @@ async def open_session(
         name,
         durable=durable,
         idle_s=VANISHED_S if locks else 0,
-        lock_timeout=LOCK_TIMEOUT if repeats_conflicts else None,
+        lock_timeout=lock_timeout if repeats_conflicts else None,
         generic_plans=generic_plans,
     )
     session = Session(connection, repeats_conflicts=repeats_conflicts)
@@ -197,6 +199,7 @@ async def open_session(
         connection.remove_termination_listener(session._on_termination)  # noqa: SLF001 (our own class)
         # A graceful close waits for the server; an unreachable one must not delay the stop.
         try:
-            await asyncio.wait_for(connection.close(), 5)
+            async with asyncio.timeout(5):
+                await connection.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             connection.terminate()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,14 +110,51 @@ async def save(
     return {target_in(row) for row in rows}
 
 
-async def find_troubled(pool: asyncpg.Pool[asyncpg.Record]) -> list[TargetId]:
-    """Targets that are not normal, or have held callbacks.
+@dataclass(frozen=True, slots=True)
+class FoundTargets:
+    """A page of a search for targets.
+
+    Attributes:
+        targets: those that it found.
+        last: the last target that it looked at; None when no page follows.
+    """
+
+    targets: list[TargetId]
+    last: TargetId | None
+
+
+async def find_abnormal(
+    pool: asyncpg.Pool[asyncpg.Record], after: TargetId | None, *, limit: int
+) -> FoundTargets:
+    """A page of the abnormal targets.
+
+    Args:
+        pool: of the database.
+        after: the last target of the page before; None for the first page.
+        limit: how many targets to look at.
 
     Raises:
         PostgresUnavailable: no server.
     """
+    return await _find_page(pool, "targets.find_abnormal", after, limit)
+
+
+async def find_held(
+    pool: asyncpg.Pool[asyncpg.Record], after: TargetId | None, *, limit: int
+) -> FoundTargets:
+    """A page of the targets that have held callbacks and are not disabled; as `find_abnormal`."""
+    return await _find_page(pool, "targets.find_held", after, limit)
+
+
+async def _find_page(
+    pool: asyncpg.Pool[asyncpg.Record], name: str, after: TargetId | None, limit: int
+) -> FoundTargets:
     with translated():
-        return [target_in(row) for row in await pool.fetch(query("targets.find_troubled"))]
+        rows = await pool.fetch(query(name), *(after or TargetId("", "")), limit)
+    return FoundTargets(
+        [target_in(row) for row in rows if row["found"]],
+        target_in(rows[-1]) if len(rows) == limit else None,
+    )
 
 
 async def get(executor: Any, url: str, namespaces: Sequence[str] | None = None) -> list[asyncpg.Record]:
@@ -189,7 +226,7 @@ def _after_prefix(prefix: str) -> str:
 async def delete_unused(
     session: Session, after: TargetId | None, *, limit: int, unused_s: float
 ) -> tuple[int, TargetId | None]:
-    """Deletes unused targets among the next `limit`: normal, with count 0 and no rate.
+    """Deletes unused targets among the next `limit`: normal with count 0, or gone; without a rate.
 
     Args:
         session: holds the requeuer's lock.
@@ -237,20 +274,45 @@ async def disabled(executor: Any, targets: Sequence[TargetId]) -> set[TargetId]:
         }
 
 
-async def disable(executor: Any, target: TargetId, why: str, *, answered: bool = False) -> bool:
+async def settings(connection: Any, target: TargetId) -> dict[str, Any] | None:
+    """State, reason and rate of a target, locked until the end of the transaction; None if unknown.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    with translated():
+        row = await connection.fetchrow(query("targets.lock"), *target)
+    return None if row is None else dict(row)
+
+
+async def disable(executor: Any, target: TargetId, why: str) -> bool:
     """Disables a target until it is enabled; False when it was disabled already.
 
     Args:
         executor: a pool or a connection.
         target: its identity.
         why: shown to operators.
-        answered: whether the target's answer to a call, just now, is the reason.
 
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
     with translated():
-        return bool(await executor.fetch(query("targets.disable"), *target, why, answered))
+        return bool(await executor.fetch(query("targets.disable"), *target, why))
+
+
+async def disable_gone(executor: Any, gone: Mapping[TargetId, str], owner: str) -> None:
+    """Disables targets that answered that they are gone, until they are enabled.
+
+    Args:
+        executor: a pool or a connection.
+        gone: the targets, each with the reason that operators read.
+        owner: the process that got the answers; it knows of them already.
+
+    Raises:
+        PostgresUnavailable: perhaps nothing was written; safe to repeat.
+    """
+    with translated():
+        await executor.fetch(query("targets.disable_gone"), *target_columns(gone), list(gone.values()), owner)
 
 
 async def enable(executor: Any, target: TargetId) -> bool:

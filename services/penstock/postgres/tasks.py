@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,15 +16,12 @@ from penstock.contracts import subscription
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
 from penstock.core.access import namespace_of
-from penstock.errors import NotFound, SessionLost
+from penstock.errors import IdempotencyConflict, NotFound
 from penstock.postgres import history
 from penstock.postgres.columns import SUBMITTED
 from penstock.postgres.connection import translated
+from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
 from penstock.postgres.queries import query
-
-# Seconds of a search, and of its continuation in parts; tasks of a part.
-LIST_WITHIN_S = 2.0
-ROWS_PER_PART = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +31,25 @@ class Submitted:
     Attributes:
         id: task id.
         created: False when an earlier submission with the same idempotency key created the task.
+        differs: that one had another context, by the digests of both.
     """
 
     id: int
     created: bool
+    differs: bool = False
+
+    def conflict(self, submission: Submission) -> IdempotencyConflict:
+        """The refusal of a submission that differs."""
+        return IdempotencyConflict(
+            f"{submission.idempotency_key!r} was used for task {self.id} with another context, and the type "
+            f"{submission.type} is strict: use another idempotency key, or send the same context",
+            pointer="/idempotency_key",
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """The offsets of a partition from which a batch was read.
-
-    Attributes:
-        topic: topic with its prefix.
-        partition: number of the partition.
-        first: first offset of the batch.
-        following: first offset after the batch.
-        identity: of the log at `first`, as it is stored.
-        following_identity: of the log at `following`.
-    """
-
-    topic: str
-    partition: int
-    first: int
-    following: int
-    identity: str | None = None
-    following_identity: str | None = None
+class _Existing(NamedTuple):
+    id: int
+    digest: bytes | None
 
 
 async def submit(
@@ -81,22 +72,12 @@ async def submit(
             partition. Nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
-    position: tuple[str | int | None, ...] = (None,) * 6
-    if source:
-        position = (
-            source.topic,
-            source.partition,
-            source.first,
-            source.following,
-            source.identity,
-            source.following_identity,
-        )
     with translated():
-        answer = await executor.fetch(query("tasks.submit"), *position, *_parameters(submissions))
+        answer = await executor.fetch(
+            query("tasks.submit"), *offset_parameters(source), *_parameters(submissions)
+        )
         if not answer:
-            raise SessionLost(
-                f"another process reads the partition, and it has passed the offsets of {source}"
-            )
+            raise offsets_passed(source)
         rows = answer[1:]
         created = {(row["type"], row["idempotency_key"]): row["id"] for row in rows if row["idempotency_key"]}
         existing = await _existing(
@@ -112,10 +93,12 @@ async def submit(
             result.append(Submitted(ids_without_key.popleft(), created=True))
         elif (new_id := created.pop(key, None)) is not None:
             # A later submission of the batch may have the same key.
-            existing[key] = new_id
+            existing[key] = _Existing(new_id, submission.context_digest)
             result.append(Submitted(new_id, created=True))
         else:
-            result.append(Submitted(existing[key], created=False))
+            first, digest = existing[key], submission.context_digest
+            differs = None not in (digest, first.digest) and digest != first.digest
+            result.append(Submitted(first.id, created=False, differs=differs))
     return result
 
 
@@ -126,18 +109,21 @@ def _unique_key(submission: Submission) -> tuple[str, str] | None:
 
 async def _existing(
     executor: Any, unique_keys: Sequence[tuple[str, str] | None]
-) -> dict[tuple[str, str], int]:
-    """The ids of existing tasks by type and idempotency key.
+) -> dict[tuple[str, str], _Existing]:
+    """The existing tasks by type and idempotency key.
 
     A task may move to history after the insertion has met its key, so history is searched too.
     """
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], _Existing] = {}
     for name in ("tasks.by_idempotency_keys", "history.by_idempotency_keys"):
         missing = [key for key in unique_keys if key is not None and key not in found]
         if missing:
             types, idempotency_keys = zip(*missing, strict=True)
             rows = await executor.fetch(query(name), list(types), list(idempotency_keys))
-            found |= {(row["type"], row["idempotency_key"]): row["id"] for row in rows}
+            found |= {
+                (row["type"], row["idempotency_key"]): _Existing(row["id"], row["context_digest"])
+                for row in rows
+            }
     return found
 
 
@@ -182,6 +168,15 @@ def context_of(row: Mapping[str, Any] | asyncpg.Record, prefix: str = "context")
         data=row[prefix],
         ref=_decode_ref(ref),
     )
+
+
+def flow_of(place: Mapping[str, Any]) -> dict[str, Any]:
+    """The field `flow` of a task's document and of its events.
+
+    Args:
+        place: id of the flow, node, generation and item, which is None for a node without items.
+    """
+    return {name: value for name, value in place.items() if name != "item" or value is not None}
 
 
 def _decode_ref(text: str | None) -> ObjectRef | None:
@@ -248,85 +243,6 @@ async def get(executor: Any, task_id: int) -> dict[str, Any]:
     return {**row, "attempts": [dict(a) for a in attempts], "callbacks_owed": [dict(c) for c in callbacks]}
 
 
-class FoundTasks(NamedTuple):
-    """A part of the tasks that match.
-
-    Attributes:
-        rows: of these tasks, newest first.
-        searched_to: all tasks from this id on were searched, and older ones were not; None when the
-            search reached its limit of rows or the oldest task.
-    """
-
-    rows: list[asyncpg.Record]
-    searched_to: int | None = None
-
-
-async def find(
-    executor: Any,
-    *,
-    type_name: str | None = None,
-    states: Sequence[str] | None = None,
-    stage: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    idempotency_key: str | None = None,
-    concurrency_key: str | None = None,
-    before_id: int | None = None,
-    limit: int = 50,
-    visible_types: Sequence[str] | None = None,
-    within_s: float = LIST_WITHIN_S,
-) -> FoundTasks:
-    """Rows of tasks that match all filters, newest first.
-
-    A search that no index serves is bounded: it first runs for `within_s` seconds, then examines
-    tasks in parts for as long, and returns what it has found.
-
-    Args:
-        executor: a pool or a connection.
-        type_name: task type.
-        states: one of these states.
-        stage: current stage, or the last one.
-        labels: labels that the task has, with these values.
-        idempotency_key: idempotency key.
-        concurrency_key: concurrency key.
-        before_id: the last id of the page before.
-        limit: most rows.
-        visible_types: only tasks of these types; None is every type.
-        within_s: see above.
-
-    Raises:
-        PostgresUnavailable: the server does not answer.
-    """
-    filters = (
-        type_name,
-        list(states) if states else None,
-        stage,
-        orjson.dumps(labels).decode() if labels else None,
-        idempotency_key,
-    )
-    more_filters = (concurrency_key, None if visible_types is None else list(visible_types))
-    rows: list[asyncpg.Record] = []
-    with translated():
-        try:
-            rows = await executor.fetch(
-                query("tasks.list"), *filters, before_id, limit, *more_filters, None, timeout=within_s
-            )
-            return FoundTasks(rows)
-        except TimeoutError:
-            deadline_s = time.monotonic() + within_s
-        while True:
-            part = await executor.fetchrow(query("tasks.walk"), before_id, ROWS_PER_PART)
-            if not part["tasks"]:
-                return FoundTasks(rows)
-            rows += await executor.fetch(
-                query("tasks.list"), *filters, before_id, limit - len(rows), *more_filters, part["last"]
-            )
-            before_id = part["last"]
-            if len(rows) == limit or part["tasks"] < ROWS_PER_PART:
-                return FoundTasks(rows)
-            if time.monotonic() >= deadline_s:
-                return FoundTasks(rows, before_id)
-
-
 async def by_ids(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:
     """The rows of the tasks with these ids, by id; without those in history.
 
@@ -350,6 +266,20 @@ async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
         if sum(row["tasks"] for row in rows) < len(unique):
             rows = await executor.fetch(query("history.states_of"), unique)
     return {row["state"]: row["tasks"] for row in rows}
+
+
+async def ends_of(executor: Any, ids: Iterable[int]) -> dict[int, datetime | None]:
+    """When these tasks ended, with those in history; None for the others, unknown ids left out.
+
+    Raises:
+        PostgresUnavailable: the server does not answer.
+    """
+    unique = list(set(ids))
+    with translated():
+        rows = await executor.fetch(query("tasks.ends_of"), unique)
+        if len(rows) < len(unique):
+            rows = await executor.fetch(query("history.ends_of"), unique)
+    return {row["id"]: row["ended_at"] for row in rows}
 
 
 async def existing_ids(executor: Any, ids: Iterable[int]) -> set[int]:

@@ -3,110 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 
 from penstock.contracts import subscription
-from penstock.contracts.subscription import Entry
+from penstock.contracts.task_type import TaskType
 from penstock.core.access import namespace_of
-from penstock.core.retry import RetryPolicy
 from penstock.errors import Conflict, InvalidRecord, NotFound
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
 # Channel of notifications: the type in the payload was registered or changed.
 CHANNEL = "penstock_types"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskType:
-    """One row of `task_type`, and the body of `POST /types`; see `task-type.schema.json`."""
-
-    name: str
-    first_stage: str = "start"
-    partitions: int = 8
-    lease_ms: int = 300_000
-    max_attempts: int = 3
-    retry_base_ms: int = 1_000
-    retry_factor: float = 2.0
-    retry_max_ms: int = 300_000
-    retry_jitter: float = 0.5
-    events: str = "final"
-    max_losses: int = 3
-    late_results: str = "accept"
-    callbacks: tuple[Entry, ...] = ()
-    # None keeps the state of the registered type; a type that was read is never None.
-    paused: bool | None = None
-    max_in_flight: int | None = None
-    starts_per_s: float | None = None
-    max_per_key: int | None = None
-    fair: bool = False
-    ageing_s: float | None = None
-    finish_first: bool = False
-
-    @property
-    def ordered(self) -> bool:
-        """Whether the type has its own release order."""
-        return self.ageing_s is not None or self.finish_first
-
-    @property
-    def policy(self) -> RetryPolicy:
-        """The retry policy of its stages."""
-        return policy_of(
-            {
-                "max_attempts": self.max_attempts,
-                "retry_base_ms": self.retry_base_ms,
-                "retry_factor": self.retry_factor,
-                "retry_max_ms": self.retry_max_ms,
-                "retry_jitter": self.retry_jitter,
-            }
-        )
-
-    @classmethod
-    def from_wire(cls, raw: Mapping[str, Any]) -> TaskType:
-        """Reads a document that conforms to `task-type.schema.json`.
-
-        Raises:
-            InvalidRecord: fields contradict each other, or a target can never be called.
-        """
-        task_type = cls(**{**raw, "callbacks": subscription.read(raw.get("callbacks") or ())})
-        problems = task_type.policy.problems()
-        if problems:
-            raise InvalidRecord("; ".join(problems), pointer="/retry_max_ms")
-        if task_type.ordered and (task_type.fair or task_type.max_per_key is not None):
-            field = "ageing_s" if task_type.ageing_s is not None else "finish_first"
-            raise InvalidRecord("cannot be combined with fair or max_per_key", pointer=f"/{field}")
-        return task_type
-
-    def to_wire(self) -> dict[str, Any]:
-        """The JSON object, with the secrets of callbacks."""
-        return {**self._fields(), "callbacks": subscription.to_wire(self.callbacks)}
-
-    def masked(self) -> dict[str, Any]:
-        """The JSON object in answers, without the values of headers."""
-        return {**self._fields(), "callbacks": subscription.masked(self.callbacks)}
-
-    def columns(self) -> list[Any]:
-        """The values of its row."""
-        fields = {**self._fields(), "callbacks": subscription.to_columns(self.callbacks) or None}
-        return list(fields.values())
-
-    def _fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-def policy_of(row: Mapping[str, Any]) -> RetryPolicy:
-    """The retry policy in the columns of a row."""
-    return RetryPolicy(
-        max_attempts=row["max_attempts"],
-        base_s=row["retry_base_ms"] / 1000,
-        factor=row["retry_factor"],
-        max_s=row["retry_max_ms"] / 1000,
-        jitter=row["retry_jitter"],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +33,15 @@ class TypeLimits:
     partitions: int
 
 
+# Told a type before and after its change; None for a new type.
+Observer = Callable[[TaskType | None, TaskType], None]
+
+
 async def register(
-    pool: asyncpg.Pool[asyncpg.Record], task_type: TaskType, limits: TypeLimits | None = None
+    pool: asyncpg.Pool[asyncpg.Record],
+    task_type: TaskType,
+    limits: TypeLimits | None = None,
+    observe: Observer | None = None,
 ) -> tuple[TaskType, bool]:
     """Inserts or changes a type; returns the current type, and whether it is new.
 
@@ -131,6 +49,7 @@ async def register(
         pool: the database.
         task_type: the type.
         limits: for a new type; None is without limits.
+        observe: told the type before and after, in the transaction.
 
     Raises:
         InvalidRecord: a new type has too many partitions.
@@ -152,6 +71,8 @@ async def register(
                     f"type {task_type.name} has {registered.partitions} partitions, which cannot be changed "
                     f"(asked for {task_type.partitions}): register a new type instead"
                 )
+            if observe is not None:
+                observe(None if existing is None else _from_row(existing), registered)
             return registered, row["created"]
 
 
@@ -174,7 +95,10 @@ async def _ensure_within_limits(connection: Any, task_type: TaskType, limits: Ty
 
 
 async def change(
-    pool: asyncpg.Pool[asyncpg.Record], name: str, merge: Callable[[TaskType], TaskType]
+    pool: asyncpg.Pool[asyncpg.Record],
+    name: str,
+    merge: Callable[[TaskType], TaskType],
+    observe: Observer | None = None,
 ) -> TaskType:
     """Changes a type; returns the current type.
 
@@ -182,6 +106,7 @@ async def change(
         pool: the database.
         name: name of the type.
         merge: makes the new type from the current one; an error that it raises changes nothing.
+        observe: told the type before and after, in the transaction.
 
     Raises:
         NotFound: there is no type with this name.
@@ -193,7 +118,11 @@ async def change(
             row = await connection.fetchrow(query("types.lock"), name)
             if row is None:
                 raise NotFound(f"there is no task type {name!r}")
-            return _from_row(await _upsert(connection, merge(_from_row(row))))
+            before = _from_row(row)
+            after = _from_row(await _upsert(connection, merge(before)))
+            if observe is not None:
+                observe(before, after)
+            return after
 
 
 async def _upsert(connection: Any, task_type: TaskType) -> asyncpg.Record:

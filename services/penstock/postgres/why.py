@@ -10,9 +10,9 @@ import orjson
 
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import NO_HANDLER
-from penstock.core.release_order import Head, level_of
-from penstock.core.task import State
-from penstock.core.why import COUNTED, Ahead, Facts
+from penstock.core.release_order import Head, Place, level_of
+from penstock.core.task import Priority, State
+from penstock.core.why import COUNTED, Ahead, Facts, FlowPlace
 from penstock.errors import NotFound
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -57,6 +57,7 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         now=row["now"],
         state=State(row["state"]),
         since=row["finished_at"] or row["updated_at"],
+        stage=row["stage"],
         attempt=row["attempt"],
         due_at=row["due_at"],
         error=f"{failure['kind']}: {failure['message']}" if failure else None,
@@ -64,6 +65,7 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         pausing=row["pausing"],
         worker=row["worker"],
         lease_s=row["lease_ms"] / 1000,
+        waits_for=row["waits_for"],
         type_paused=row["type_paused"],
         # See `types.owners`.
         owner=row["session"] and row["session"].rpartition(" ")[2],
@@ -77,6 +79,9 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         starts_per_s=row["starts_per_s"],
         ahead=ahead,
         unrun=row["unrun"],
+        flow=FlowPlace(row["flow_id"], row["flow_root_id"], Priority(row["level"]), row["root_is_task"])
+        if row["flow_id"] is not None
+        else None,
     )
     attempt_id = AttemptId(row["id"], row["step"], row["attempt"])
     return TaskFacts(row["type"], row["partitions"], attempt_id, found)
@@ -88,26 +93,31 @@ async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
         return await (_by_round_robin(pool, row) if row["fair"] else _by_key(pool, row))
     if row["ageing_s"] is None and not row["finish_first"]:
         return await _by_priority(pool, row)
-    waited_s = (row["now"] - row["created_at"]).total_seconds()
+    waited_s = (row["now"] - row["waits_since"]).total_seconds()
     begun = row["step"] > 0 and row["tracked"]
-    level = level_of(Head(row["id"], row["priority"], waited_s, begun), row["ageing_s"])
+    place = _place(row)
+    level = level_of(Head(place, row["level"], waited_s, begun), row["ageing_s"])
     options = (row["ageing_s"], row["finish_first"], begun)
     return _counted(
-        await pool.fetchval(query("why.ahead_in_order"), row["type"], level, row["id"], COUNTED + 1, *options)
+        await pool.fetchval(query("why.ahead_in_order"), row["type"], level, *place, COUNTED + 1, *options)
     )
 
 
 async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
     return _counted(
-        await pool.fetchval(query("why.ahead"), row["type"], row["priority"], row["id"], COUNTED + 1)
+        await pool.fetchval(query("why.ahead"), row["type"], row["level"], *_place(row), COUNTED + 1)
     )
+
+
+def _place(row: asyncpg.Record) -> Place:
+    return Place(row["root_id"], row["priority"], row["id"])
 
 
 async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False) -> Ahead:
     """Counts tasks of all levels up to the task's own, or only of the levels above it."""
-    before = 0 if levels_above else row["id"]
+    before = Place(0, 0, 0) if levels_above else _place(row)
     counted = await pool.fetchrow(
-        query("why.ahead_by_key"), row["type"], row["priority"], before, COUNTED + 1, row["key"]
+        query("why.ahead_by_key"), row["type"], row["level"], *before, COUNTED + 1, row["key"]
     )
     return Ahead(
         min(counted["tasks"], COUNTED),
@@ -121,8 +131,8 @@ async def _by_round_robin(pool: Any, row: asyncpg.Record) -> Ahead:
     same_level = await pool.fetchval(
         query("why.ahead_by_round_robin"),
         row["type"],
-        row["priority"],
-        row["id"],
+        row["level"],
+        *_place(row),
         COUNTED + 1,
         row["key"],
         row["weight"],

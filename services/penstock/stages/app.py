@@ -12,6 +12,7 @@ from penstock.kafka import health as kafka_health
 from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import make_producer, running
 from penstock.kafka.outbox import Publisher
+from penstock.kafka.pending_writes import probe_writes
 from penstock.kafka.processor import Delivery, Processor
 from penstock.kafka.topics import STAGE_RESULTS
 from penstock.metrics.processing import processor_samples
@@ -57,6 +58,7 @@ def create_app(settings: StagesSettings) -> process.Service:
                         "postgres": partial(postgres_health.probe, pool),
                         "session": session.probe,
                         "kafka": partial(kafka_health.probe, producer, settings.kafka),
+                        "writes": probe_writes,
                         "group": processor.probe,
                     },
                 )

@@ -18,7 +18,8 @@ from penstock.contracts.context import ObjectRef
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import Failure, StageResult
 from penstock.core.access import DEFAULT_NAMESPACE
-from penstock.core.completion import Fence, Outcome, conclude
+from penstock.core.completion import Fence, Outcome
+from penstock.core.endings import GOOD, conclude_result, counts_failures
 from penstock.errors import InvalidRecord, PostgresUnavailable, ValueRefused
 from penstock.kafka.outbox import Publisher
 from penstock.kafka.processor import Delivery
@@ -175,7 +176,7 @@ class Committer:
 
     async def _accept_late(self, results: Mapping[Fence, tuple[str, StageResult]]) -> int:
         """Lets results of expired attempts end their successors (H10); returns how many."""
-        good = [fence for fence, (_, r) in results.items() if r.outcome in (Outcome.NEXT, Outcome.DONE)]
+        good = [fence for fence, (_, r) in results.items() if r.outcome in GOOD]
         if not good:
             return 0
         current = await self._retry(lambda: late_attempts(self._pool, good))
@@ -245,24 +246,19 @@ class Committer:
         )
 
     async def _conclude(self, results: Collection[tuple[str, StageResult]]) -> list[Ending]:
-        # An attempt that was handed back has not run: its task keeps its failures and its losses.
-        counted = [r.fence.id for _, r in results if r.outcome is Outcome.FAIL or r.handed_back]
+        counted = [r.fence.id for _, r in results if counts_failures(r.outcome, handed_back=r.handed_back)]
         states = await retry_states(self._pool, counted) if counted else {}
         endings = []
         for worker, result in results:
-            state = states.get(result.fence.id)
-            policy = state.policy if state else None
-            if policy is not None and result.max_attempts is not None:
-                policy = dataclasses.replace(policy, max_attempts=result.max_attempts)
-            conclusion = conclude(
+            conclusion = conclude_result(
                 result.fence,
                 result.outcome,
+                states.get(result.fence.id),
                 next_stage=result.next_stage,
-                delay_s=result.delay_ms / 1000,
+                delay_s=None if result.delay_ms is None else result.delay_ms / 1000,
                 permanent=result.permanent,
-                counts=state.counts if state else None,
-                policy=policy,
-                chance=self._chance() if policy else 0.0,
+                max_attempts=result.max_attempts,
+                chance=self._chance,
             )
             endings.append(
                 Ending(
@@ -271,6 +267,8 @@ class Committer:
                     conclusion=conclusion,
                     worker=worker,
                     context=result.context,
+                    next_stage=result.next_stage,
+                    terms=result.terms,
                     error=result.error,
                     started_ms=result.started_ms,
                     finished_ms=result.finished_ms,

@@ -23,6 +23,7 @@ from penstock.contracts.event import cancelled_attempts
 from penstock.contracts.revocation import Revocation
 from penstock.errors import RecordsRefused, Unavailable
 from penstock.kafka.outbox import publish, revoke
+from penstock.metrics.rounds import ROUNDS
 from penstock.postgres import outbox
 from penstock.postgres.session import Session
 from penstock.stages.metrics import Metrics
@@ -30,6 +31,8 @@ from penstock.stages.settings import StagesSettings
 
 log = logging.getLogger(__name__)
 
+# Its name in metrics.
+LOOP = "outbox_sweeper"
 # Rows that are read at a time: each may hold a thousand events.
 ROWS_PER_BATCH = 20
 # Seconds between two attempts to take the lock of another replica.
@@ -45,11 +48,13 @@ async def sweep(
         SessionLost: the lock is gone with its session.
     """
     owned = False
+    ROUNDS.expect(LOOP, settings.sweep_every_s)
     while True:
         try:
             owned = owned or bool(await session.fetchval("outbox.sweep", "events"))
             if owned:
                 metrics.swept += await sweep_once(settings, session, producer)
+                ROUNDS.complete(LOOP)
         except Unavailable as error:
             log.warning(
                 "A server is unavailable; the next sweep publishes the events that are left",
@@ -57,10 +62,9 @@ async def sweep(
             )
         # The end of the session wakes it too: then `fetchval` raises.
         try:
-            await asyncio.wait_for(
-                session.lost.wait(),
-                settings.sweep_every_s if owned else min(LOCK_EVERY_S, settings.sweep_every_s),
-            )
+            every_s = settings.sweep_every_s
+            async with asyncio.timeout(every_s if owned else min(LOCK_EVERY_S, every_s)):
+                await session.lost.wait()
         except TimeoutError:
             continue
 

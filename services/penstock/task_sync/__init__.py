@@ -30,8 +30,10 @@ Guarantees
   records in flight; after the death of its owner, another replica acquires it within two polls
   (`own_retry_s`).
 - A row lock, a type or a namespace delays no other: locked tasks are left out and tried again soon
-  (`core.locked_tasks`), each turn of a type is bounded, and topics are created beside the loop
-  (`topic_opener`).
+  (`core.locked_tasks`), and each turn of a type is bounded. Topics, lags and slow batches are
+  served beside the loop (`topic_opener`, `lag_poller`, `ready_writer`).
+- A type whose topic or group Kafka forbids, or that does not answer, is held alone, and tried again
+  (`penstock_type_held`). While its lag is unknown, the last known one bounds its release.
 - The number of waiting tasks by type, stage and priority is exact at any moment, from maintained
   counters (`backlog_counters`).
 - A delayed task is released when it is due by the server's clock, and not before.

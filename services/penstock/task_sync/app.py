@@ -9,11 +9,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from penstock import process
+from penstock.ingest import Ingest, ingest_samples
 from penstock.kafka import health as kafka_health
 from penstock.kafka import positions
 from penstock.kafka.binding import ensure_bound
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.offset_reader import OffsetReader
+from penstock.kafka.pending_writes import probe_writes
 from penstock.kafka.refusals import refused_by_topic
 from penstock.kafka.topics import SUBMITTED
 from penstock.metrics.processing import position_samples, refusal_samples
@@ -29,12 +31,12 @@ from penstock.postgres.types import TypeCache
 from penstock.task_sync import metrics
 from penstock.task_sync.backlog_counters import BacklogCounters
 from penstock.task_sync.history import History
-from penstock.task_sync.ingest import Ingest
 from penstock.task_sync.progress import Progress
 from penstock.task_sync.recheck import Recheck
 from penstock.task_sync.refused import RefusedTasks
 from penstock.task_sync.release import ReleaseLoop
 from penstock.task_sync.settings import TaskSyncSettings
+from penstock.task_sync.submissions import SubmissionHandler
 
 NAME = "task-sync"
 # PostgreSQL truncates the application name after 63 characters.
@@ -74,7 +76,8 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             )
             objects = ObjectStore(settings.objects)
             reader = OffsetReader(offsets, settings.prefix)
-            ingest = Ingest(settings, pool, producer, types, objects, reader)
+            handler = SubmissionHandler(pool, types, objects)
+            ingest = Ingest(settings, NAME, handler, pool, producer, reader)
             history = History(settings, objects)
             await session.listen(READY_CHANNEL, release_loop.on_ready)
             counters = BacklogCounters(settings, pool, release_loop)
@@ -90,7 +93,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                     NAME,
                     lambda: [
                         *metrics.release_samples(release_loop),
-                        *metrics.ingest_samples(ingest, progress.lag),
+                        *ingest_samples([ingest], progress.ingest.lag),
                         *position_samples(
                             positions.moved_by_topic(settings.prefix, [SUBMITTED.name]),
                             positions.deleted_by_topic(settings.prefix, [SUBMITTED.name]),
@@ -103,6 +106,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                         "postgres": partial(postgres_health.probe, pool),
                         "session": session.probe,
                         "kafka": partial(kafka_health.probe, producer, settings.kafka),
+                        "writes": probe_writes,
                         "group": ingest.probe,
                         "objects": objects.probe,
                     },
@@ -115,7 +119,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                 history.run(),
                 counters.run(),
                 progress.detector.run(),
-                progress.unread.run(),
+                progress.ingest.unread.run(),
             )
 
     return service

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock.core.fair_queueing import Cursor, KeyQueue, select_by_id, select_round_robin, successor
+from penstock.contracts.task_type import TaskType
+from penstock.core.fair_queueing import Cursor, KeyQueue, select_in_order, select_round_robin, successor
 from penstock.core.task import Priority
 from penstock.postgres import limits
 from penstock.postgres.session import Session
-from penstock.postgres.types import TaskType
 
 # Most concurrency keys that one statement reads.
 KEYS_PER_PAGE = 256
@@ -144,7 +144,7 @@ class KeyScan:
             selection = select_round_robin(queues, limit - len(selected), self.cursor, one_round=one_round)
         else:
             cursor = Cursor(page[-1].concurrency_key) if one_round and page else self.cursor
-            selection = select_by_id(queues, limit - len(selected), cursor)
+            selection = select_in_order(queues, limit - len(selected), cursor)
         self.cursor = selection.cursor
         self.full = self.full or any(queue.room <= 0 for queue in queues)
         selected += selection.ids
@@ -159,4 +159,4 @@ class KeyScan:
         selected = self._selected_by_key.get(queue.concurrency_key, 0)
         if not selected:
             return queue
-        return KeyQueue(queue.concurrency_key, queue.ids, queue.room - selected, queue.weight, queue.more)
+        return replace(queue, room=queue.room - selected)

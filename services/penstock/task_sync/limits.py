@@ -16,16 +16,16 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.contracts.task_type import TaskType
 from penstock.core.fair_queueing import Cursor
 from penstock.core.locked_tasks import FIRST_RETRY_S, LockedTasks
 from penstock.core.release_order import first
 from penstock.core.task import Priority
 from penstock.core.token_bucket import TokenBucket
 from penstock.postgres import limits, release
-from penstock.postgres.limits import Position
+from penstock.postgres.limits import Position, TypeVersion
 from penstock.postgres.release import Batch, Released
 from penstock.postgres.session import Session
-from penstock.postgres.types import TaskType
 from penstock.task_sync.key_scan import KeyScan, PageBudget, Round
 
 # Most tasks that one statement examines to set their empty key, or to track them.
@@ -47,6 +47,8 @@ SAVED_STARTS_S = 0.1
 # A rate releases the starts of this many seconds together; a high rate would otherwise cost a
 # statement for each start.
 STARTS_BATCH_S = 0.02
+# A type that was not loaded is not released: no row has this version.
+UNKNOWN = TypeVersion("0", keyed=False)
 
 
 @dataclass(slots=True)
@@ -94,6 +96,20 @@ class _TypeState:
     woken: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    """Wakes a type.
+
+    Attributes:
+        at_s: when, on the loop's clock. uvloop's handle does not know it: for a wait of less than
+            half a millisecond it is no timer.
+        handle: cancels it.
+    """
+
+    at_s: float
+    handle: asyncio.Handle
+
+
 class ReleaseLimiter:
     """Releases tasks of types as their limits allow.
 
@@ -105,25 +121,33 @@ class ReleaseLimiter:
     def __init__(self, session: Session, wake: Callable[[str], None]) -> None:
         self._session = session
         self._wake = wake
-        self._keyed: frozenset[str] = frozenset()
+        self._versions: dict[str, TypeVersion] = {}
         self._states: dict[str, _TypeState] = {}
         self._locked: dict[str, LockedTasks] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        # A timer leaves when it wakes its type.
+        self._timers: dict[str, _Timer] = {}
 
     async def load(self) -> None:
-        """Loads which types are released by key; call it when types or settings of keys change.
+        """Loads the versions of types; call it when types change, before their settings are loaded.
+
+        A type whose settings are newer than its version is not released until the next call, which
+        the notification of the change causes.
 
         Raises:
             SessionLost, PostgresUnavailable: nothing was loaded.
         """
-        self._keyed = await limits.keyed_types(self._session)
+        versions = await limits.versions(self._session)
+        for name in [name for name in self._locked if versions.get(name) != self._versions.get(name)]:
+            # A release by an outdated version found all its tasks locked.
+            del self._locked[name]
+        self._versions = versions
 
     def remove(self, type_name: str) -> None:
         """Removes the state of a type that this replica no longer owns."""
         self._states.pop(type_name, None)
         self._locked.pop(type_name, None)
         if (timer := self._timers.pop(type_name, None)) is not None:
-            timer.cancel()
+            timer.handle.cancel()
 
     def on_ready(self, type_name: str) -> None:
         """A task of the type may have become ready, or a limit may have room."""
@@ -133,7 +157,7 @@ class ReleaseLimiter:
     def close(self) -> None:
         """Cancels all timers."""
         for timer in self._timers.values():
-            timer.cancel()
+            timer.handle.cancel()
         self._timers.clear()
 
     async def release(
@@ -147,6 +171,9 @@ class ReleaseLimiter:
             take_confirmed: returns the batches that Kafka has; their notes are deleted with the
                 release.
 
+        A type that has changed since it was loaded is not released: the notification of the change
+        wakes it.
+
         Raises:
             SessionLost: the ownership is lost, and this call released nothing.
             PostgresUnavailable: nothing was released, or the batch note is left for the next owner.
@@ -154,7 +181,7 @@ class ReleaseLimiter:
         name = task_type.name
         if task_type.paused:
             return ReleaseResult()
-        keyed = name in self._keyed
+        version, keyed = self._versions.get(name, UNKNOWN)
         if not (
             keyed
             or task_type.ordered
@@ -163,7 +190,12 @@ class ReleaseLimiter:
         ):
             self._states.pop(name, None)
             released = await release.release(
-                self._session, task_type, limit, take_confirmed(), excluded=self._excluded(name)
+                self._session,
+                task_type,
+                limit,
+                take_confirmed(),
+                excluded=self._excluded(name),
+                version=version,
             )
             return self._result(name, released, limit)
         state = self._states.setdefault(name, _TypeState())
@@ -172,7 +204,7 @@ class ReleaseLimiter:
             # new first scan.
             state.empty_keys_set = False
             state.empty_keys_at_s, state.empty_keys_position = float("-inf"), Position()
-        untracked = await self._track(task_type, state)
+        untracked = await self._track(task_type, state, keyed=keyed)
         if untracked is not None:
             return untracked
         allowed = limit
@@ -192,11 +224,15 @@ class ReleaseLimiter:
                 take_confirmed(),
                 tracked=state.all_tracked,
                 excluded=self._excluded(name),
+                version=version,
             )
             result = self._result(name, released, allowed)
         if state.bucket is not None and result.batch is not None:
             state.bucket.take(len(result.batch.tasks))
         return result
+
+    def _version(self, name: str) -> str:
+        return self._versions.get(name, UNKNOWN).version
 
     def _excluded(self, name: str) -> list[int]:
         """Tasks that the last releases found locked, which the next one leaves out."""
@@ -239,16 +275,16 @@ class ReleaseLimiter:
         released = Released(None, [])
         if levels:
             released = await limits.release_selected(
-                self._session, task_type, list(levels), take_confirmed, levels
+                self._session, task_type, list(levels), take_confirmed, self._version(name), levels
             )
         result = self._result(name, released, limit)
         if not result.more and state.begun_position is not None:
             self._wake_after(name, FIRST_RETRY_S)
         return result
 
-    async def _track(self, task_type: TaskType, state: _TypeState) -> ReleaseResult | None:
+    async def _track(self, task_type: TaskType, state: _TypeState, *, keyed: bool) -> ReleaseResult | None:
         """Tracks tasks in flight, one batch a call; a release needs all of them tracked."""
-        counted = task_type.max_in_flight is not None or task_type.name in self._keyed
+        counted = task_type.max_in_flight is not None or keyed
         begun = task_type.finish_first
         if (counted and not state.all_tracked) or (begun and not state.begun_tracked):
             found, done = await limits.track(
@@ -292,12 +328,16 @@ class ReleaseLimiter:
 
     def _wake_after(self, type_name: str, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
-        timer = self._timers.get(type_name)
-        if timer is not None and loop.time() < timer.when() <= loop.time() + wait_s:
-            return
-        if timer is not None:
-            timer.cancel()
-        self._timers[type_name] = loop.call_later(wait_s, self._wake, type_name)
+        at_s = loop.time() + wait_s
+        if (timer := self._timers.get(type_name)) is not None:
+            if timer.at_s <= at_s:
+                return
+            timer.handle.cancel()
+        self._timers[type_name] = _Timer(at_s, loop.call_later(wait_s, self._wake_now, type_name))
+
+    def _wake_now(self, type_name: str) -> None:
+        del self._timers[type_name]
+        self._wake(type_name)
 
     async def _release_by_key(
         self,
@@ -333,7 +373,9 @@ class ReleaseLimiter:
         if not selected:
             released = Released(None, [])
         else:
-            released = await limits.release_selected(self._session, task_type, selected, take_confirmed)
+            released = await limits.release_selected(
+                self._session, task_type, selected, take_confirmed, self._version(task_type.name)
+            )
         result = self._result(task_type.name, released, limit)
         return ReleaseResult(result.batch, more or result.more or len(selected) >= limit)
 

@@ -1,21 +1,33 @@
-"""Writes released batches to their ready topics, and awaits confirmation in the background."""
+"""Writes released batches to their ready topics, and awaits confirmation in the background.
+
+The producer takes a batch at once, unless a partition has no leader, or its broker does not answer.
+Such a type is written beside the release loop, and gets no further batch until that has ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from math import inf
 
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
-from penstock.errors import KafkaUnavailable
+from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.refusals import refuses_all
 from penstock.kafka.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.spans import start_spans
 from penstock.tracing import Span
+
+# Seconds for which the release loop waits until the producer has the batches of a type.
+WRITE_S = 0.1
+# Seconds for which it waits until Kafka has all batches of types that are to be transferred.
+DRAIN_S = 1.0
 
 
 class ReadyWriter:
@@ -39,29 +51,41 @@ class ReadyWriter:
         self._lag_poll_s = lag_poll_s
         self._wake = wake
         self._fail = fail
-        self._confirming: set[asyncio.Task[None]] = set()
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        # By type, the batches that Kafka has not confirmed.
+        self._confirming: dict[str, set[asyncio.Task[None]]] = {}
         self._confirmed: list[int] = []
         self._confirmed_s = 0.0
         self._failure: BaseException | None = None
-        self._failed: list[tuple[ReadyTopic, KafkaUnavailable]] = []
+        self._failed: list[tuple[ReadyTopic, KafkaUnavailable | KafkaRefused]] = []
         # Batches that Kafka confirmed.
         self._confirmations = 0
 
     def progress(self) -> dict[str, Hashable]:
         """The work in progress and its mark, for the stall detector; empty at rest."""
-        return {"writing released tasks to Kafka": self._confirmations} if self._confirming else {}
+        if not self._writing and not self._confirming:
+            return {}
+        return {"writing released tasks to Kafka": self._confirmations}
+
+    def __contains__(self, type_name: object) -> bool:
+        """Whether the producer has not taken the last batches of this type yet."""
+        return type_name in self._writing
+
+    def has_unconfirmed(self, type_name: str) -> bool:
+        """Whether Kafka has not confirmed all batches of this type yet."""
+        return type_name in self._writing or type_name in self._confirming
 
     @property
-    def confirmed_s(self) -> float | None:
-        """When the first of the confirmed batches was confirmed, on the loop's clock, if any."""
-        return self._confirmed_s if self._confirmed else None
+    def confirmed_s(self) -> float:
+        """When the first confirmed batch was confirmed, on the loop's clock; else infinity."""
+        return self._confirmed_s if self._confirmed else inf
 
     def take_confirmed(self) -> list[int]:
         """The batches that Kafka has; the caller deletes their notes."""
         taken, self._confirmed = self._confirmed, []
         return taken
 
-    def take_failed(self) -> list[tuple[ReadyTopic, KafkaUnavailable]]:
+    def take_failed(self) -> list[tuple[ReadyTopic, KafkaUnavailable | KafkaRefused]]:
         """The topics that did not take a batch, whose note stays; each with its error."""
         taken, self._failed = self._failed, []
         return taken
@@ -72,15 +96,61 @@ class ReadyWriter:
             raise self._failure
 
     async def drain(self) -> None:
-        """Waits until no batch is being confirmed."""
-        if self._confirming:
-            await asyncio.gather(*self._confirming)
+        """Waits until no batch is being written or confirmed."""
+        while self._writing or self._confirming:
+            await asyncio.wait([*self._writing.values(), *chain.from_iterable(self._confirming.values())])
 
-    async def write(self, topic: ReadyTopic, batch: Batch) -> None:
+    async def drained(self, names: Sequence[str]) -> list[str]:
+        """The types of which Kafka has all batches, after a wait of at most `DRAIN_S`."""
+        waiting = [task for name in names for task in self._confirming.get(name, ())]
+        waiting += [self._writing[name] for name in names if name in self._writing]
+        if waiting:
+            await asyncio.wait(waiting, timeout=DRAIN_S)
+        return [name for name in names if not self.has_unconfirmed(name)]
+
+    def cancel(self, type_name: str) -> None:
+        """Ends the write of a type whose topic is opened anew: the notes of its batches stay."""
+        if (task := self._writing.pop(type_name, None)) is not None:
+            task.cancel()
+
+    async def write(self, topic: ReadyTopic, batches: Sequence[Batch]) -> None:
+        """Writes a type's batches in order; returns once they are written, or after `WRITE_S`.
+
+        `take_failed` returns the topic if it does not take all of them; their notes stay.
+        """
+        name = topic.type.name
+        task = self._writing[name] = asyncio.create_task(self._write_all(topic, batches))
+        task.add_done_callback(partial(self._on_written, name))
+        if not (await asyncio.wait({task}, timeout=WRITE_S))[0]:
+            task.add_done_callback(lambda _task: self._wake())
+
+    def _on_written(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._writing.get(name) is task:
+            del self._writing[name]
+
+    async def stop(self) -> None:
+        """Cancels all writes and waits for their end; the notes of their batches stay."""
+        writing = tuple(self._writing.values())
+        for task in writing:
+            task.cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
+
+    async def _write_all(self, topic: ReadyTopic, batches: Sequence[Batch]) -> None:
+        try:
+            for batch in batches:
+                await self._write(topic, batch)
+        except (KafkaUnavailable, KafkaRefused) as error:
+            self._failed.append((topic, error))
+            self._wake()
+        except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
+            self._failure = error
+            self._wake()
+
+    async def _write(self, topic: ReadyTopic, batch: Batch) -> None:
         """Writes a batch's records, each to the partition where it waits least.
 
         Raises:
-            KafkaUnavailable: the topic took only some of them; the batch note stays.
+            KafkaUnavailable, KafkaRefused: the topic took only some of them.
         """
         # Before the encoding: a record has the trace of its span.
         spans = start_spans(batch.tasks)
@@ -90,6 +160,8 @@ class ReadyWriter:
             # The topic was empty, so the time in which nothing was taken must not slow the poll of
             # these records.
             topic.taken_changed_s, topic.poll_interval_s = now_s, self._lag_poll_s
+        # Already now: the ends that a poll reads during this write are not the last ones.
+        topic.written_s = now_s
         chosen = topic.partitions.share(len(tasks), now_s, topic.pace.bundle)
         by_partition: dict[int, list[int]] = {}
         for index, number in enumerate(chosen):
@@ -104,17 +176,22 @@ class ReadyWriter:
             sent += await send_in_batches(self._producer, topic.topic, number, records, begin)
             topic.partitions.add(number, len(records), now_s)
             begin += len(records)
-        topic.written_s = now_s
+            topic.written_s = asyncio.get_running_loop().time()
         topic.released += len(tasks)
         attempt_ids = [task.fence.attempt_id for task in tasks]
         topic.window.add_released(attempt_ids, now_s)
         topic.pace.add_released(attempt_ids)
         confirming = asyncio.create_task(self._confirm(topic, batch.release_id, tasks, sent, spans))
-        self._confirming.add(confirming)
-        confirming.add_done_callback(self._confirming.discard)
+        self._confirming.setdefault(topic.type.name, set()).add(confirming)
+        confirming.add_done_callback(partial(self._on_confirmed, topic.type.name))
+
+    def _on_confirmed(self, name: str, task: asyncio.Task[None]) -> None:
+        self._confirming[name].discard(task)
+        if not self._confirming[name]:
+            del self._confirming[name]
 
     def _require_partitions(self, topic: str, numbers: Collection[int]) -> None:
-        """Refuses a topic or partition that the producer would wait for, and all types with it."""
+        """Refuses a topic or partition that the producer would wait for."""
         known = self._producer.client.cluster.partitions_for_topic(topic) or set()
         if missing := sorted(set(numbers) - known):
             raise KafkaUnavailable(f"topic {topic} has no partition {missing[0]} now")
@@ -148,7 +225,8 @@ class ReadyWriter:
         spans: Sequence[Span],
     ) -> None:
         try:
-            if refused := await refusals(sent):
+            # The type waits for its topic. Records that are sent again would be there twice.
+            if refused := await refusals(sent, patient=True):
                 if (why := refuses_all(refused, len(tasks))) is not None:
                     raise KafkaUnavailable(  # noqa: TRY301 (handled as any other failure of the topic)
                         f"topic {topic.topic} refuses all records ({why}): check the topic's settings"
@@ -158,7 +236,7 @@ class ReadyWriter:
                     topic.partitions.add(batch.partition, -1, topic.written_s)
                 # Before the note is deleted: a crash leaves the note, and the batch is sent again.
                 await self._fail({tasks[position].fence: why for position, why in refused.items()})
-        except KafkaUnavailable as error:
+        except (KafkaUnavailable, KafkaRefused) as error:
             self._failed.append((topic, error))
             self._wake()
         except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)

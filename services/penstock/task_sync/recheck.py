@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -23,13 +24,13 @@ from aiokafka.structs import OffsetAndMetadata
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import MARK
 from penstock.contracts.result import encode_results
-from penstock.errors import KafkaUnavailable, Unavailable
+from penstock.contracts.task_type import TaskType
+from penstock.errors import KafkaRefused, KafkaUnavailable, Unavailable
 from penstock.kafka import positions
 from penstock.kafka.connection import create_topics, translated
 from penstock.kafka.topic_config import partitions_of
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, Topic, ready, service_group, workers_group
 from penstock.postgres import release
-from penstock.postgres.types import TaskType
 from penstock.task_sync.proof import Offsets, PartitionOffsets, Proof, Station, replaced
 from penstock.task_sync.release import ReleaseLoop
 from penstock.task_sync.settings import TaskSyncSettings
@@ -125,7 +126,7 @@ class Recheck:
             await asyncio.sleep(interval_s)
             try:
                 await self._check()
-            except Unavailable as error:
+            except (Unavailable, KafkaRefused) as error:
                 log.warning(
                     "Queued tasks cannot be checked for lost records now",
                     extra={"event": "recheck_delayed", "error": error},
@@ -177,8 +178,13 @@ class Recheck:
                 passed.append(case)
             else:
                 numbers = case.proof.needs_marker(partitions)
-                await self._write_markers(topics[name].name, Station.READY, numbers)
-                self._release_loop.on_markers_written(name, numbers)
+                try:
+                    async with asyncio.timeout(READ_S):
+                        await self._write_markers(topics[name].name, Station.READY, numbers)
+                except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
+                    _report_incomplete([topics[name]], error)
+                else:
+                    self._release_loop.on_markers_written(name, numbers)
         await self._advance(passed, Station.HEARTBEATS)
         for name, (task_type, cutoff) in due.items():
             partitions = offsets.get(topics[name].name)
@@ -193,8 +199,10 @@ class Recheck:
         with translated():
             existing = set(await self._admin.list_topics())
         missing = [topic for topic in topics if self._settings.prefix + topic.name not in existing]
-        if missing:
-            await create_topics(self._settings, missing)
+        for topic in missing:
+            # `_read_ready` reports a topic that cannot be created.
+            with suppress(KafkaUnavailable, KafkaRefused):
+                await create_topics(self._settings, [topic])
 
     def _record_ends(self, name: str, offsets: PartitionOffsets) -> bool:
         """Whether the ready topic has replaced that of the last proof, and was not read since."""
@@ -253,23 +261,16 @@ class Recheck:
         try:
             async with asyncio.timeout(READ_S):
                 return await self._read_offsets(groups)
-        except (TimeoutError, KafkaUnavailable) as error:
+        except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
             failure = error
         found: dict[str, PartitionOffsets] = {}
         for topic, group in groups.items() if len(groups) > 1 else ():
             try:
                 async with asyncio.timeout(READ_S):
                     found |= await self._read_offsets({topic: group})
-            except (TimeoutError, KafkaUnavailable) as error:
+            except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
                 failure = error
-        log.warning(
-            "Queued tasks of some types cannot be checked for lost records now",
-            extra={
-                "event": "recheck_incomplete",
-                "topics": sorted(topic.name for topic in groups if topic.name not in found),
-                "error": repr(failure),
-            },
-        )
+        _report_incomplete([topic for topic in groups if topic.name not in found], failure)
         return found
 
     async def _read_offsets(self, groups: Mapping[Topic, str]) -> dict[str, PartitionOffsets]:
@@ -324,3 +325,14 @@ class Recheck:
                 "Queued tasks had no record left on Kafka and are ready again",
                 extra={"event": "lost_tasks_recovered", "task_type": case.type.name, "tasks": tasks},
             )
+
+
+def _report_incomplete(topics: Iterable[Topic], error: Exception) -> None:
+    log.warning(
+        "Queued tasks of some types cannot be checked for lost records now",
+        extra={
+            "event": "recheck_incomplete",
+            "topics": sorted(topic.name for topic in topics),
+            "error": repr(error),
+        },
+    )

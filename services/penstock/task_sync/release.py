@@ -10,18 +10,22 @@ from contextlib import suppress
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
+from penstock.contracts.task_type import TaskType
 from penstock.core.completion import Fence
-from penstock.errors import KafkaUnavailable
+from penstock.core.release_pace import ReleasePace
+from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.postgres import release
+from penstock.postgres.ownership import Ownership
+from penstock.postgres.release import TYPES
 from penstock.postgres.session import Session
-from penstock.postgres.types import TaskType, TypeCache
+from penstock.postgres.types import TypeCache
+from penstock.task_sync.lag_poller import LagPoller
 from penstock.task_sync.limits import ReleaseLimiter
-from penstock.task_sync.ownership import Ownership
 from penstock.task_sync.promotion import Promotion
-from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
+from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.ready_writer import ReadyWriter
 from penstock.task_sync.settings import TaskSyncSettings
-from penstock.task_sync.topic_opener import TopicOpener
+from penstock.task_sync.topic_opener import HeldReason, TopicOpener
 from penstock.task_sync.withdrawal import Withdrawal
 
 log = logging.getLogger(__name__)
@@ -60,23 +64,22 @@ class ReleaseLoop:
         self._settings = settings
         self._session = session
         self._types = types
-        self._lag_poller = LagPoller(settings, session, admin, end_offsets)
-        self._ownership = Ownership(settings, session)
+        self._ownership = Ownership(session, TYPES, settings.own_retry_s)
         self._topics: dict[str, ReadyTopic] = {}
         self._wake = asyncio.Event()
+        self._lag_poller = LagPoller(settings, session, admin, end_offsets, producer, self._wake.set)
         self._limiter = ReleaseLimiter(session, self.on_ready)
         self._opener = TopicOpener(settings, admin, self._lag_poller, end_offsets, producer, self._wake.set)
         self._withdrawal = Withdrawal(
             settings, session, producer, admin, self._lag_poller, self._on_withdrawal_ended
         )
         self._writer = ReadyWriter(producer, settings.lag_poll_s, self._wake.set, fail)
-        self._types_changed = True
-        self._owners_changed = True
+        self._pace = ReleasePace()
+        self._types_changed = self._owners_changed = True
         # Types that notifications named since types were loaded.
         self._changed_types: set[str] = set()
         self._promotion = Promotion(session, settings.release_batch)
-        # The loop's current step, empty while it sleeps, and a counter of steps: marks for the
-        # stall detector.
+        # Marks for the stall detector: the loop's step, empty while it sleeps, and a counter.
         self._step = ""
         self._step_count = 0
         self._cutoffs_request: tuple[Sequence[str], asyncio.Future[dict[str, str]]] | None = None
@@ -116,6 +119,11 @@ class ReleaseLoop:
         """The ready topics of the types that are owned now."""
         return list(self._topics.values())
 
+    def held(self) -> dict[str, HeldReason]:
+        """The owned types that wait for their ready topic or its lag, with the reason."""
+        unknown = (name for name, topic in self._topics.items() if topic.lag_failure is not None)
+        return dict.fromkeys(unknown, HeldReason.LAG_UNKNOWN) | self._opener.held
+
     def queued_types(self) -> list[TaskType]:
         """Owned types that may have queued tasks."""
         return [topic.type for topic in self._topics.values() if topic.may_have_queued]
@@ -128,7 +136,8 @@ class ReleaseLoop:
         # A statement that waits for another transaction is repeated.
         step_mark = (self._step_count, self._session.lock_conflicts)
         marks: dict[str, Hashable] = {self._step: step_mark} if self._step else {}
-        return marks | self._opener.progress() | self._writer.progress() | self._withdrawal.progress()
+        parts = (self._opener, self._writer, self._withdrawal, self._lag_poller)
+        return marks | {name: mark for part in parts for name, mark in part.progress().items()}
 
     def _begin_step(self, step: str) -> None:
         self._step = step
@@ -171,16 +180,18 @@ class ReleaseLoop:
         wakers = [asyncio.create_task(self._wake_on(event)) for event in (stopping, self._session.lost)]
         try:
             await self._release_until(stopping)
+            await self._writer.drain()
         finally:
             for waker in wakers:
                 waker.cancel()
             self._limiter.close()
+            await self._lag_poller.stop()
             await self._withdrawal.stop()
             await self._opener.stop()
-        await self._writer.drain()
+            await self._writer.stop()
         await self._delete_notes()
         # Notifies the other replicas, which would otherwise notice at their next poll.
-        await release.leave(self._session)
+        await self._ownership.leave()
 
     async def _release_until(self, stopping: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -193,6 +204,7 @@ class ReleaseLoop:
             self._withdrawal.raise_failure()
             for topic, error in self._writer.take_failed():
                 self._reopen(topic, error)
+            self._opener.end_holds(self._topics, self._writer.has_unconfirmed)
             now_s = loop.time()
             if now_s >= sweep_at_s:
                 self._begin_step("sweeping for lost notifications")
@@ -212,15 +224,18 @@ class ReleaseLoop:
                 for name in self._topics.keys() & promoted:
                     # Without waiting for the notification.
                     self._topics[name].may_have_ready = True
+            await asyncio.sleep(self._pace.wait_s(loop.time()))
             poll_at_s = await self._release_batches()
             self._begin_step("reading cutoffs of queued tasks")
             await self._answer_cutoffs()
-            confirmed_s = self._writer.confirmed_s
-            delete_at_s = float("inf") if confirmed_s is None else confirmed_s + DELETE_NOTES_S
+            delete_at_s = self._writer.confirmed_s + DELETE_NOTES_S
             if loop.time() >= delete_at_s:
                 await self._delete_notes()
                 delete_at_s = float("inf")
-            if any(topic.may_have_ready and topic.room() > 0 for topic in self._topics.values()):
+            if any(
+                topic.may_have_ready and topic.room() > 0 and name not in self._writer
+                for name, topic in self._topics.items()
+            ):
                 continue
             await self._sleep(min(assign_at_s, due_at_s, poll_at_s, delete_at_s, sweep_at_s))
 
@@ -235,8 +250,7 @@ class ReleaseLoop:
         if self._cutoffs_request is None:
             return
         (type_names, future), self._cutoffs_request = self._cutoffs_request, None
-        # Types that were transferred meanwhile are left out: their new owner may be releasing at
-        # this moment.
+        # Types that were transferred meanwhile are left out: their new owner may be releasing now.
         owned = [name for name in type_names if name in self._topics]
         cutoffs = await release.queued_cutoffs(self._session, owned)
         for name in owned:
@@ -282,14 +296,14 @@ class ReleaseLoop:
         self._opener.open(acquired)
         if acquired and not self._ownership.alone:
             # The replica that transferred these types may have further ones to transfer.
-            await release.notify_replicas(self._session)
+            await self._ownership.notify_replicas()
         return self._ownership.next_plan_s
 
     async def _load_types(self) -> None:
         self._types_changed = False
         changed, self._changed_types = self._changed_types, set()
-        await self._types.load()
         await self._limiter.load()
+        await self._types.load()
         for topic in self._topics.values():
             topic.type = self._types.get(topic.type.name) or topic.type
             # The new limits may allow tasks that the old ones did not.
@@ -298,18 +312,20 @@ class ReleaseLoop:
     async def _transfer(self, names: Sequence[str]) -> None:
         """Unlocks types for other replicas, after every batch note of this replica is deleted."""
         self._begin_step(f"transferring {', '.join(names)}")
-        # The new owner would send the batches of remaining notes again.
-        await self._writer.drain()
+        drained = await self._writer.drained(names)
         self._writer.raise_failure()
         await self._delete_notes()
-        for name in names:
+        # A type that failed meanwhile has a note, which its new owner sends again.
+        for name in drained:
             log.info(
                 "Type transferred to another replica", extra={"event": "type_transferred", "task_type": name}
             )
             del self._topics[name]
+            self._opener.held.pop(name, None)
             self._limiter.remove(name)
             await release.unlock_type(self._session, name)
-        await release.notify_replicas(self._session)
+        if drained:
+            await self._ownership.notify_replicas()
 
     async def _open(self, topic: ReadyTopic) -> None:
         """Starts to release a type; sends the unconfirmed batches of its last owner again."""
@@ -319,27 +335,26 @@ class ReleaseLoop:
         self.may_have_queued.set()
         # Batches of this process that Kafka has are not sent again.
         await self._delete_notes()
-        for batch in await release.unconfirmed(self._session, task_type):
+        batches = await release.unconfirmed(self._session, task_type)
+        for batch in batches:
             log.info(
                 "Sending an unconfirmed batch again",
                 extra={"event": "batch_resent", "task_type": task_type.name, "tasks": len(batch.tasks)},
             )
-            await self._write(topic, batch)
-        log.info(
-            "Type acquired", extra={"event": "type_acquired", "task_type": task_type.name, "lag": topic.lag}
-        )
+        if batches:
+            await self._writer.write(topic, batches)
+        log.info("Type acquired", extra={"event": "type_acquired", "task_type": task_type.name})
 
     async def _release_batches(self) -> float:
         """Releases at most one batch of each type; returns when to poll the next full window."""
-        poll_at_s = await self._poll()
+        self._poll()
         now_s = asyncio.get_running_loop().time()
         for topic in self.ready_topics():
-            if not topic.may_have_ready:
+            if not topic.may_have_ready or topic.type.name in self._writer:
                 continue
             self._begin_step(f"releasing {topic.type.name}")
             room = topic.room()
             if room <= 0:
-                poll_at_s = min(poll_at_s, topic.polled_s + topic.poll_interval_s)
                 continue
             if attempt_ids := topic.pace.due(now_s):
                 topic.pace.observe(await release.durations_s(self._session, attempt_ids))
@@ -349,43 +364,39 @@ class ReleaseLoop:
             result = await self._limiter.release(topic.type, limit, self._writer.take_confirmed)
             topic.may_have_ready = topic.may_have_ready or result.more
             if result.batch is not None:
+                self._pace.add(len(result.batch.tasks), now_s, more=result.more)
                 topic.may_have_queued = True
                 self.may_have_queued.set()
-                await self._write(topic, result.batch)
-                poll_at_s = min(poll_at_s, topic.check_at_s())
-        return poll_at_s
+                await self._writer.write(topic, [result.batch])
+        return self._next_poll_s()
 
-    async def _write(self, topic: ReadyTopic, batch: release.Batch) -> None:
-        try:
-            await self._writer.write(topic, batch)
-        except KafkaUnavailable as error:
-            self._reopen(topic, error)
-
-    def _reopen(self, topic: ReadyTopic, error: KafkaUnavailable) -> None:
+    def _reopen(self, topic: ReadyTopic, error: KafkaUnavailable | KafkaRefused) -> None:
         """Takes a type out of the release until its ready topic answers; others go on."""
         name = topic.type.name
         if self._topics.get(name) is topic:
             self._withdrawal.cancel(name)
+            self._writer.cancel(name)
             del self._topics[name]
             self._limiter.remove(name)
             self._opener.reopen(topic.type, error)
 
-    async def _poll(self) -> float:
-        """Polls what is due, and begins withdrawals; returns when to poll again."""
-        now_s = asyncio.get_running_loop().time()
-        topics = self._topics.values()
-        full = [topic for topic in topics if topic.needs_poll(now_s)]
-        polled = {topic.type.name for topic in full}
-        late = [topic for topic in topics if topic.type.name not in polled and topic.check_at_s() <= now_s]
-        if full:
-            self._begin_step("polling the lag of full windows")
-            await self._lag_poller.poll_and_measure(full)
-        if late:
-            self._begin_step("polling the lag of late records")
-            await asyncio.gather(*map(self._lag_poller.poll, late))
-        for topic in (*full, *late):
+    def _poll(self) -> None:
+        """Begins the polls that are due; acts on those that have ended."""
+        for topic in self._lag_poller.take_polled():
+            if self._topics.get(topic.type.name) is not topic:
+                continue
             if topic.failure is None:
                 self._withdrawal.step(topic)
             else:
                 self._reopen(topic, topic.failure)
-        return min((topic.check_at_s() for topic in topics), default=float("inf"))
+        now_s = asyncio.get_running_loop().time()
+        for name, topic in self._topics.items():
+            if name not in self._lag_poller and topic.poll_at_s() <= now_s:
+                self._lag_poller.begin(topic)
+
+    def _next_poll_s(self) -> float:
+        """When the next poll is due that is not under way."""
+        return min(
+            (topic.poll_at_s() for name, topic in self._topics.items() if name not in self._lag_poller),
+            default=float("inf"),
+        )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.settings import Metered, Platform, Progressing, option
+from penstock.ingest import IngestSettings
+from penstock.settings import Metered, Progressing, option
 
 # A hundred years, so that dates stay within the calendars of Python and PostgreSQL.
 _MOST_DAYS = 36_500
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSyncSettings(Platform, Progressing, Metered):
-    """Settings of task-sync; `Platform`, `Progressing` and `Metered` have the shared ones."""
+class TaskSyncSettings(IngestSettings, Progressing, Metered):
+    """Settings of task-sync; the base classes have the shared ones."""
 
     window: int = option(
         5_000, "Maximum number of unclaimed records on one ready topic; all other tasks wait in PostgreSQL."
@@ -24,7 +25,6 @@ class TaskSyncSettings(Platform, Progressing, Metered):
         1.0, "Window of a ready topic in seconds of its workers' throughput, between floor and ceiling."
     )
     release_batch: int = option(1_000, "Maximum number of tasks that one statement releases.")
-    ingest_batch: int = option(1_000, "Maximum number of submitted records that one transaction inserts.")
     own_retry_s: float = option(2.0, "Seconds between attempts to own types that another replica owns.")
     lag_poll_s: float = option(
         0.05, "Seconds between polls of the workers' lag while a window is more than half full."
@@ -62,8 +62,6 @@ class TaskSyncSettings(Platform, Progressing, Metered):
             problems.append(
                 f"window_floor={self.window_floor} must be at least 1, window_s={self.window_s} above 0"
             )
-        if self.ingest_batch < 1:
-            problems.append(f"ingest_batch={self.ingest_batch} must be at least 1")
         if self.own_retry_s <= 0 or self.lag_poll_s <= 0:
             problems.append(
                 f"own_retry_s={self.own_retry_s} and lag_poll_s={self.lag_poll_s} must be above 0"

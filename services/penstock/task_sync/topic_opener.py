@@ -3,7 +3,8 @@
 A broker takes about a tenth of a second for each topic that it creates. The types that are owned
 already are released meanwhile, and a type of one namespace does not wait for all topics of another:
 topics are created a few at a time. A topic that Kafka does not create, or that cannot be read, is
-tried again and delays only its own type. One with fewer partitions than its type gets the others.
+tried again and holds only its own type. So does one that an access list forbids, until an operator
+permits it. One with fewer partitions than its type gets the others.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Container, Coroutine, Hashable, Sequence
+from enum import StrEnum
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from penstock.concurrency.retry import retry_until_available
+from penstock.contracts.task_type import TaskType
 from penstock.core.retry import Backoff
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.connection import create_topics, translated
 from penstock.kafka.topics import Topic, ready
-from penstock.postgres.types import TaskType
-from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
+from penstock.task_sync.lag_poller import LagPoller
+from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,16 @@ READ_S = 3.0
 # later.
 REOPENED_BACKOFF = Backoff(base_s=0.5, factor=2, max_s=15.0, jitter=0.3)
 STEADY_S = 60.0
+# Seconds between tries of a topic that Kafka forbids: an operator has to permit it.
+REFUSED_S = 10.0
+
+
+class HeldReason(StrEnum):
+    """Why a type is not released; the label of `penstock_type_held`."""
+
+    TOPIC_REFUSED = "topic_refused"
+    TOPIC_UNAVAILABLE = "topic_unavailable"
+    LAG_UNKNOWN = "lag_unknown"
 
 
 class TopicOpener:
@@ -49,6 +62,9 @@ class TopicOpener:
         end_offsets: reads the topics' end offsets.
         producer: will write to the topics, and must know them first.
         wake: called when topics are open, and when one failed.
+
+    Attributes:
+        held: types whose topic failed and has taken no record since.
     """
 
     def __init__(
@@ -72,7 +88,9 @@ class TopicOpener:
         self._failure: BaseException | None = None
         # By type: when its topic failed, and how often since it was steady.
         self._failures: dict[str, tuple[float, int]] = {}
-        # Requests that create topics.
+        # By type, why its topic is not open.
+        self.held: dict[str, HeldReason] = {}
+        # Requests that create topics, and tries to open one.
         self._attempts = 0
 
     def progress(self) -> dict[str, Hashable]:
@@ -84,12 +102,9 @@ class TopicOpener:
         if task_types:
             self._start(self._open_all(task_types))
 
-    def reopen(self, task_type: TaskType, error: KafkaUnavailable) -> None:
+    def reopen(self, task_type: TaskType, error: KafkaUnavailable | KafkaRefused) -> None:
         """Begins to open the topic of a type again, after it has failed."""
-        log.warning(
-            "A ready topic fails; its type waits until the topic answers",
-            extra={"event": "ready_topic_failed", "task_type": task_type.name, "error": error},
-        )
+        self._hold(task_type, error)
         now_s = asyncio.get_running_loop().time()
         last_s, failures = self._failures.get(task_type.name, (now_s, 0))
         failures = failures + 1 if now_s - last_s < STEADY_S else 0
@@ -97,11 +112,20 @@ class TopicOpener:
         delay_s = REOPENED_BACKOFF.delay_s(failures, random.random()) if failures else 0.0  # noqa: S311 (jitter)
         self._start(self._open_alone(task_type, delay_s))
 
+    def end_holds(self, opened: Container[str], has_unconfirmed: Callable[[str], bool]) -> None:
+        """Ends the holds of opened types that have no unconfirmed batch.
+
+        A topic that can be read may still refuse records.
+        """
+        for name in tuple(self.held):
+            if name in opened and not has_unconfirmed(name):
+                del self.held[name]
+
     def take_opened(self) -> list[ReadyTopic]:
         """The topics that were opened since the last call.
 
         Raises:
-            KafkaUnavailable, KafkaRefused, SettingsError: a topic could not be opened.
+            SettingsError: topics cannot be created as declared.
         """
         if self._failure is not None:
             raise self._failure
@@ -116,8 +140,12 @@ class TopicOpener:
         await asyncio.gather(*opening, return_exceptions=True)
 
     async def _open_all(self, task_types: Sequence[TaskType]) -> None:
-        with translated():
-            existing = set(await self._admin.list_topics())
+        try:
+            with translated():
+                existing = set(await self._admin.list_topics())
+        except KafkaUnavailable:
+            self._open_each(task_types)
+            return
         found = [each for each in task_types if self._settings.prefix + _topic(each).name in existing]
         missing = [each for each in task_types if each not in found]
         for first in range(0, len(missing), TOPICS_PER_REQUEST):
@@ -125,41 +153,66 @@ class TopicOpener:
         try:
             # Together: a lost replica may leave hundreds.
             await self._read(found)
-        except KafkaUnavailable:
-            # One of them may be broken, which must not hold the others.
-            for each in found:
-                self._start(self._open_alone(each))
+        except (KafkaUnavailable, KafkaRefused):
+            self._open_each(found)
 
     async def _create(self, task_types: Sequence[TaskType]) -> None:
         try:
             await self._request(task_types)
             await self._read(task_types)
-        except KafkaUnavailable:
-            # As above.
-            for each in task_types:
-                self._start(self._open_alone(each))
+        except (KafkaUnavailable, KafkaRefused):
+            self._open_each(task_types)
+
+    def _open_each(self, task_types: Sequence[TaskType]) -> None:
+        """Opens topics one by one: one of them may be broken, which must not hold the others."""
+        for each in task_types:
+            self._start(self._open_alone(each))
 
     async def _open_alone(self, task_type: TaskType, delay_s: float = 0.0) -> None:
         await asyncio.sleep(delay_s)
 
         async def attempt() -> None:
-            await self._request([task_type])
-            await self._widen(task_type)
-            await self._read([task_type])
+            self._attempts += 1
+            try:
+                if not await self._widen(task_type):
+                    await self._request([task_type])
+                await self._read([task_type])
+            except KafkaUnavailable as error:
+                self._hold(task_type, error)
+                raise
 
-        await retry_until_available(
-            attempt, waiting_for=f"the ready topic of {task_type.name}", retry_on=(KafkaUnavailable,)
-        )
+        while True:
+            try:
+                await retry_until_available(
+                    attempt, waiting_for=f"the ready topic of {task_type.name}", retry_on=(KafkaUnavailable,)
+                )
+            except KafkaRefused as error:
+                self._hold(task_type, error)
+                await asyncio.sleep(REFUSED_S)
+            else:
+                return
 
-    async def _widen(self, task_type: TaskType) -> None:
-        """Adds the partitions that the topic of a type lacks: it was created elsewhere."""
+    def _hold(self, task_type: TaskType, error: KafkaUnavailable | KafkaRefused) -> None:
+        reason = HeldReason.TOPIC_REFUSED if isinstance(error, KafkaRefused) else HeldReason.TOPIC_UNAVAILABLE
+        if self.held.get(task_type.name) is not reason:
+            log.warning(
+                "A ready topic fails; its type waits until the topic answers",
+                extra={"event": "ready_topic_failed", "task_type": task_type.name, "error": error},
+            )
+        self.held[task_type.name] = reason
+
+    async def _widen(self, task_type: TaskType) -> bool:
+        """Adds the partitions that the topic of a type lacks: it was created elsewhere.
+
+        Returns whether the topic exists.
+        """
         name, wanted = self._settings.prefix + _topic(task_type).name, task_type.partitions
+        with translated():
+            [found] = await self._admin.describe_topics([name])
+        count = len(found["partitions"])
+        if not 0 < count < wanted:
+            return count > 0
         async with self._requests:
-            with translated():
-                [found] = await self._admin.describe_topics([name])
-                count = len(found["partitions"])
-                if not 0 < count < wanted:
-                    return
             try:
                 with translated():
                     await self._admin.create_partitions({name: NewPartitions(wanted)})
@@ -172,6 +225,7 @@ class TopicOpener:
                 "A ready topic had fewer partitions than its type; the others are added",
                 extra={"event": "ready_topic_widened", "task_type": task_type.name, "partitions": count},
             )
+        return True
 
     async def _request(self, task_types: Sequence[TaskType]) -> None:
         async with self._requests:

@@ -31,7 +31,8 @@ from penstock.kafka.connection import translated
 from penstock.kafka.records import RecordReader, delete_before
 from penstock.postgres import release
 from penstock.postgres.session import Session
-from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
+from penstock.task_sync.lag_poller import LagPoller
+from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)

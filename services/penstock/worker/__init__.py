@@ -23,8 +23,28 @@ When in doubt, the worker reports nothing: an attempt without a result runs agai
 expired.
 """
 
+from penstock.core.retry import Backoff
 from penstock.worker.app import Worker
-from penstock.worker.outcomes import Done, Fail, Next, Outcome, RetryAfter, Task
+from penstock.worker.current import current_task
+from penstock.worker.middleware import CallNext
+from penstock.worker.outcomes import Child, Done, Fail, Next, Outcome, RetryAfter, Spawn, Task, Wait
 from penstock.worker.settings import WorkerSettings
+from penstock.worker.types import Type
 
-__all__ = ["Done", "Fail", "Next", "Outcome", "RetryAfter", "Task", "Worker", "WorkerSettings"]
+__all__ = [
+    "Backoff",
+    "CallNext",
+    "Child",
+    "Done",
+    "Fail",
+    "Next",
+    "Outcome",
+    "RetryAfter",
+    "Spawn",
+    "Task",
+    "Type",
+    "Wait",
+    "Worker",
+    "WorkerSettings",
+    "current_task",
+]

@@ -10,33 +10,45 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import reprlib
 import threading
-import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from penstock import tracing
-from penstock.contracts.context import Context
+from penstock.contracts.progress import Progress
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
 from penstock.core import completion
-from penstock.core.access import namespace_of
+from penstock.core.attempt import AttemptId
+from penstock.core.retry import Backoff, StageRetries
 from penstock.core.task import Priority
 from penstock.errors import CorruptObject, ObjectsUnavailable
 from penstock.objects import ObjectStore
+from penstock.worker.around import Around
 from penstock.worker.contexts import Contexts
+from penstock.worker.current import CurrentAttempt, attempt_scope
+from penstock.worker.log_buffer import LogBuffer, RunLog
 from penstock.worker.missing_handlers import MissingHandlers
-from penstock.worker.outcomes import KEEP, Done, Fail, Next, Outcome, RetryAfter, Task
+from penstock.worker.outcomes import Outcome, Task
 from penstock.worker.priority_semaphore import PrioritySemaphore
+from penstock.worker.results import (
+    conclude,
+    failed,
+    failure_of,
+    make_failure,
+    make_result,
+    message_of,
+    now_ms,
+    without_secrets,
+)
+from penstock.worker.typed_contexts import InvalidContext, Reader
 
-Handler = Callable[[Task], Outcome | Awaitable[Outcome]]
+# Called with the task, and with its dependencies by name.
+Handler = Callable[..., Outcome | Awaitable[Outcome]]
 
-# Most characters of a traceback, of which the end is kept, and of a message.
-TRACEBACK_LIMIT = 20_000
-MESSAGE_LIMIT = 2_000
 # Seconds that a handler gets to end after its cancellation, before it is abandoned.
 ABANDON_S = 5.0
 SELF_CANCELLED = "the handler cancelled itself"
@@ -50,15 +62,26 @@ class Stage:
         handler: async, or synchronous and run on a thread.
         timeout_s: seconds that it may take.
         max_attempts: attempts, the first included; None is the type's limit.
+        read: converts the context for a handler with a typed one; None leaves it as it is.
+        permanent: exceptions after which the stage is not tried again.
+        backoff: delays after failures; None are the type's.
+        concurrency: most attempts of the stage at once in this process; None is no limit.
+        retries: `max_attempts` and `backoff`.
         is_async: whether the handler is a coroutine function.
     """
 
     handler: Handler
     timeout_s: float
     max_attempts: int | None
+    read: Reader | None = None
+    permanent: tuple[type[BaseException], ...] = ()
+    backoff: Backoff | None = None
+    concurrency: int | None = None
+    retries: StageRetries = field(init=False)
     is_async: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "retries", StageRetries(self.max_attempts, self.backoff))
         object.__setattr__(self, "is_async", inspect.iscoroutinefunction(self.handler))
 
 
@@ -125,15 +148,32 @@ class Execution:
         stages: handlers by (type, stage).
         objects: the object store of large contexts; None when a gateway sends them inline.
         threads: most synchronous handlers at once.
+        logs: takes what handlers log; None leaves it in the worker's own output.
+        report: called with each report of progress, from any thread.
+        around: middleware and dependencies, which have started; None is nothing.
+        redact: removes secrets from what the platform shows: reports of progress, and the errors of
+            attempts.
     """
 
     def __init__(
-        self, stages: Mapping[tuple[str, str], Stage], objects: ObjectStore | None, threads: int
+        self,
+        stages: Mapping[tuple[str, str], Stage],
+        objects: ObjectStore | None,
+        threads: int,
+        logs: LogBuffer | None = None,
+        report: Callable[[AttemptId, Progress], object] = lambda _attempt_id, _progress: None,
+        around: Around | None = None,
+        redact: Callable[[str], str] | None = None,
     ) -> None:
+        # None costs nothing in each attempt.
+        self._around = around or None
         self._stages = stages
+        self._report = report
+        self._redact = redact
         self._contexts = Contexts(objects)
         self._threads = PrioritySemaphore(threads)
         self._missing = MissingHandlers(stages.keys())
+        self._logs = logs
 
     async def run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt to its result.
@@ -147,7 +187,7 @@ class Execution:
             CancelledError: the worker stops; the handler was cancelled.
         """
         if ready.traceparent is None:
-            return await self._run(ready, abandon)
+            return await self._logged(ready, abandon)
         fence = ready.fence
         with tracing.span(
             "attempt",
@@ -158,7 +198,7 @@ class Execution:
             stage=fence.stage,
             attempt=fence.attempt,
         ) as span:
-            result = await self._run(ready, abandon)
+            result = await self._logged(ready, abandon)
             if span is not None and result is not None:
                 span.set_attributes(outcome=result.outcome.value)
                 if result.error is not None:
@@ -168,133 +208,156 @@ class Execution:
     def cancelled_itself(self, ready: ReadyTask) -> StageResult:
         """The failure of an attempt whose handler cancelled the task in which it ran."""
         stage = self._stages[ready.type, ready.fence.stage]
-        return _failed(ready, stage, 0, Failure(kind="CancelledError", message=SELF_CANCELLED))
+        return failed(ready, stage.retries, 0, Failure(kind="CancelledError", message=SELF_CANCELLED))
 
-    async def _run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
-        started_ms = _now_ms()
+    async def _logged(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
+        """Runs one attempt; its log ends with its result."""
+        run_log = self._logs.begin(ready.fence.attempt_id) if self._logs is not None else None
+
+        def abandon_logged(result: StageResult) -> None:
+            result = without_secrets(result, self._redact)
+            if run_log is not None:
+                run_log.conclude(result)
+            abandon(result)
+
+        result = None
+        try:
+            result = await self._run(ready, abandon_logged, run_log)
+            if result is not None:
+                result = without_secrets(result, self._redact)
+        finally:
+            # Without a result the attempt was cancelled, or has ended when it was abandoned.
+            if run_log is not None:
+                run_log.conclude(result)
+        return result
+
+    async def _run(
+        self, ready: ReadyTask, abandon: Callable[[StageResult], None], run_log: RunLog | None
+    ) -> StageResult | None:
+        started_ms = now_ms()
         stage = self._stages.get((ready.type, ready.fence.stage))
         if stage is None:
             return self._missing.hand_back(ready)
         timeout = HandlerTimeout(
-            stage.timeout_s, lambda failure: abandon(_failed(ready, stage, started_ms, failure))
+            stage.timeout_s, lambda failure: abandon(failed(ready, stage.retries, started_ms, failure))
         )
         try:
             fence, value = ready.fence, await self._contexts.value_of(ready)
-            task = Task(fence.id, ready.type, fence.stage, fence.step, fence.attempt, ready.tries, value)
-            if stage.is_async:
-                with timeout:
-                    returned = await cast("Awaitable[Outcome]", stage.handler(task))
-            else:
-                returned = await self._on_thread(stage, task, ready.priority)
-            result = _conclude(ready, stage, returned, started_ms)
+            if stage.read is not None:
+                value = stage.read(value)
+            task = Task(
+                fence.id,
+                ready.type,
+                fence.stage,
+                fence.step,
+                fence.attempt,
+                ready.tries,
+                value,
+                run_log=run_log,
+                _report=self._report,
+                _redact=self._redact,
+            )
+            with attempt_scope(CurrentAttempt(task, run_log)):
+                returned = await self._call(stage, task, ready, timeout)
+            result = self._conclude(ready, stage, returned, started_ms)
         except asyncio.CancelledError as error:
             current = asyncio.current_task()
             if current is None or current.cancelling():
                 raise
-            failure = _failure("CancelledError", SELF_CANCELLED, error)
-            result = _failed(ready, stage, started_ms, failure)
+            failure = make_failure("CancelledError", SELF_CANCELLED, error)
+            result = failed(ready, stage.retries, started_ms, failure)
         except TimeoutError as error:
-            result = _failed(ready, stage, started_ms, _failure("Timeout", _message_of(error), error))
+            failure = make_failure("Timeout", message_of(error), error)
+            result = failed(
+                ready, stage.retries, started_ms, failure, permanent=isinstance(error, stage.permanent)
+            )
         except _Raised as raised:
-            result = _failed(ready, stage, started_ms, _failure_of(raised.error))
+            permanent = isinstance(raised.error, stage.permanent)
+            result = failed(ready, stage.retries, started_ms, failure_of(raised.error), permanent=permanent)
         except ObjectsUnavailable as error:
             # Not charged: the handler has not run.
-            failure = Failure(kind=HANDED_BACK, message=_message_of(error))
-            result = _result(ready, completion.Outcome.RETRY, started_ms, delay_ms=AWAY_MS, error=failure)
+            failure = Failure(kind=HANDED_BACK, message=message_of(error))
+            result = make_result(ready, completion.Outcome.RETRY, started_ms, delay_ms=AWAY_MS, error=failure)
         except BaseException as error:  # noqa: BLE001 (the error is the handler's result)
-            # After a corrupt object, the next attempt would have the same context.
-            permanent = isinstance(error, CorruptObject)
-            result = _failed(ready, stage, started_ms, _failure_of(error), permanent=permanent)
+            # The next attempt would have the same context.
+            permanent = isinstance(error, (CorruptObject, InvalidContext, *stage.permanent))
+            result = failed(ready, stage.retries, started_ms, failure_of(error), permanent=permanent)
         return None if timeout.abandoned else result
+
+    def _conclude(self, ready: ReadyTask, stage: Stage, returned: Any, started_ms: int) -> StageResult:
+        result = conclude(ready, stage.retries, returned, started_ms)
+        if result.next_stage is not None:
+            self._missing.on_next(ready.type, ready.fence.stage, result.next_stage)
+        return result
+
+    async def _call(self, stage: Stage, task: Task, ready: ReadyTask, limit: HandlerTimeout) -> Any:
+        try:
+            if self._around is not None:
+                return await self._surrounded(self._around, stage, task, ready, limit)
+            if stage.is_async:
+                with limit:
+                    return await cast("Awaitable[Outcome]", stage.handler(task))
+            return await self._on_thread(stage, task, ready.priority)
+        finally:
+            # Those of threads that the handler has started.
+            task.end_commands()
+
+    async def _surrounded(
+        self, around: Around, stage: Stage, task: Task, ready: ReadyTask, limit: HandlerTimeout
+    ) -> Outcome:
+        """Calls a handler inside the worker's middleware; its time includes theirs."""
+
+        async def call(task: Task, arguments: Mapping[str, Any]) -> Any:
+            if stage.is_async:
+                return await cast("Awaitable[Outcome]", stage.handler(task, **arguments))
+            try:
+                return await _in_thread(partial(stage.handler, **arguments), task)
+            except _Raised as raised:
+                if isinstance(raised.error, StopIteration):
+                    raise
+                error = raised.error
+            # Middleware sees the error of the handler, with its own cause and context: they would
+            # be replaced in the block above.
+            raise error
+
+        async with AsyncExitStack() as stack:
+            if not stage.is_async:
+                await stack.enter_async_context(self._threads.permit(ready.priority))
+            with limit:
+                return await around.call((ready.type, ready.fence.stage), task, call)
 
     async def _on_thread(self, stage: Stage, task: Task, priority: Priority) -> Any:
         async with self._threads.permit(priority):
-            future = _start_thread(stage.handler, task)
-            try:
-                done, _pending = await asyncio.wait({future}, timeout=stage.timeout_s)
-            except asyncio.CancelledError:
-                task.cancelled = True
-                raise
-            if done:
-                outcome, error = future.result()
-                if error is not None:
-                    raise _Raised(error)
-                return outcome
-        # A thread cannot be ended from outside. It is abandoned, and its permit goes to another
-        # attempt.
-        task.cancelled = True
-        future.cancel()
-        raise TimeoutError(f"the handler took longer than {stage.timeout_s:g} s; its thread was abandoned")
+            return await _in_thread(stage.handler, task, stage.timeout_s)
 
 
-def _conclude(ready: ReadyTask, stage: Stage, returned: Any, started_ms: int) -> StageResult:
-    """The result of what a handler returned; its context is inline, however large.
-
-    It is read here in full, and alone: in the batch of results it could spoil the others.
-    """
-    try:
-        outcome, fields = _read(returned)
-        context = fields.get("context")
-        if context is not None and context.ref is not None:
-            context.ref.require_namespace(namespace_of(ready.type), "/context_ref")
-    except BaseException as error:  # noqa: BLE001 (raised by an object of the handler, or by `_read`)
-        # The handler has done its work, and would do it again with the same outcome.
-        return _failed(ready, stage, started_ms, _failure_of(error), permanent=True)
-    if outcome is completion.Outcome.FAIL:
-        fields["max_attempts"] = stage.max_attempts
-    return _result(ready, outcome, started_ms, **fields)
-
-
-def _read(returned: Any) -> tuple[completion.Outcome, dict[str, Any]]:
-    """The outcome that a handler returned, and the fields of its result.
+async def _in_thread(handler: Callable[[Task], Any], task: Task, timeout_s: float | None = None) -> Any:
+    """The outcome of a synchronous handler.
 
     Raises:
-        TypeError: it is no outcome, or one of its fields has a wrong type or value.
-        InvalidRecord: its context is not JSON or contradicts its content type.
-        BaseException: raised by a method of an object of the handler.
+        _Raised: the handler has raised an error.
+        TimeoutError: it took too long.
     """
-    match returned:
-        case Next(stage=name, context=value, delay_s=delay_s):
-            name = cast("Any", name)
-            if not isinstance(name, str) or not 1 <= len(name) <= 200 or _writable(name) != name:
-                raise TypeError(
-                    "Next needs the name of a stage (1 to 200 characters, no NUL, no lone surrogate), "
-                    f"not {_shown(name)}"
-                )
-            return completion.Outcome.NEXT, {
-                # A subclass of str, such as an enumeration, becomes its text.
-                "next_stage": str.__str__(name),
-                "context": None if value is KEEP else Context.encode(value),
-                "delay_ms": _milliseconds(delay_s),
-            }
-        case Done(result=value):
-            return completion.Outcome.DONE, {"context": Context.encode(value)}
-        case Fail(reason=reason, permanent=permanent):
-            error = Failure(kind="Fail", message=_message(str(reason)))
-            return completion.Outcome.FAIL, {"permanent": bool(permanent), "error": error}
-        case RetryAfter(delay_s=delay_s, reason=reason):
-            return completion.Outcome.RETRY, {
-                "delay_ms": _milliseconds(delay_s),
-                "error": Failure(kind="RetryAfter", message=_message(str(reason))) if reason else None,
-            }
-    if inspect.iscoroutine(returned):
-        # It would warn later that it was never awaited.
-        returned.close()
-    raise TypeError(
-        f"the handler returned {type(returned).__name__} ({_shown(returned)}); "
-        "it must return Next, Done, Fail or RetryAfter"
-    )
-
-
-def returned_result(ready: ReadyTask, reason: str) -> StageResult:
-    """The result of a claimed attempt that did not end, so that the next one can start at once."""
-    return _result(
-        ready, completion.Outcome.RETRY, _now_ms(), error=Failure(kind=HANDED_BACK, message=reason)
-    )
+    future = _start_thread(handler, task)
+    try:
+        done, _pending = await asyncio.wait({future}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if done:
+        outcome, error = future.result()
+        if error is not None:
+            raise _Raised(error)
+        return outcome
+    # A thread cannot be ended from outside. It is abandoned, and its permit goes to another
+    # attempt.
+    task.cancel()
+    future.cancel()
+    raise TimeoutError(f"the handler took longer than {timeout_s:g} s; its thread was abandoned")
 
 
 def _start_thread(
-    handler: Handler, task: Task
+    handler: Callable[[Task], Any], task: Task
 ) -> asyncio.Future[tuple[Any, None] | tuple[None, BaseException]]:
     """Runs a synchronous handler on its own daemon thread, which cannot keep the process alive.
 
@@ -320,74 +383,3 @@ def _start_thread(
 
     threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.token}", daemon=True).start()
     return future
-
-
-def _result(ready: ReadyTask, outcome: completion.Outcome, started_ms: int, **fields: Any) -> StageResult:
-    return StageResult(
-        fence=ready.fence, outcome=outcome, started_ms=started_ms, finished_ms=_now_ms(), **fields
-    )
-
-
-def _failed(
-    ready: ReadyTask, stage: Stage, started_ms: int, failure: Failure, *, permanent: bool = False
-) -> StageResult:
-    return _result(
-        ready,
-        completion.Outcome.FAIL,
-        started_ms,
-        error=failure,
-        max_attempts=stage.max_attempts,
-        permanent=permanent,
-    )
-
-
-def _failure_of(error: BaseException) -> Failure:
-    return _failure(type(error).__name__, _message_of(error), error)
-
-
-def _failure(kind: str, message: str, error: BaseException) -> Failure:
-    try:
-        text = "".join(traceback.format_exception(error))
-    except BaseException as broken:  # noqa: BLE001 (the handler's class has a broken attribute)
-        text = f"the traceback cannot be printed: {type(broken).__name__}"
-    return Failure(
-        kind=_writable(kind[:200])[:200],
-        message=_message(message),
-        traceback=_writable(text[-TRACEBACK_LIMIT:])[-TRACEBACK_LIMIT:],
-    )
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error) or type(error).__name__
-    except BaseException as broken:  # noqa: BLE001 (the handler's class has a broken `__str__`)
-        return f"{type(error).__name__}, which cannot be printed: {type(broken).__name__}"
-
-
-def _message(text: str) -> str:
-    return _writable(text[:MESSAGE_LIMIT])[:MESSAGE_LIMIT]
-
-
-def _shown(value: Any) -> str:
-    """The beginning of a value's `repr`, which may be long or broken."""
-    try:
-        return reprlib.repr(value)[:100]
-    except BaseException as broken:  # noqa: BLE001 (the handler's class has a broken `__repr__`)
-        return f"a value that cannot be printed: {type(broken).__name__}"
-
-
-def _writable(text: str) -> str:
-    """Escapes lone surrogates, which UTF-8 refuses, and NULs, which PostgreSQL refuses."""
-    if text.isascii() and "\0" not in text:
-        return text
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-def _milliseconds(seconds: float) -> int:
-    if not isinstance(cast("Any", seconds), int | float) or not 0 <= seconds <= 31_536_000:
-        raise TypeError(f"a delay must be from 0 to 31,536,000 seconds, not {_shown(seconds)}")
-    return round(seconds * 1000)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

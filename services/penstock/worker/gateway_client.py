@@ -43,6 +43,7 @@ RECONNECT_AFTER = 3
 MAX_RETRY_AFTER_S = 30.0
 
 HOLD_ROUTE = "/hold_task"
+LOGS_ROUTE = "/logs"
 # A route, and the type in the request.
 Operation = tuple[str, str]
 
@@ -70,6 +71,7 @@ def _is_set_answer(answer: Mapping[str, Any], entries: int) -> bool:
 _IS_ANSWER: Mapping[str, Callable[[Mapping[str, Any], int], bool]] = {
     HOLD_ROUTE: _is_hold_answer,
     "/set_task": _is_set_answer,
+    LOGS_ROUTE: lambda _answer, _entries: True,
 }
 
 
@@ -209,7 +211,7 @@ class GatewayClient:
             forbidden = header if status == HTTPStatus.FORBIDDEN else None
             left_s = self._refusals.add(operation, arrived_s, forbidden)
             raise self._refusal_error(f"{error_of(status, data)}{unusable_file}", left_s)
-        if status == HTTPStatus.OK:
+        if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
             answer = self._decode(path, data, len(body.get("results", ())))
             self._is_gateway = True
             self._record_accepted(operation, sent_s, header)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
 from penstock.core.suspects import Isolation, SuspectGate
-from penstock.worker.execution import Execution, returned_result
-from penstock.worker.priority_semaphore import PriorityQueue
+from penstock.worker.backlog import Backlog, Surplus
+from penstock.worker.execution import Execution
+from penstock.worker.metrics import CANCELLED, HANDED_BACK, AttemptCounts
+from penstock.worker.results import returned_result
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,9 @@ CANCEL_S = 1.0
 TURN_S = 3.0
 # Attempts that wait for a handler go back when none began for so long: another worker may be idle.
 STUCK_S = 0.5
+# Seconds between two looks at those that wait, at least.
+LOOK_S = 0.05
+LIMIT_REASON = "the stage runs at its limit on this worker"
 ALONE_REASON = "a suspect runs alone on the worker"
 # Characters of a failure's message in the log; the task has the whole message and the traceback.
 ERROR_CHARS = 500
@@ -46,6 +53,8 @@ class HandlerPool:
             to both.
         hold: called with True when the worker must take no further attempts for now, because a
             suspect that runs alone lasts, and with False when it may again.
+        limits: most attempts at once by (type, stage), for stages with a limit of their own.
+        counts: of the attempts that end; None counts nothing.
     """
 
     def __init__(
@@ -56,12 +65,15 @@ class HandlerPool:
         announce: Callable[[AttemptId], object],
         ended: Callable[[AttemptId], object],
         hold: Callable[[bool], object] = lambda _holds: None,
+        limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
+        counts: AttemptCounts | None = None,
     ) -> None:
+        self._counts = counts
         self._execution = execution
         self._report = report
         self._size = size
         self._running: dict[AttemptId, tuple[asyncio.Task[None], ReadyTask]] = {}
-        self._backlog = PriorityQueue()
+        self._backlog = Backlog(limits)
         self._announce = announce
         self._ended = ended
         self._hold = hold
@@ -79,24 +91,50 @@ class HandlerPool:
 
     def start_all(self, claimed: list[ReadyTask]) -> None:
         """Adds attempts to the backlog and starts as many as the pool has room for."""
+        now_s = asyncio.get_running_loop().time()
         if not self._backlog:
-            self._moved_s = asyncio.get_running_loop().time()
+            self._moved_s = now_s
         for ready in claimed:
             if self._closed:
-                self._report(returned_result(ready, "the worker is stopping"))
+                self._hand_back(ready, "the worker is stopping")
             elif self._holds:
-                self._report(returned_result(ready, ALONE_REASON))
+                self._hand_back(ready, ALONE_REASON)
             elif ready.isolation is None:
-                self._backlog.add(ready)
+                self._backlog.add(ready, now_s)
             else:
                 attempt_id = ready.fence.attempt_id
                 self._suspects[attempt_id] = ready
                 self._gate.add(attempt_id, ready.isolation)
+        self._return_surplus(self._backlog.take_surplus(now_s))
         self._fill()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an attempt runs; may be asked from any thread."""
+        return bool(self._running)
+
+    @property
+    def running_attempts(self) -> list[ReadyTask]:
+        """The attempts that run; may be asked from any thread."""
+        return [ready for _task, ready in list(self._running.values())]
+
+    @property
+    def waiting(self) -> int:
+        """How many attempts wait for a handler; may be asked from any thread."""
+        return len(self._backlog) + len(self._gate)
+
+    def attempt_of(self, task: asyncio.Task[Any]) -> ReadyTask | None:
+        """The attempt that a task of the event loop runs; may be asked from any thread."""
+        return next((ready for running, ready in list(self._running.values()) if running is task), None)
 
     def waits(self, attempt_id: AttemptId) -> bool:
         """Whether an attempt waits for a handler; may be called from any thread."""
         return attempt_id in self._backlog
+
+    @property
+    def running(self) -> Mapping[AttemptId, asyncio.Task[None]]:
+        """The tasks of the attempts whose handlers run."""
+        return {attempt_id: task for attempt_id, (task, _ready) in self._running.items()}
 
     def begin(self, attempt_id: AttemptId) -> None:
         """Begins a suspect that was announced, unless it was dropped or returned meanwhile."""
@@ -121,34 +159,47 @@ class HandlerPool:
         self._backlog.drop(set(attempt_ids))
         self._gate.drop(attempt_ids)
         for attempt_id in attempt_ids:
-            self._suspects.pop(attempt_id, None)
+            suspect = self._suspects.pop(attempt_id, None)
+            if suspect is not None:
+                self._backlog.end(suspect, asyncio.get_running_loop().time())
             entry = self._running.pop(attempt_id, None)
             if entry is not None:
+                if self._counts is not None:
+                    self._counts.add(entry[1], CANCELLED)
                 entry[0].cancel()
         self._fill()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Returns the backlog at once, and running attempts after `timeout_s` seconds."""
+    async def drain(self, timeout_s: float, hurry: asyncio.Event | None = None) -> None:
+        """Returns the backlog at once, and running attempts after `timeout_s` seconds.
+
+        Args:
+            timeout_s: seconds that running handlers get.
+            hurry: returns running attempts when it is set.
+        """
         self._closed = True
-        while self._backlog:
-            self._report(returned_result(self._backlog.take(), "the worker is stopping"))
+        for ready in self._backlog.take_all():
+            self._hand_back(ready, "the worker is stopping")
         for ready in self._suspects.values():
-            self._report(returned_result(ready, "the worker is stopping"))
+            self._hand_back(ready, "the worker is stopping")
         self._gate.drop(self._suspects)
         self._suspects.clear()
         if self._running:
             log.info(
-                "Draining while handlers are running",
-                extra={"event": "drain_started", "handlers": len(self._running)},
+                "Draining while handlers are running; a second signal hands their tasks back at once",
+                extra={"event": "drain_started", "handlers": len(self._running), "timeout_s": timeout_s},
             )
-            await asyncio.wait(self._tasks(), timeout=timeout_s)
+            hurried = asyncio.ensure_future((hurry or asyncio.Event()).wait())
+            ended = asyncio.ensure_future(asyncio.wait(self._tasks()))
+            await asyncio.wait({hurried, ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            ended.cancel()
         for task in self._tasks():
             task.cancel()
         if self._running:
             # Bounded, because a handler may swallow its cancellation.
             await asyncio.wait(self._tasks(), timeout=CANCEL_S)
         for attempt_id, (_task, ready) in list(self._running.items()):
-            reason = f"the worker stopped after waiting {timeout_s:g} s for the handler"
+            reason = "the worker stopped, and the handler did not end in time"
             self._settle(attempt_id, returned_result(ready, reason))
 
     def _tasks(self) -> set[asyncio.Task[None]]:
@@ -178,6 +229,8 @@ class HandlerPool:
                 },
             )
             self._settle(attempt_id, result)
+            # Also that of an attempt which was dropped before.
+            self._on_ended(ready)
 
         result = await self._execution.run(ready, abandon)
         if result is not None:
@@ -197,9 +250,14 @@ class HandlerPool:
                     **entry[1].fence.ids(),
                     "task_type": entry[1].type,
                     "error": f"{result.error.kind}: {result.error.message[:ERROR_CHARS]}",
+                    "traceback": result.error.traceback,
                 },
             )
+        if self._counts is not None:
+            self._counts.add(entry[1], HANDED_BACK if result.handed_back else result.outcome.value)
         self._report(result)
+        if self._backlog.has_limits:
+            self._backlog.end(entry[1], asyncio.get_running_loop().time())
         if entry[1].isolation is not None:
             self._ended(attempt_id)
         self._fill()
@@ -208,13 +266,21 @@ class HandlerPool:
         announced = len(self._suspects) - len(self._gate)
         return len(self._running) + announced < self._size
 
+    def _stage_has_room(self, suspect: AttemptId) -> bool:
+        return self._backlog.has_room(self._suspects[suspect])
+
     def _fill(self) -> None:
         if self._closed:
             return
-        while self._has_room() and (suspect := self._gate.take(len(self._running))) is not None:
+        while (
+            self._has_room()
+            and (suspect := self._gate.take(len(self._running), self._stage_has_room)) is not None
+        ):
+            # From now on, since another attempt could begin before the platform knows.
+            self._backlog.begin(self._suspects[suspect], asyncio.get_running_loop().time())
             self._announce(suspect)
-        while self._backlog and self._has_room() and not self._gate.closed:
-            self._start(self._backlog.take())
+        while self._has_room() and not self._gate.closed and (ready := self._backlog.take()) is not None:
+            self._start(ready)
         if self._backlog and self._look is None:
             self._look = asyncio.get_running_loop().call_later(STUCK_S, self._return_stuck)
         self._watch_gate()
@@ -242,40 +308,64 @@ class HandlerPool:
             "A suspect runs alone for long; waiting tasks go to other workers",
             extra={"event": "worker_held_by_suspect", "attempts": len(self._backlog) + len(behind)},
         )
-        while self._backlog:
-            self._report(returned_result(self._backlog.take(), ALONE_REASON))
+        for ready in self._backlog.take_all():
+            self._hand_back(ready, ALONE_REASON)
         self._gate.drop(behind)
         for attempt_id in behind:
-            self._report(returned_result(self._suspects.pop(attempt_id), ALONE_REASON))
+            self._hand_back(self._suspects.pop(attempt_id), ALONE_REASON)
 
     def _return_stuck(self) -> None:
-        """Returns the backlog if no attempt began for `STUCK_S`; else looks again later."""
+        """Returns waiting attempts if none began for `STUCK_S`; else looks again later."""
         loop = asyncio.get_running_loop()
-        self._look = None
+        self._look, now_s = None, loop.time()
         if self._closed or not self._backlog:
             return
         if self._gate.closed:
             # After a turn the worker holds. Before, it still pulls: it would get the same tasks
             # again.
-            self._moved_s = loop.time()
-        left_s = self._moved_s + STUCK_S - loop.time()
-        if left_s > 0:
-            self._look = loop.call_later(left_s, self._return_stuck)
-            return
-        log.info(
-            "No handler became free; waiting tasks go to other workers",
-            extra={"event": "backlog_returned", "attempts": len(self._backlog)},
-        )
-        while self._backlog:
-            self._report(returned_result(self._backlog.take(), "no handler of the worker became free"))
+            self._moved_s = now_s
+        else:
+            self._return_surplus(self._backlog.take_stuck(now_s, STUCK_S))
+        free = self._backlog.free
+        if free and self._moved_s + STUCK_S <= now_s:
+            log.info(
+                "No handler became free; waiting tasks go to other workers",
+                extra={"event": "backlog_returned", "attempts": len(free)},
+            )
+            while free:
+                self._hand_back(free.take(), "no handler of the worker became free")
+        if self._backlog:
+            due_s = self._backlog.next_stuck_s(STUCK_S)
+            if free:
+                due_s = min(due_s, self._moved_s + STUCK_S)
+            self._look = loop.call_at(max(due_s, now_s + LOOK_S), self._return_stuck)
+
+    def _hand_back(self, ready: ReadyTask, reason: str, delay_ms: int | None = None) -> None:
+        if self._counts is not None:
+            self._counts.add(ready, HANDED_BACK)
+        self._report(returned_result(ready, reason, delay_ms))
+
+    def _return_surplus(self, surplus: Iterable[Surplus]) -> None:
+        """Hands back attempts whose stage is at its limit, each with its delay."""
+        for ready, delay_ms in surplus:
+            self._hand_back(ready, LIMIT_REASON, delay_ms)
 
     def _start(self, ready: ReadyTask) -> None:
         self._moved_s = asyncio.get_running_loop().time()
+        if self._backlog.has_limits:
+            self._backlog.begin(ready, self._moved_s)
         task = asyncio.create_task(self._run(ready))
         self._running[ready.fence.attempt_id] = (task, ready)
         task.add_done_callback(partial(self._on_done, ready))
 
+    def _on_ended(self, ready: ReadyTask) -> None:
+        """Frees the slot of an attempt in its stage, if that has a limit."""
+        if self._backlog.has_limits and self._backlog.end(ready, asyncio.get_running_loop().time()):
+            self._fill()
+
     def _on_done(self, ready: ReadyTask, task: asyncio.Task[None]) -> None:
+        # Not before a handler that was dropped has ended: its stage may allow no other beside it.
+        self._on_ended(ready)
         if task.cancelled():
             attempt_id = ready.fence.attempt_id
             if not self._closed and attempt_id in self._running:

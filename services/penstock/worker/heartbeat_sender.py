@@ -17,6 +17,7 @@ from typing import Protocol
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms
+from penstock.contracts.progress import Progress, in_parts
 from penstock.core.attempt import AttemptId
 from penstock.core.heartbeat_queue import Answer, HeartbeatPolicy, HeartbeatQueue
 from penstock.errors import Fatal, Throttled, Unavailable
@@ -129,6 +130,54 @@ class HeartbeatSender:
             return False
         return True
 
+    def keeps_alive(self, attempt_id: AttemptId) -> bool:
+        """Whether heartbeats are sent for an attempt."""
+        return any(attempt_id in queue for queue in self._queues.values())
+
+    async def report(self, reports: Mapping[AttemptId, Progress]) -> dict[AttemptId, Progress]:
+        """Sends reports of progress, which count as heartbeats; returns those to send again.
+
+        A report that is refused is dropped, and its attempt gets its heartbeat as usual: a gateway
+        of an earlier version refuses all reports.
+
+        Raises:
+            Fatal: no heartbeat can be sent any more.
+        """
+        again: dict[AttemptId, Progress] = {}
+        for terms, queue in list(self._queues.items()):
+            of_terms = ((each, report) for each, report in reports.items() if each in queue)
+            for part in in_parts(of_terms):
+                if not await self._send_reports(queue, terms, part):
+                    again |= part
+        return again
+
+    async def _send_reports(
+        self, queue: HeartbeatQueue[AttemptId], terms: LeaseTerms, reports: dict[AttemptId, Progress]
+    ) -> bool:
+        """Sends one record of reports; False when it must be sent again."""
+        sent_s = self._clock()
+        heartbeat = Heartbeat(
+            Kind.BEAT,
+            self._worker_id,
+            terms.lease_ms,
+            list(reports),
+            terms.max_attempts,
+            progress=reports,
+        )
+        try:
+            answers = await self._transport.try_heartbeat(heartbeat)
+        except Throttled as error:
+            self._pause(error, len(reports))
+            return False
+        except Unavailable:
+            # The next heartbeat logs an outage that lasts.
+            return False
+        for attempt_id, answer in answers.items():
+            if answer is Answer.CONFIRMED:
+                queue.add_contact(attempt_id, sent_s)
+        self._stop_gone(answers)
+        return True
+
     def remove(self, attempt_ids: list[AttemptId]) -> None:
         """Ends the heartbeats of attempts."""
         for queue in self._queues.values():
@@ -152,7 +201,8 @@ class HeartbeatSender:
                 wait_s = None if due_s == math.inf else max(0.0, due_s - self._clock())
                 # Woken when a queue is new: its lease may be shorter than all others.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._wake.wait()
                 self._wake.clear()
                 if self._fatal is not None:
                     raise self._fatal
@@ -242,18 +292,7 @@ class HeartbeatSender:
             answers = await self._transport.try_heartbeat(heartbeat)
             self._failures = 0
         except Throttled as error:
-            log.warning(
-                "Heartbeats are throttled",
-                extra={
-                    "event": "heartbeats_throttled",
-                    "attempts": len(attempt_ids),
-                    "delay_s": error.retry_after_s,
-                    "error": error,
-                },
-            )
-            # All queues: the receiver requests a pause of the whole worker.
-            for paused in self._queues.values():
-                paused.pause(self._clock(), error.retry_after_s)
+            self._pause(error, len(attempt_ids))
         except Unavailable as error:
             self._failures += 1
             log.warning(
@@ -266,18 +305,38 @@ class HeartbeatSender:
         finally:
             for attempt_id in attempt_ids:
                 queue.answer(attempt_id, answers[attempt_id], sent_s)
-        gone = [attempt_id for attempt_id in attempt_ids if answers[attempt_id] is Answer.GONE]
-        if gone:
-            log.info(
-                "Attempts are gone by the platform's answer; stopping them",
-                extra={
-                    "event": "attempts_gone",
-                    "attempts": len(gone),
-                    "tasks": [g.task_id for g in gone[:5]],
-                },
-            )
-            self._discard_waiting(gone)
-            self._on_lost(gone)
+        self._stop_gone(answers)
+
+    def _pause(self, error: Throttled, attempts: int) -> None:
+        log.warning(
+            "Heartbeats are throttled",
+            extra={
+                "event": "heartbeats_throttled",
+                "attempts": attempts,
+                "delay_s": error.retry_after_s,
+                "error": error,
+            },
+        )
+        # All queues: the receiver requests a pause of the whole worker.
+        for paused in self._queues.values():
+            paused.pause(self._clock(), error.retry_after_s)
+
+    def _stop_gone(self, answers: Mapping[AttemptId, Answer]) -> None:
+        gone = [attempt_id for attempt_id, answer in answers.items() if answer is Answer.GONE]
+        if not gone:
+            return
+        log.info(
+            "Attempts are gone by the platform's answer; stopping them",
+            extra={
+                "event": "attempts_gone",
+                "attempts": len(gone),
+                "tasks": [g.task_id for g in gone[:5]],
+            },
+        )
+        for queue in self._queues.values():
+            queue.discard(gone)
+        self._discard_waiting(gone)
+        self._on_lost(gone)
 
 
 def _policy(timeout_s: float) -> HeartbeatPolicy:

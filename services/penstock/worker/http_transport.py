@@ -83,6 +83,7 @@ class HttpTransport:
                 "outcome": "progress",
                 "lease_ms": heartbeat.lease_ms,
                 **shared,
+                **_progress_of(heartbeat, attempt_id),
             }
             for attempt_id in attempt_ids
         ]
@@ -97,6 +98,15 @@ class HttpTransport:
             )
             return dict.fromkeys(attempt_ids, Answer.UNKNOWN)
         answers = dict.fromkeys(attempt_ids, Answer.CONFIRMED)
+        if body["rejected"] and heartbeat.progress:
+            log.info(
+                "The gateway refused reports of progress",
+                extra={
+                    "event": "progress_refused",
+                    "reports": len(body["rejected"]),
+                    "errors": body["rejected"][0].get("errors"),
+                },
+            )
         answers |= {attempt_ids[entry["index"]]: Answer.UNKNOWN for entry in body["rejected"]}
         answers |= {attempt_ids[entry["index"]]: Answer.GONE for entry in body.get("gone", ())}
         return answers
@@ -257,6 +267,11 @@ class HttpPuller:
                 self._heartbeats.send_waiting()
             self._start(claimed)
         self._answered, self._busy = True, bool(claimed)
+
+
+def _progress_of(heartbeat: Heartbeat, attempt_id: AttemptId) -> dict[str, Any]:
+    progress = heartbeat.progress.get(attempt_id)
+    return {"progress": progress.to_wire()} if progress is not None else {}
 
 
 def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

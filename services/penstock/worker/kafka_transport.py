@@ -73,7 +73,9 @@ class KafkaTransport:
     async def _write_heartbeat(self, heartbeat: Heartbeat) -> None:
         try:
             with translated():
-                await self._producer.send_and_wait(self._heartbeats, heartbeat.encode(), key=self._record_key)
+                await self._producer.send_and_wait(
+                    self._heartbeats, heartbeat.encode(), key=self._record_key, headers=heartbeat.headers()
+                )
         except RecordsRefused as error:
             # Heartbeats are small: the topic takes none at all, until an operator changes it. The
             # worker stops its attempts when their leases run out (`HeartbeatSender`).

@@ -11,11 +11,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from penstock import process
+from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
+from penstock.contracts.progress import Progress
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
@@ -23,6 +26,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.early_start import HORIZON_S, BacklogLimit
 from penstock.http.credentials import Credentials
 from penstock.kafka.connection import make_producer, running
+from penstock.kafka.member_data import MemberData
 from penstock.objects import ObjectStore
 from penstock.worker.contexts import ResultContexts
 from penstock.worker.gateway_client import GatewayClient
@@ -30,7 +34,11 @@ from penstock.worker.heartbeat_sender import HeartbeatSender
 from penstock.worker.http_transport import HttpPuller, HttpTransport
 from penstock.worker.in_flight import InFlight
 from penstock.worker.kafka_transport import KafkaTransport
+from penstock.worker.log_buffer import LogBuffer
+from penstock.worker.log_shipper import HttpLogTransport, KafkaLogTransport, LogShipper
+from penstock.worker.progress import ProgressReporter
 from penstock.worker.pull import KafkaPuller
+from penstock.worker.readiness import Readiness
 from penstock.worker.result_sender import ResultSender
 from penstock.worker.revocations import listen
 from penstock.worker.settings import WorkerSettings
@@ -40,6 +48,8 @@ log = logging.getLogger(__name__)
 
 # Seconds that pullers get to end: leaving a group asks the broker.
 LEAVE_S = 5.0
+# Seconds that the last lines of task logs get.
+LOGS_S = 3.0
 
 # The transport, a factory of pullers by type, and further coroutines to run.
 Platform = tuple[
@@ -67,6 +77,7 @@ class PlatformClient:
         waits: whether an attempt still waits for a handler.
         objects: the object store of large contexts; None leaves them inline, for a gateway to
             store.
+        stages: by type, the stages that the worker has handlers for.
     """
 
     def __init__(
@@ -81,8 +92,11 @@ class PlatformClient:
         end_turn: Callable[[AttemptId], object],
         waits: Callable[[AttemptId], bool],
         objects: ObjectStore | None = None,
+        stages: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
         self._settings = settings
+        self._stages = stages
+        self._slots = slots
         self._worker_id = worker_id
         self._types = types
         self._start = start
@@ -103,13 +117,29 @@ class PlatformClient:
             len(types),
             lambda: self._backlog.at(time.monotonic()),
         )
+        self._shipper: LogShipper | None = None
+        self.readiness = Readiness(settings)
         self._heartbeats: HeartbeatSender
         self._unclaimed: UnclaimedAttempts
         self._results: ResultSender
+        self._progress: ProgressReporter
+
+    def ship_logs(self, buffer: LogBuffer) -> None:
+        """Ships the lines of a buffer; called before `run`."""
+        self._shipper = LogShipper(buffer)
+
+    def wake_logs(self, urgent: bool) -> None:
+        """Tells that lines of task logs wait (`LogShipper.wake`)."""
+        if self._shipper is not None:
+            self._shipper.wake(urgent)
 
     def add(self, result: StageResult) -> None:
         """Adds a result to report."""
         self._results.add(result)
+
+    def report(self, attempt_id: AttemptId, progress: Progress) -> None:
+        """Adds a report of a handler; may be called from any thread."""
+        self._progress.report(attempt_id, progress)
 
     def announce(self, attempt_id: AttemptId) -> None:
         """Tells the platform that a suspect begins."""
@@ -134,6 +164,7 @@ class PlatformClient:
 
     def stop(self) -> None:
         """Ends pulling."""
+        self.readiness.stopping = True
         self._stopping.set()
 
     def finish(self, store_s: float) -> None:
@@ -165,8 +196,23 @@ class PlatformClient:
                 long.
         """
         clock = asyncio.get_running_loop().time
-        async with self._platform(on_ready, on_not_ready) as (transport, make_puller, further):
+
+        def accepted() -> None:
+            self.readiness.accept()
+            on_ready()
+
+        def refused() -> None:
+            self.readiness.refuse()
+            on_not_ready()
+
+        async with self._platform(accepted, refused) as (transport, make_puller, further):
             self._heartbeats = HeartbeatSender(transport, self._worker_id, clock, self._stop_lost)
+            self._progress = ProgressReporter(
+                asyncio.get_running_loop(),
+                self._heartbeats.report,
+                self._heartbeats.keeps_alive,
+                self._in_flight.__contains__,
+            )
             self._unclaimed = UnclaimedAttempts(
                 transport, self._heartbeats, self._worker_id, self._types, clock, self._waits
             )
@@ -185,16 +231,20 @@ class PlatformClient:
                 on_pulled()
                 await self._drained.wait()
                 await self._results.wait_sent(self._store_s)
+                if self._shipper is not None:
+                    await self._shipper.drain(LOGS_S)
 
             if not self._settings.worker_gateway:
-                on_ready()
+                accepted()
             await process.run_with_background(
                 work(),
                 self._results.run(),
                 self._heartbeats.run(),
                 self._unclaimed.run(),
+                self._progress.run(),
                 self._serve_suspects(),
                 *further,
+                *([] if self._shipper is None else [self._ship(self._shipper)]),
                 # Guards this loop; handlers may block theirs for any time.
                 process.watch_loop(process.STALL_S),
             )
@@ -228,6 +278,7 @@ class PlatformClient:
                 )
             return
         async with running(make_producer(settings)) as producer:
+            self.readiness.producer = producer
             transport = KafkaTransport(producer, settings, worker_id)
             yield (
                 transport,
@@ -238,9 +289,31 @@ class PlatformClient:
                     self._unclaimed,
                     worker_id,
                     self._start,
+                    MemberData.of_worker(self._stages.get(name, ()), self._slots),
                 ),
                 [listen(settings, self._on_revoked)],
             )
+
+    async def _ship(self, shipper: LogShipper) -> None:
+        """Ships task logs by a connection of its own: they delay no claim and no heartbeat."""
+        await retry_until_available(
+            lambda: self._ship_once(shipper),
+            waiting_for="connection for task logs",
+            backoff=WORKER_BACKOFF,
+            restarts_after_s=LASTING_ATTEMPT_S,
+        )
+
+    async def _ship_once(self, shipper: LogShipper) -> None:
+        settings = self._settings
+        if settings.worker_gateway:
+            credentials = Credentials(settings.api_key, settings.api_key_file)
+            async with GatewayClient(
+                settings.worker_gateway, credentials, patience_s=settings.refused_timeout_s
+            ) as gateway:
+                await shipper.run(HttpLogTransport(gateway, self._worker_id))
+            return
+        async with running(make_producer(settings, compression="gzip")) as producer:
+            await shipper.run(KafkaLogTransport(producer, settings.prefix, self._worker_id))
 
     def _still_in_flight(self, attempt_ids: list[AttemptId]) -> InFlight:
         # After a stall, this may run before the heartbeat step that would drop these attempts.

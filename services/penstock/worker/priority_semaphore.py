@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 
 from penstock.contracts.ready import ReadyTask
@@ -14,11 +14,15 @@ from penstock.core.task import Priority
 
 
 class PriorityQueue:
-    """Attempts that wait for a handler."""
+    """Attempts that wait for a handler.
 
-    def __init__(self) -> None:
+    Args:
+        numbers: count arrivals; several queues that are compared share them.
+    """
+
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._heap: list[tuple[Priority, int, ReadyTask]] = []
-        self._numbers = itertools.count()
+        self._numbers = itertools.count() if numbers is None else numbers
         self._waiting: set[AttemptId] = set()
 
     def __len__(self) -> int:
@@ -38,6 +42,19 @@ class PriorityQueue:
         ready = heapq.heappop(self._heap)[2]
         self._waiting.discard(ready.fence.attempt_id)
         return ready
+
+    @property
+    def head(self) -> tuple[Priority, int]:
+        """Orders the first attempt among those of other queues; the queue must not be empty."""
+        return self._heap[0][:2]
+
+    def take_last(self, count: int) -> list[ReadyTask]:
+        """Removes and returns the last attempts, in their order; none for a count below 1."""
+        if count < 1:
+            return []
+        last = [entry[2] for entry in heapq.nlargest(count, self._heap, key=lambda entry: entry[:2])]
+        self.drop({ready.fence.attempt_id for ready in last})
+        return last[::-1]
 
     def drop(self, attempt_ids: Collection[AttemptId]) -> None:
         """Removes attempts."""

@@ -20,10 +20,11 @@ from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_
 from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import MANY_RECORDS, OLD_S, claims_first
-from penstock.errors import InvalidRecord, KafkaUnavailable, SessionLost
+from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
 from penstock.kafka.fetched import FetchedSince, drop_fetched, wait_fetched
 from penstock.kafka.group_positions import GroupPositions
+from penstock.kafka.member_data import MemberData
 from penstock.kafka.topics import ready as ready_topic
 from penstock.kafka.topics import workers_group
 from penstock.worker.in_flight import InFlight, Reservation
@@ -40,6 +41,8 @@ FETCH_S = 1.0
 # A full worker polls this often: Kafka takes partitions from a member that does not poll.
 MAX_POLL_INTERVAL_S = 30.0
 TOPIC_RETRY_S = 1.0
+# Seconds after which a type is tried again that Kafka refuses: an operator has to permit it.
+REFUSED_S = 10.0
 # Task-sync withdraws records that no worker takes. After this many seconds without room, or with a
 # stalled event loop, fetched records may be withdrawn, so they are fetched again. A worker that
 # takes records also fetches those again that it has held for so long, if they are old enough.
@@ -59,6 +62,7 @@ class KafkaPuller:
         unclaimed: claims attempts.
         worker_id: of the worker.
         start: called with attempts to run.
+        member: what the worker says of itself to those who describe the group.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class KafkaPuller:
         unclaimed: UnclaimedAttempts,
         worker_id: str,
         start: Callable[[list[ReadyTask]], object],
+        member: MemberData,
     ) -> None:
         self._settings = settings
         self._type = type_name
@@ -76,16 +81,20 @@ class KafkaPuller:
         self._unclaimed = unclaimed
         self._worker_id = worker_id
         self._start = start
+        self._member = member
 
     async def run(self) -> None:
-        """Pulls until cancelled; waits for a missing topic and for an unavailable broker."""
+        """Pulls until cancelled.
+
+        Waits for a missing topic, for an unavailable broker, and for a permission that it lacks.
+        """
         topic = self._settings.prefix + ready_topic(self._type, 1).name
         group = workers_group(self._settings.prefix, self._type)
 
         async def pull() -> None:
             await self._wait_topic(topic)
             # Group eviction uses this name to find a worker whose leases have expired.
-            consumer = make_consumer(self._settings, group, name=self._worker_id)
+            consumer = make_consumer(self._settings, group, name=self._worker_id, member=self._member)
             member = Member(consumer, self._type, self._in_flight, self._unclaimed, self._start)
             positions = GroupPositions(consumer, member)
             consumer.subscribe([topic], listener=positions)
@@ -95,12 +104,20 @@ class KafkaPuller:
                 )
                 await member.run(positions)
 
-        await retry_until_available(
-            pull,
-            waiting_for=f"tasks of type {self._type}",
-            backoff=WORKER_BACKOFF,
-            restarts_after_s=LASTING_ATTEMPT_S,
-        )
+        while True:
+            try:
+                await retry_until_available(
+                    pull,
+                    waiting_for=f"tasks of type {self._type}",
+                    backoff=WORKER_BACKOFF,
+                    restarts_after_s=LASTING_ATTEMPT_S,
+                )
+            except KafkaRefused as error:
+                log.error(  # noqa: TRY400 (the traceback says nothing about the access list)
+                    "Kafka refuses this worker the tasks of a type; it runs those of its other types",
+                    extra={"event": "type_refused", "task_type": self._type, "error": error},
+                )
+                await asyncio.sleep(REFUSED_S)
 
     async def _wait_topic(self, topic: str) -> None:
         logged = False
@@ -178,7 +195,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             async with asyncio.timeout(HAND_OVER_S):
                 await self._unclaimed.claim(unsettled)
                 await self._commit()
-        except (TimeoutError, KafkaUnavailable) as error:
+        except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
             # The next members read the records again; the fence accepts one result of each attempt.
             log.info(
                 "Records are given to other members without a claim",

@@ -89,6 +89,7 @@ class ReadOffsets:
             self._added.clear()
             await self._added.wait()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._many.wait(), COMMIT_EVERY_S)
+            async with asyncio.timeout(COMMIT_EVERY_S):
+                await self._many.wait()
         self._many.clear()
         self._count = 0

@@ -180,10 +180,10 @@ class ResultSender:
             await self._transport.send_results(batch)
         except PenstockError:
             raise
-        except Exception:  # noqa: BLE001 (`_encodable` raises it again for the result at fault)
+        except Exception:  # noqa: BLE001 (`encodable` raises it again for the result at fault)
             # Nothing was sent. Outcomes are checked when a handler returns them, so this is a
             # defect, and it must cost one attempt only.
-            await self._transport.send_results([_encodable(result) for result in batch])
+            await self._transport.send_results([encodable(result) for result in batch])
         for attempt_id in self._on_sent(batch):
             self._ended.add(attempt_id)
 
@@ -204,12 +204,12 @@ class ResultSender:
 def _unstored_bytes(result: StageResult) -> int:
     """The size of a context that is not stored yet, and is too large to be inline; else 0."""
     context = result.context
-    # A result of other types is a defect, which `_encodable` finds.
+    # A result of other types is a defect, which `encodable` finds.
     data = context.data if isinstance(context, Context) else None
     return len(data) if isinstance(data, bytes) and len(data) > INLINE_LIMIT_BYTES else 0
 
 
-def _encodable(result: StageResult) -> StageResult:
+def encodable(result: StageResult) -> StageResult:
     """The result, or a failure in its place when it cannot be encoded."""
     try:
         encode_results("", [result])

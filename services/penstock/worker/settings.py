@@ -5,28 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from penstock.settings import Kafka, option
+from penstock.settings import Kafka, MetricsPages, option, port_faults
 
 # Attempts in flight of one worker. Each needs memory, and after a crash all of them wait until
 # their leases expire.
 MOST_IN_FLIGHT = 100_000
 # Above this, operating systems refuse to start another thread.
 MOST_THREADS = 10_000
+TASK_LOGS_MODES = ("on", "only", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(Kafka):
-    """The settings of workers only; `Kafka` has the shared ones."""
+class WorkerSettings(Kafka, MetricsPages):
+    """The settings of workers only; `Kafka` and `MetricsPages` have the shared ones."""
 
+    worker_metrics_port: int = option(
+        0, "Port of the worker's metrics server (/metrics, /livez, /readyz); 0 turns it off."
+    )
     worker_gateway: str = option(
         "",
         "URL of a gateway. With it the worker uses HTTP and needs neither Kafka nor the object store.",
+    )
+    gateway: str = option(
+        "",
+        "URL of the gateway at which the worker registers the types of its code, unless PENSTOCK_WORKER_GATEWAY is set.",
     )
     # Without repr, since logs and tracebacks contain settings.
     api_key: str = field(
         default="",
         repr=False,
-        metadata={"doc": "API key or bearer token that the worker sends to PENSTOCK_WORKER_GATEWAY."},
+        metadata={"doc": "API key or bearer token that the worker sends to its gateway."},
     )
     api_key_file: str = option(
         "",
@@ -48,13 +56,23 @@ class WorkerSettings(Kafka):
     timeout_s: float = option(
         600.0, "Seconds that a handler may run, unless its stage has a timeout of its own."
     )
+    task_logs: str = option(
+        "on",
+        "Where the output of handlers goes: on is to the task's log and to the worker's own output, only is to the task's log alone, "
+        "off is to the worker's output alone.",
+    )
     drain_timeout_s: float = option(
         30.0, "Seconds that running handlers get to finish when the worker stops."
     )
 
+    @property
+    def metrics_port(self) -> int:
+        """The port, by the name that the metrics server uses."""
+        return self.worker_metrics_port
+
     def validate(self) -> list[str]:
         """The pool must have room for at least one handler."""
-        problems = super().validate()
+        problems = super().validate() + port_faults("worker_metrics_port", self.worker_metrics_port)
         problems += [
             f"{name}={getattr(self, name)} must be from {least} to {most}"
             for name, least, most in (
@@ -69,6 +87,8 @@ class WorkerSettings(Kafka):
                 f"pool={self.pool} and backlog={self.backlog} must be at most {MOST_IN_FLIGHT:,} together: "
                 "run more workers instead"
             )
+        if self.task_logs not in TASK_LOGS_MODES:
+            problems.append(f"task_logs={self.task_logs!r} must be one of: {', '.join(TASK_LOGS_MODES)}")
         url = urlsplit(self.worker_gateway)
         if self.worker_gateway and not (url.scheme in ("http", "https") and url.hostname):
             problems.append(f"worker_gateway={self.worker_gateway!r} is not an http:// or https:// URL")

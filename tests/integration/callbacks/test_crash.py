@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiokafka import TopicPartition
 from tests.support.callback_targets import Bench, Target, make_callback
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.errors import SessionLost
 from penstock.kafka.connection import admin_client, make_consumer, running
@@ -49,7 +49,7 @@ async def test_kill_9_during_calls_loses_no_callback(platform: Bench, target: Ta
     unblocked.set()
     called_before = Counter(target.ids())
     async with platform.process(tmp_path, callback_slots="60", **QUICK) as process:
-        await wait_until(platform.all_delivered, timeout=60)
+        await wait_until(platform.all_delivered)
     ids = Counter(target.ids())
     assert set(ids) == {callback.id for callback in callbacks}
     # Only a call that a kill interrupted, or that timed out, may be repeated.
@@ -85,7 +85,7 @@ async def test_sigterm_requeues_callbacks_that_have_not_started(
         process.send_signal(signal.SIGTERM)
         await wait_until(lambda: _requeued(platform, 92))
         unblocked.set()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await in_time(process.wait()) == 0
     assert await platform.states() == Counter(delivered=9, pending=92)
     async with platform.process(tmp_path):
         await wait_until(platform.all_delivered)
@@ -116,7 +116,8 @@ async def test_a_lost_session_ends_the_process(platform: Bench, target: Target) 
 async def _count_lock_owners(platform: Bench) -> int:
     return await platform.connection.fetchval(
         "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' "
-        "AND a.datname = current_database() AND a.application_name = 'penstock callbacks requeuer'"
+        "AND a.datname = current_database() AND a.application_name = 'penstock callbacks requeuer' "
+        "AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('penstock.sweep.callbacks', 0)"
     )
 
 
@@ -153,8 +154,8 @@ async def test_replicas_share_the_work_and_make_each_call_once(
             await wait_until(lambda: len(target.calls) > 700)
             first.send_signal(signal.SIGTERM)
             await platform.enqueue(*batches[2], due_in_s=1000)
-            assert await asyncio.wait_for(first.wait(), 30) == 0
-            await wait_until(platform.all_delivered, timeout=60)
+            assert await in_time(first.wait()) == 0
+            await wait_until(platform.all_delivered)
     assert Counter(target.ids()) == Counter(callback.id for batch in batches for callback in batch)
 
 
@@ -179,7 +180,7 @@ async def test_a_replica_requeues_the_retries_of_another_replica_on_time(
                 has_failed = False
                 target.answer = answer
                 await platform.enqueue(make_callback(f"{target.url}/h{number}", number), due_in_s=1000)
-                await wait_until(platform.all_delivered, timeout=10, what=f"retry {number}")
+                await wait_until(platform.all_delivered, what=f"retry {number}")
         assert owner.returncode is None
     assert len(target.calls) == 16
 
@@ -190,7 +191,7 @@ async def test_a_clean_stop_commits_all_records(platform: Bench, target: Target,
         await platform.enqueue(*(make_callback(f"{target.url}/h{number}", number) for number in range(1, 51)))
         await wait_until(platform.all_delivered)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await in_time(process.wait()) == 0
     assert await _sum_committed_offsets(platform) == await _sum_end_offsets(platform) > 0
 
 

@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 from penstock.callbacks import egress
 from penstock.callbacks.caller import Caller, CallResult, open_caller
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.process import event_loop_factory
+from penstock.concurrency.event_loop import event_loop_factory
 
 INTERNET, INTERNAL = "127.0.0.2", "127.0.0.1"
 NAME = "target.example"
@@ -141,7 +141,7 @@ class FakeDns(AbstractResolver):
 @pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> FakeDns:
     fake = FakeDns([[INTERNAL]])
-    monkeypatch.setattr(egress, "make_resolver", lambda: fake)
+    monkeypatch.setattr(egress, "make_resolver", lambda **_: fake)
     return fake
 
 
@@ -448,9 +448,12 @@ async def test_no_result_repr_or_log_contains_secrets(
     caplog.set_level(logging.DEBUG)
     authority_and_path = f"us:hunter2@{INTERNET}:{internal.port}/hunter2?token=hunter2#hunter2"
     dns.answers = [[INTERNAL]]
-    async with running_caller(INTERNET, callback_timeout_s=0.3) as caller:
+    async with (
+        running_caller(INTERNET) as patient,
+        running_caller(INTERNET, callback_timeout_s=0.3) as hasty,
+    ):
 
-        async def call_with_secrets(url: str, answer: bytes = b"") -> CallResult:
+        async def call_with_secrets(url: str, answer: bytes = b"", caller: Caller = patient) -> CallResult:
             internet.answer = answer
             return await caller.call(replace(make_callback(url), body=b'"hunter2"'))
 
@@ -459,13 +462,13 @@ async def test_no_result_repr_or_log_contains_secrets(
             "failed": await call_with_secrets(
                 f"http://{authority_and_path}", b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n"
             ),
-            "silent": await call_with_secrets(f"http://{authority_and_path}"),
+            "silent": await call_with_secrets(f"http://{authority_and_path}", caller=hasty),
             "nonsense": await call_with_secrets(f"http://{authority_and_path}", b"220 smtp\r\n\r\n"),
             "forbidden": await call_with_secrets(
                 f"http://us:hunter2@{NAME}:{internal.port}/hunter2?token=hunter2"
             ),
             "closed port": await call_with_secrets(f"http://us:hunter2@{INTERNET}:1/hunter2?token=hunter2"),
-            "silent at TLS": await call_with_secrets(f"https://{authority_and_path}"),
+            "silent at TLS": await call_with_secrets(f"https://{authority_and_path}", caller=hasty),
             "unknown name": await call_with_secrets(
                 "http://us:hunter2@unknown.example/hunter2?token=hunter2"
             ),
@@ -491,7 +494,8 @@ async def test_no_result_repr_or_log_contains_secrets(
         "unforeseen": "RuntimeError",
     }
     signing_key = SECRET.removeprefix("whsec_")
-    for shown in [*map(repr, results.values()), caplog.text, repr(caller), repr(vars(caller))]:
+    callers = [shown for caller in (patient, hasty) for shown in (repr(caller), repr(vars(caller)))]
+    for shown in [*map(repr, results.values()), caplog.text, *callers]:
         assert "hunter2" not in shown
         assert signing_key not in shown
 

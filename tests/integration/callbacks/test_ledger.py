@@ -50,11 +50,7 @@ async def other_session(database: str) -> AsyncIterator[asyncpg.Connection[async
 
 @pytest.fixture
 def ledger(pool: Pool) -> Ledger:
-    return Ledger(
-        CallbacksSettings(),
-        pool,
-        None,  # type: ignore[arg-type]  # a claim needs no producer
-    )
+    return Ledger(CallbacksSettings(), pool, "test")
 
 
 FIRST, SECOND = (make_callback(URL, 7, id=f"msg_7-{name}", ordered=True) for name in ("first", "second"))
@@ -80,7 +76,7 @@ async def test_a_callback_whose_predecessor_ends_during_its_claim_is_due_at_once
     async with other_session.transaction():
         # The transaction of `record_outcomes` is open, so the claim reads the first as pending.
         await other_session.execute(
-            query("callbacks.record_outcomes"), [FIRST.id], [1], ["delivered"], [None], [0.0], [0]
+            query("callbacks.record_outcomes"), [FIRST.id], [1], ["delivered"], [None], [0.0], [0], *[[]] * 5
         )
         await other_session.execute(query("callbacks.requeue_next"), [FIRST.id])
         claiming = asyncio.create_task(ledger.claim([InFlight(SECOND, Record())]))
@@ -104,7 +100,9 @@ async def test_a_callback_waits_for_its_predecessor(pool: Pool, ledger: Ledger) 
     assert len(claimed.refused) == 1
     assert await due_in_s(pool, SECOND) > 20
     assert not claimed.requeued
-    await callbacks.record_outcomes(pool, [OutcomeRow(id=FIRST.id, attempt=1, state="delivered")], {FIRST.id})
+    await callbacks.record_outcomes(
+        pool, [OutcomeRow(id=FIRST.id, attempt=1, state="delivered")], ordered={FIRST.id}
+    )
     assert await due_in_s(pool, SECOND) <= 0
 
 
@@ -129,8 +127,8 @@ async def test_a_repeated_outcome_does_not_requeue_a_claimed_successor(pool: Poo
     await enqueue(pool, FIRST, SECOND)
     await callbacks.claim(pool, [(FIRST.id, 0)], horizon_s=30.0)
     end = [OutcomeRow(id=FIRST.id, attempt=1, state="delivered")]
-    await callbacks.record_outcomes(pool, end, {FIRST.id})
+    await callbacks.record_outcomes(pool, end, ordered={FIRST.id})
     claims = await callbacks.claim_in_order(pool, [(SECOND.id, 0)], horizon_s=30.0)
     assert claims.granted == {(SECOND.id, 0): 0}
-    await callbacks.record_outcomes(pool, end, {FIRST.id})
+    await callbacks.record_outcomes(pool, end, ordered={FIRST.id})
     assert await due_in_s(pool, SECOND) > 20

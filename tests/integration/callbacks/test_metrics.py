@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from aiohttp import web
@@ -11,9 +12,11 @@ from tests.support.scraping import Scraped, scrape
 from tests.support.waiting import wait_until
 
 from penstock import metrics
+from penstock.callbacks import callback_counts
 from penstock.errors import CannotStart, SettingsError
 from penstock.local.ports import choose_port
 from penstock.metrics.serving import serving
+from penstock.postgres import targets
 
 
 async def test_the_metrics_of_both_paths_match_the_calls(platform: Bench, target: Target) -> None:
@@ -97,6 +100,50 @@ async def test_the_metrics_of_both_paths_match_the_calls(platform: Bench, target
     } <= names
 
 
+async def test_callbacks_are_counted_by_state(
+    platform: Bench, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C8, O4: one process counts pending, overdue, held and dead callbacks, no further than a
+    bound, and exports when its loops completed a round."""
+    monkeypatch.setattr(callback_counts, "COUNT_EVERY_S", 0.0)
+    monkeypatch.setattr(callback_counts, "MOST", 4)
+    monkeypatch.setattr("penstock.callbacks.requeuer.LONGEST_SLEEP_S", 0.1)
+    made = [make_callback(f"{target.url}/hook", number) for number in range(1, 15)]
+    await platform.enqueue(*made, publish=False)
+    await platform.connection.execute(
+        "UPDATE callback SET due_at = now() + interval '1 hour', "
+        "waits_since = CASE WHEN task_id <= 2 THEN now() - interval '6 min' WHEN task_id = 3 THEN now() END"
+    )
+    await targets.disable(platform.connection, made[0].target, "maintenance")
+    await platform.connection.execute(
+        "UPDATE callback SET state = CASE WHEN task_id < 7 THEN 'held' ELSE 'dead' END, "
+        "held_since = now() - task_id * interval '1 hour', "
+        "finished_at = CASE WHEN task_id >= 7 THEN now() END WHERE task_id BETWEEN 4 AND 12"
+    )
+    port = choose_port()
+    began_s = time.time()
+    async with platform.service(metrics_port=port):
+
+        async def counted(**expected: int) -> Scraped | None:
+            found = await scrape(port)
+            return (
+                found if all(found.get(("penstock_callbacks", s)) == n for s, n in expected.items()) else None
+            )
+
+        found = await wait_until(lambda: counted(pending=4, overdue=2, held=3, dead=4))
+        assert 6 * 3600 <= found["penstock_callback_held_oldest_seconds",] < 7 * 3600
+        for loop in ("requeuer", "results_sweeper", "held_expiry", "target_cleaner"):
+            assert found["penstock_last_round_timestamp_seconds", loop] > 0
+            assert found["penstock_round_interval_seconds", loop] > 0
+
+        async def requeuer_runs() -> bool:
+            return (await scrape(port))["penstock_last_round_timestamp_seconds", "requeuer"] > began_s
+
+        await wait_until(requeuer_runs)
+        await platform.connection.execute("DELETE FROM callback")
+        await wait_until(lambda: counted(pending=0, overdue=0, held=0, dead=0))
+
+
 async def test_metrics_are_off_by_default(
     platform: Bench, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,8 +160,6 @@ async def test_metrics_are_off_by_default(
         async with platform.service(metrics_port=used_port):
             pass
     started_sites = []
-    monkeypatch.setattr(
-        "penstock.metrics.serving.web.TCPSite", lambda *arguments: started_sites.append(arguments)
-    )
+    monkeypatch.setattr("penstock.metrics.server.listen", lambda *arguments: started_sites.append(arguments))
     async with serving(platform.settings(), "callbacks", lambda: (), {}):
         assert started_sites == []

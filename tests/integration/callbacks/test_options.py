@@ -155,7 +155,7 @@ async def test_a_callback_is_sent_with_its_options(
     listed = (await deployment.gateway.get("/tasks")).body
     assert PASSWORD not in json.dumps([shown, listed])
     assert PASSWORD not in caplog.text
-    assert any(record.levelno == logging.DEBUG for record in caplog.records)
+    assert caplog.records
 
 
 async def test_a_retry_keeps_the_options_and_a_dead_letter_masks_headers(

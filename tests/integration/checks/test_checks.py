@@ -319,8 +319,28 @@ async def test_a_callback_held_for_a_normal_target_is_an_offender(settings, pool
     assert (await check_one(settings)).rule is Rule.HELD
 
 
+async def test_a_callback_held_for_a_host_that_hangs_is_no_offender(settings, pool):
+    """O2b, C5: the callbacks of all targets of a host are held while it hangs, although each target
+    is normal; another host, and another port of it, tell nothing."""
+    await enqueue_event(pool)
+    await pool.execute("DELETE FROM outbox")
+    await pool.execute("UPDATE callback SET state = 'held', target = 'http://hangs:8080/cb?n=1'")
+    await pool.execute(
+        "INSERT INTO callback_target (url, slow_at) VALUES ('http://hangs:80/', now()), ('http://other:8080/', now())"
+    )
+    assert (await check_one(settings)).rule is Rule.HELD
+    await pool.execute(
+        "INSERT INTO callback_target (url, slow_at) VALUES ('http://HANGS:8080/cb?n=2', now())"
+    )
+    assert (await check(settings)).clean
+    await pool.execute("UPDATE callback_target SET slow_at = now() - interval '11 minutes'")
+    assert (await check_one(settings)).rule is Rule.HELD
+
+
 READERS = {
     "submitted": ("task-sync", b"{}"),
+    "flows.submitted": ("flows", b"{}"),
+    "flow-events.submitted": ("flows", b"{}"),
     "heartbeats": ("heartbeats", claim(1)),
     "stage-results": ("stages", result(1)),
     "callbacks": (
@@ -338,7 +358,7 @@ async def test_old_unread_records_are_an_offender(settings, pool, topic):
     found = await check_one(settings)
     assert (found.rule, found.id) == (Rule.UNREAD, f"{full_name(settings, topic)}/0")
     assert f"is {service} running?" in found.lacks
-    if topic == "submitted":
+    if topic.endswith("submitted"):
         await pool.execute("INSERT INTO ingested VALUES ($1, 0, 1)", full_name(settings, topic))
     else:
         await read_all(settings, service_group(settings.prefix, service), topic)

@@ -11,7 +11,15 @@ from tests.support.state_faults import commit_offsets, delete_records, recreate_
 from penstock.checks.app import check
 from penstock.checks.report import Rule
 from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import HEARTBEATS, SUBMITTED, Topic, ready, service_group, workers_group
+from penstock.kafka.topics import (
+    FLOWS_SUBMITTED,
+    HEARTBEATS,
+    SUBMITTED,
+    Topic,
+    ready,
+    service_group,
+    workers_group,
+)
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka, Platform
@@ -85,14 +93,15 @@ async def test_deleted_submissions_are_told_until_they_are_noted(settings, pool)
     assert (await check(settings)).clean
 
 
-async def test_a_recreated_topic_without_its_reader_is_found(settings, pool):
+@pytest.mark.parametrize("ingested", [SUBMITTED, FLOWS_SUBMITTED], ids=lambda topic: topic.name)
+async def test_a_recreated_topic_without_its_reader_is_found(settings, pool, ingested):
     """A topic that was created again under a reader that is stopped is an offender by its id."""
-    topic = name(settings, SUBMITTED)
+    topic = name(settings, ingested)
     await write(settings.kafka, topic, *[b"{}"] * 3, partition=0)
     async with admin_client(settings) as admin:
         assert topic in await admin.list_topics()
     await pool.execute("INSERT INTO ingested VALUES ($1, 0, 3, $2)", topic, "//@3")
     assert (await check(settings)).clean
     await check(settings, repair=True)
-    await recreate_topic(settings, SUBMITTED)
+    await recreate_topic(settings, ingested)
     assert (await check(settings)).counts == {Rule.MISPLACED: 1}

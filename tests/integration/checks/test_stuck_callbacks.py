@@ -80,7 +80,7 @@ async def test_a_callback_whose_records_are_rejected_is_stuck(platform, target):
         async def find_offenders():
             return (await run_check(platform)).offenders
 
-        [offender] = await wait_until(find_offenders, timeout=60)
+        [offender] = await wait_until(find_offenders)
         assert (offender.rule, offender.what, offender.id) == (Rule.UNBEGUN, "callback", stuck.id)
         assert "times and read, but no attempt was claimed" in offender.lacks
         assert f"{platform.kafka.prefix}callbacks.rejected" in offender.lacks
@@ -115,10 +115,10 @@ async def test_a_callback_that_waits_for_a_slot_is_not_stuck(platform, target):
                 "SELECT count(*) FROM callback WHERE published > $1", 2 * stuck_callbacks.LEAST_PUBLICATIONS
             )
 
-        await wait_until(published_often, timeout=60)
+        await wait_until(published_often)
         assert (await run_check(platform)).clean
         unblocked.set()
-        await wait_until(platform.all_delivered, timeout=60)
+        await wait_until(platform.all_delivered)
         assert not await platform.connection.fetchval("SELECT max(published) FROM callback")
 
 
@@ -287,7 +287,7 @@ async def test_repair_delivers_callbacks_of_a_target_without_calls(platform, tar
             {Rule.UNBEGUN: 3},
             {},
         )
-        await wait_until(platform.all_delivered, timeout=60)
+        await wait_until(platform.all_delivered)
 
 
 async def test_repair_leaves_callbacks_that_start_after_the_check(platform):

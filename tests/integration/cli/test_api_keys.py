@@ -81,6 +81,12 @@ async def test_a_secret_is_printed_once_and_never_stored(invoke, database) -> No
         (f"penstock keys {v}", key_id) for v in verbs
     ]
     assert all(one["actor"].startswith("cli:") for one in audit_entries)
+    changes = {one["route"]: one["change"] for one in audit_entries if one["path"] == key_id}
+    created_key = changes["penstock keys create"]["after"]
+    assert (created_key["role"], created_key["namespaces"]) == ("submitter", ["shop"])
+    assert changes["penstock keys rotate"]["new"]["id"] == rotated["id"]
+    assert changes["penstock keys revoke"]["after"] == {"revoked": True}
+    assert secret.rpartition("_")[2] not in json.dumps(audit_entries)
     table = (await invoke("keys", "list")).stdout
     assert "revoked" in table
     assert secret not in table
@@ -224,7 +230,7 @@ async def test_the_audit_is_listed(invoke, database: str) -> None:
     await audit.write(
         connection,
         [
-            (datetime.now(UTC), actor, "POST /tasks", "/tasks", status, "10.0.0.7")
+            (datetime.now(UTC), actor, "POST /tasks", "/tasks", status, "10.0.0.7", None)
             for actor, status in (("key:a", 201), ("oidc:b", 403), ("key:a", 429))
         ],
     )

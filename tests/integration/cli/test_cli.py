@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.gateways import running_gateway
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.cli import confirmation
 from penstock.cli.main import cli
@@ -142,7 +142,7 @@ async def test_callbacks_come_from_options_files_or_the_type(penstock: Invoke, t
     (tmp_path / "hook.json").write_text('{"url": "https://b.example/", "headers": {"Host": "s3cr3t"}}')
     refused = await penstock("submit", "media", "--callback", "@hook.json")
     assert refused.exit_code == 3
-    assert "/callbacks/0/headers/Host" in refused.stderr
+    assert "--callback (/0/headers/Host)" in refused.stderr
     assert "s3cr3t" not in refused.output
     both = await penstock("submit", "media", "--callback", "https://a.example/", "--no-callbacks")
     assert both.exit_code == 2
@@ -187,26 +187,29 @@ async def test_watch_gives_status_1_unless_all_tasks_succeed(penstock: Invoke, d
 
 
 async def test_submit_watches_its_task(penstock: Invoke, database: str) -> None:
-    """O8: `submit --watch` follows the submitted task to its end."""
+    """O8: `submit --watch` follows the submitted task to its end, and shows its result."""
     outcome = asyncio.ensure_future(penstock("submit", "media", "--watch"))
     connection = await asyncpg.connect(database)
 
     async def end_task() -> bool:
-        done = await connection.execute("UPDATE penstock.task SET state = 'succeeded' WHERE state = 'ready'")
+        done = await connection.execute(
+            "UPDATE penstock.task SET state = 'succeeded', result_type = 'json', result = '{\"sent\": 3}'"
+            " WHERE state = 'ready'"
+        )
         return done == "UPDATE 1"
 
     await wait_until(end_task)
     await connection.close()
     result = await outcome
     assert result.exit_code == 0
-    assert result.stdout.endswith("1 succeeded\n")
+    assert result.stdout.endswith('1 succeeded\nresult: {"sent": 3}\n')
 
 
 async def test_errors_give_a_status_and_the_next_step(penstock: Invoke) -> None:
     """O8: an unknown type gives status 3 and the next step, and an unknown task gives status 4."""
     refused = await penstock("submit", "nope")
     assert refused.exit_code == 3
-    assert "/type: no task type 'nope'" in refused.stderr
+    assert "TYPE: no task type 'nope'" in refused.stderr
     assert "penstock types add" in refused.stderr
     assert (await penstock("get", "4711")).exit_code == 4
 
@@ -219,6 +222,7 @@ async def test_errors_give_a_status_and_the_next_step(penstock: Invoke) -> None:
         (("types", "pause", "nope"), "penstock types add NAME"),
         (("types", "keys", "list", "nope"), "penstock types add NAME"),
         (("types", "backlog", "nope"), "penstock types add NAME"),
+        (("list", "--type", "nope"), "penstock types add NAME"),
         (("get", "4711"), "penstock list"),
         (("cancel", "4711"), "penstock list"),
         (("watch", "4711"), "penstock list"),
@@ -235,6 +239,25 @@ async def test_an_unknown_name_gives_status_4_and_the_command_that_lists_the_kno
     refused = await penstock(*arguments)
     assert refused.exit_code == 4, refused.output
     assert next_step in refused.stderr.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("submit", "media", "--stage", "x" * 300), "--stage: "),
+        (("submit", "media", "--callback", "ftp://a.example"), "--callback (/0"),
+        (("types", "add", "media", "--lease-ms", "5"), "--lease-ms: "),
+        (("types", "add", "media", "--retry-jitter", "7"), "--retry-jitter: "),
+    ],
+)
+async def test_an_error_about_a_field_names_its_option(
+    penstock: Invoke, arguments: tuple[str, ...], named: str
+) -> None:
+    """O8: the user wrote no JSON, so the error has no pointer into it."""
+    await penstock("types", "add", "media")
+    refused = await penstock(*arguments)
+    assert refused.exit_code == 3, refused.output
+    assert refused.stderr.startswith(f"penstock: {named}")
 
 
 async def test_conflicting_orders_of_a_type_name_the_command_that_resolves_them(penstock: Invoke) -> None:
@@ -297,7 +320,7 @@ async def test_the_gateway_runs_as_a_process(
     assert process.stderr is not None
     try:
         log = b""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while b"gateway_listening" not in log:
                 log = await process.stderr.readline()
         url = log.decode().partition(" url=")[2].strip()
@@ -309,11 +332,11 @@ async def test_the_gateway_runs_as_a_process(
             env={**environment, "PENSTOCK_GATEWAY": url},
             stdout=subprocess.PIPE,
         )
-        out, _ = await asyncio.wait_for(script.communicate(), 30)
+        out, _ = await in_time(script.communicate())
         assert json.loads(out)["created"] is True
         assert script.returncode == 0
         process.send_signal(signal.SIGTERM)
-        rest = (await asyncio.wait_for(process.communicate(), 20))[1]
+        rest = (await in_time(process.communicate()))[1]
         assert process.returncode == 0, rest.decode()
     finally:
         if process.returncode is None:
@@ -487,7 +510,7 @@ async def test_targets_are_changed_and_callbacks_replayed(penstock: Invoke, data
     assert answer["target"]["rate"] is None
     unasked = await penstock("callbacks", "replay", "--task", "3")
     assert unasked.exit_code == 2
-    assert "callbacks would be replayed: look at them with --dry-run" in unasked.stderr
+    assert "1 callback would be replayed: look at them with --dry-run" in unasked.stderr
     by_task = ("--task", "3", "--rate", "5", "--yes")
     [replayed] = documents(await penstock("callbacks", "replay", *by_task, "--json"))
     assert (replayed["count"], replayed["held"], replayed["dry_run"]) == (1, 0, False)
@@ -554,6 +577,6 @@ async def test_the_namespace_option_selects_a_target(penstock: Invoke, database:
     assert no_match.exit_code == 4
     assert "--namespace" in no_match.stderr
     assert (
-        "1 callbacks are replayed"
+        "1 callback replayed"
         in (await penstock("callbacks", "replay", "--target", url, *namespace, "--yes")).stdout
     )

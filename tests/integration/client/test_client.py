@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 from aiohttp import web
 from tests.support.gateways import running_gateway
+from tests.support.waiting import wait_until
 
 from penstock.client import Cancelled, Client, Draft, SubmissionsRefused, SyncClient, TaskFilter
 from penstock.contracts.context import ContentType, Context
@@ -24,6 +25,7 @@ from penstock.errors import (
     GatewayUnavailable,
     InvalidRecord,
     NotFound,
+    NotSucceeded,
     PenstockError,
     Throttled,
     TooLarge,
@@ -146,6 +148,71 @@ async def test_errors_are_typed_and_point_at_the_field(url: str) -> None:
         with pytest.raises(Faults) as several:
             await client.submit_many(drafts)
         assert [fault.pointer for fault in several.value.faults] == ["/520/callbacks/0", "/521/priority"]
+
+
+async def test_a_draft_that_cannot_be_encoded_stops_no_other(url: str) -> None:
+    """T5: the client finds some faults itself. All other drafts are submitted, before and after."""
+    drafts = [
+        Draft(type="media", priority="high"),
+        *[Draft(type="media")] * 520,
+        Draft(type="media", context=object()),
+        {"type": "media", "context": object()},
+        Draft(type="media", callbacks=["ftp://x"]),
+        Draft(type="media"),
+    ]
+    async with Client(url) as client:
+        with pytest.raises(SubmissionsRefused) as refused:
+            await client.submit_many(drafts)
+        pointers = [fault.pointer for fault in refused.value.faults]
+        assert pointers == ["/0/priority", "/521/context", "/522", "/523/callbacks/0"]
+        places = [place for place, found in enumerate(refused.value.submitted) if found is None]
+        assert places == [0, 521, 522, 523]
+        submitted = [found.id for found in refused.value.submitted if found]
+        assert await client.states(submitted) == {"ready": 521}
+
+
+async def test_results_of_one_task_and_of_many(url: str, database: str) -> None:
+    """O8: a result is waited for by its id, its submission, or with others. A task that has not
+    succeeded has none: the error has its state and its reason."""
+    async with Client(url) as client:
+        first = await client.submit("media")
+        rest = await client.submit_many([Draft(type="media")] * 30)
+        waiting = [asyncio.ensure_future(one.result()) for one in (first, rest[0])]
+        ids = [one.id for one in rest]
+        many = asyncio.ensure_future(client.results(ids[::-1]))
+        whole = asyncio.ensure_future(client.submit_and_wait("media", {"a": 1}, labels={"w": "1"}))
+        await finish(database, first.id, *ids)
+        assert await asyncio.gather(*waiting) == [{"ok": True}] * 2
+        assert [task.id for task in await many] == ids[::-1]
+        assert {task.result["ok"] for task in await many} == {True}
+
+        async def end_it() -> bool:
+            found = [task.id async for task in client.list(labels={"w": "1"})]
+            await finish(database, *found)
+            return bool(found)
+
+        await wait_until(end_it)
+        assert (await whole).context == {"a": 1}
+        cancelled = await client.submit("media")
+        await client.cancel([cancelled.id])
+        with pytest.raises(NotSucceeded, match="is cancelled") as caught:
+            await cancelled.result()
+        assert (caught.value.id, caught.value.state) == (cancelled.id, "cancelled")
+        with pytest.raises(NotFound):
+            await client.results([first.id, 4711])
+        with pytest.raises(TimeoutError):
+            await (await client.submit("media")).result(timeout_s=0.2)
+
+    def block() -> None:
+        with SyncClient(url) as client:
+            assert client.result(first.id) == {"ok": True}
+            assert [task.id for task in client.as_completed([first.id])] == [first.id]
+            refused = client.submit("media")
+            client.cancel([refused.id])
+            with pytest.raises(NotSucceeded):
+                refused.result()
+
+    await asyncio.to_thread(block)
 
 
 async def test_watch_yields_the_counts_until_all_tasks_end(url: str, database: str) -> None:

@@ -14,9 +14,11 @@ import asyncpg
 import pytest
 from tests.support.api_keys import gateway_with_keys, make_key, sent
 from tests.support.gateways import Caller, Proxy, running_gateway
-from tests.support.waiting import wait_until
+from tests.support.http_requests import raw_request
+from tests.support.waiting import in_time, wait_until
 
 from penstock.core.access import ALLOWED, Action, Grant, Role, digest_of, token_of
+from penstock.crypto import PrivateKey, generate_private_key
 from penstock.errors import Conflict, NotFound, PostgresUnavailable
 from penstock.gateway import app as gateway_app
 from penstock.gateway import audit as gateway_audit
@@ -24,14 +26,16 @@ from penstock.gateway import pages
 from penstock.gateway.access import GRANT
 from penstock.gateway.rules import RULES
 from penstock.kafka.connection import create_topics, make_consumer, running
-from penstock.kafka.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS
-from penstock.metrics.serving import readiness
+from penstock.kafka.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS, TASK_LOGS
+from penstock.metrics.server import readiness
 from penstock.postgres import api_keys, audit
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
 
 FOREIGN, OWN = "beta--render", "acme--render"
 UNKNOWN_ID = 9_400_000
+UNKNOWN_SECRET = "e1" * 8
+PUBLIC_KEY = PrivateKey(generate_private_key()).public
 LEASE = {"worker": "w", "stage": "start", "step": 0, "attempt": 0}
 
 
@@ -42,6 +46,9 @@ class Resources(NamedTuple):
     task: int
     operation: str
     callback: str
+    flow: int
+    backfill: int
+    secret: str
     url: str = "https://hook.example/"
 
     @property
@@ -67,7 +74,7 @@ async def routes(monkeypatch):
 @pytest.fixture
 async def caller(routes, kafka_servers, prefix, database, tmp_path):
     # The gateway publishes to these topics; a missing topic delays its stop.
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS, REVOKED])
+    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS, REVOKED, TASK_LOGS])
     async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as caller:
         yield caller
 
@@ -85,6 +92,7 @@ async def create_resources(caller: Caller, database: str, token: str, type_name:
     headers = sent(token)
     assert (await caller.post("/types", {"name": type_name}, headers=headers)).status == 201
     task = (await caller.post("/tasks", {"type": type_name, "context": 1}, headers=headers)).body["id"]
+    assert (await caller.post("/flow-definitions", definition_of(type_name), headers=headers)).status == 201
     body = {"verb": "reprioritise", "priority": "HIGH", "by": "test", "filter": {"type": type_name}}
     operation = (await caller.post("/operations", body, headers=headers)).body["id"]
     connection = await asyncpg.connect(database)
@@ -102,18 +110,59 @@ async def create_resources(caller: Caller, database: str, token: str, type_name:
             type_name.partition("--")[0],
             f"gone, says {type_name}",
         )
+        flow = await connection.fetchval(
+            "INSERT INTO penstock.flow (name, version, unfinished) VALUES ($1, 1, 1) RETURNING id", type_name
+        )
+        # Paused, and with a name of its own in an answer.
+        schedule = {"flow": type_name, "cron": "0 2 * * *", "paused": True}
+        assert (
+            await caller._call("PUT", f"/schedules/{type_name}", headers=headers, json=schedule)
+        ).status == 201
+        backfill = await connection.fetchval(
+            "INSERT INTO penstock.backfill (id, schedule, since, until, rerun, position, total, asked_by) "
+            "OVERRIDING SYSTEM VALUE VALUES ($2, $1, now(), now(), false, now(), 0, 'test') RETURNING id",
+            type_name,
+            task + 1_000_000,
+        )
+        # An ed25519 key, because its public key is in answers.
+        secret = secrets.token_hex(8)
+        await connection.execute(
+            "INSERT INTO penstock.callback_secret (id, namespace, url, scheme, reference, public_key) "
+            "VALUES ($1, $2, 'https://hook.example/', 'v1a', 'env:A', $3)",
+            secret,
+            type_name.partition("--")[0],
+            PUBLIC_KEY,
+        )
     finally:
         await connection.close()
-    return Resources(type_name, task, operation, f"cb-{task}")
+    return Resources(type_name, task, operation, f"cb-{task}", flow, backfill, secret)
+
+
+CHUNK = {"step": 0, "attempt": 0, "run": "a1", "first": 0, "lines": [[1785312000123, 20, "log", "text"]]}
+
+
+def definition_of(name: str) -> dict[str, Any]:
+    """A flow definition with the name of the type of its only task."""
+    return {"flow": name, "version": 1, "nodes": {"work": {"kind": "task", "type": name}}}
 
 
 # Routes with a dry run.
-DRY_RUN_ROUTES = ("POST /callbacks/replay", "POST /operations")
+DRY_RUN_ROUTES = (
+    "POST /callbacks/replay",
+    "POST /operations",
+    "POST /flows/operations",
+    "POST /schedules/{name}/backfill",
+)
+
+
+# Routes about all namespaces at once, which no confined key may call.
+UNCONFINED_ROUTES = ("POST /targets/secrets/reencrypt",)
 
 
 def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any]:
     """A valid request to a route about these resources. A new route needs an entry here."""
-    name, task = resources.type, resources.task
+    name, task, flow = resources.type, resources.task, resources.flow
+    backfill = resources.backfill
     entry = {**LEASE, "id": task, "outcome": "progress"}
     del entry["worker"]
     target = {"url": resources.url, "namespace": resources.namespace}
@@ -121,16 +170,29 @@ def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any
         "POST /tasks": ("/tasks", {"type": name, "context": None}),
         "GET /tasks": (f"/tasks?type={name}", None),
         "POST /tasks/states": ("/tasks/states", {"ids": [task]}),
+        "POST /tasks/ended": ("/tasks/ended", {"ids": [task]}),
+        "POST /tasks/progress": ("/tasks/progress", {"ids": [task]}),
         "POST /tasks/cancel": ("/tasks/cancel", {"ids": [task]}),
         "GET /tasks/{id}": (f"/tasks/{task}", None),
         "GET /tasks/{id}/why": (f"/tasks/{task}/why", None),
+        "GET /tasks/{id}/logs": (f"/tasks/{task}/logs", None),
+        "GET /tasks/{id}/logs/{step}/{attempt}": (f"/tasks/{task}/logs/0/0?format=text", None),
+        "DELETE /tasks/{id}/logs": (f"/tasks/{task}/logs", None),
+        "POST /logs": ("/logs", {"worker": "w", "chunks": [{**CHUNK, "id": task}]}),
         "POST /tasks/{id}/cancel": (f"/tasks/{task}/cancel", None),
         "GET /backlog": (f"/backlog?type={name}", None),
         "GET /owners": ("/owners", None),
+        "GET /workers": (f"/workers?type={name}", None),
         "GET /types": ("/types", None),
         "GET /types/{name}": (f"/types/{name}", None),
         "POST /types": ("/types", {"name": name}),
         "PATCH /types/{name}": (f"/types/{name}", {"paused": False}),
+        "POST /flow-definitions": ("/flow-definitions", definition_of(name)),
+        "GET /flow-definitions": ("/flow-definitions", None),
+        "GET /flow-definitions/{name}": (f"/flow-definitions/{name}", None),
+        "GET /flow-definitions/{name}/versions/{version}": (f"/flow-definitions/{name}/versions/1", None),
+        "POST /flows": ("/flows", {"flow": name, "idempotency_key": "k"}),
+        "POST /events/{name}": (f"/events/{name}", {"id": "e"}),
         "GET /types/{name}/keys": (f"/types/{name}/keys", None),
         "POST /types/{name}/keys": (f"/types/{name}/keys", {"key": "k", "weight": 2}),
         "POST /types/{name}/keys/reset": (f"/types/{name}/keys/reset", {"key": "k"}),
@@ -138,6 +200,15 @@ def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any
         "POST /targets/disable": ("/targets/disable", {**target, "why": "test"}),
         "POST /targets/enable": ("/targets/enable", target),
         "POST /targets/limit": ("/targets/limit", {**target, "rate": 1.0}),
+        "GET /targets/secrets": (f"/targets/secrets?namespace={resources.namespace}", None),
+        "POST /targets/secrets": ("/targets/secrets", target),
+        "POST /targets/secrets/reencrypt": ("/targets/secrets/reencrypt", None),
+        "POST /targets/secrets/{id}/rotate": (
+            f"/targets/secrets/{resources.secret}/rotate",
+            {"secret": generate_private_key()},
+        ),
+        "DELETE /targets/secrets/{id}": (f"/targets/secrets/{resources.secret}", None),
+        "GET /targets/public-keys": (f"/targets/public-keys?namespace={resources.namespace}", None),
         "GET /callbacks": (f"/callbacks?id={resources.callback}", None),
         "POST /callbacks/replay": ("/callbacks/replay", {"ids": [resources.callback], "dry_run": dry}),
         "POST /operations": (
@@ -147,6 +218,34 @@ def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any
         "GET /operations": ("/operations", None),
         "GET /operations/{id}": (f"/operations/{resources.operation}", None),
         "POST /operations/{id}/stop": (f"/operations/{resources.operation}/stop", {"by": "test"}),
+        "POST /flows/operations": (
+            "/flows/operations",
+            {"verb": "pause", "by": "test", "filter": {"ids": [flow]}, "dry_run": dry},
+        ),
+        "GET /flows": (f"/flows?name={name}", None),
+        "GET /flows/{id}": (f"/flows/{flow}", None),
+        "GET /flows/{id}/nodes/{node}": (f"/flows/{flow}/nodes/work", None),
+        "GET /flows/{id}/why": (f"/flows/{flow}/why", None),
+        "POST /flows/{id}/pause": (f"/flows/{flow}/pause", None),
+        "POST /flows/{id}/resume": (f"/flows/{flow}/resume", None),
+        "POST /flows/{id}/cancel": (f"/flows/{flow}/cancel", None),
+        "POST /flows/{id}/recover": (f"/flows/{flow}/recover", None),
+        "POST /flows/{id}/rerun": (f"/flows/{flow}/rerun", {"idempotency_key": "again"}),
+        "PUT /schedules/{name}": (f"/schedules/{name}", {"flow": name, "cron": "0 2 * * *", "paused": True}),
+        "GET /schedules": (f"/schedules?flow={name}", None),
+        "GET /schedules/{name}": (f"/schedules/{name}", None),
+        "DELETE /schedules/{name}": (f"/schedules/{name}", None),
+        "POST /schedules/{name}/pause": (f"/schedules/{name}/pause", None),
+        "POST /schedules/{name}/resume": (f"/schedules/{name}/resume", None),
+        "GET /schedules/{name}/ticks": (f"/schedules/{name}/ticks", None),
+        "GET /schedules/{name}/skips": (f"/schedules/{name}/skips", None),
+        "POST /schedules/{name}/backfill": (
+            f"/schedules/{name}/backfill",
+            {"since": "2026-01-01T00:00:00Z", "until": "2026-01-02T00:00:00Z", "by": "test", "dry_run": dry},
+        ),
+        "GET /backfills": (f"/backfills?schedule={name}", None),
+        "GET /backfills/{id}": (f"/backfills/{backfill}", None),
+        "POST /backfills/{id}/stop": (f"/backfills/{backfill}/stop", {"by": "test", "cancel": True}),
         "POST /hold_task": ("/hold_task", {"worker": "w", "type": name, "wait_s": 0}),
         "POST /set_task": ("/set_task", {"worker": "w", "results": [entry]}),
         "GET /": ("/", None),
@@ -168,6 +267,9 @@ def mask_names(value: Any, resources: Resources) -> Any:
         str(resources.task),
         resources.operation,
         resources.callback,
+        str(resources.flow),
+        str(resources.backfill),
+        resources.secret,
         f"namespace {resources.namespace}:",
     ):
         text = text.replace(name, "?")
@@ -197,15 +299,22 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
     own = await create_resources(caller, database, confined[Role.ADMIN], OWN)
     foreign = await create_resources(caller, database, foreign_admin, FOREIGN)
     # These names have the same form, but do not exist.
-    absent = Resources("acme--nothing", UNKNOWN_ID, "5f0c2d", "cb-none")
-    absent_namespace = Resources("gamma--nothing", UNKNOWN_ID, "5f0c2d", "cb-none")
+    absent = Resources(
+        "acme--nothing", UNKNOWN_ID, "5f0c2d", "cb-none", UNKNOWN_ID, UNKNOWN_ID, UNKNOWN_SECRET
+    )
+    absent_namespace = Resources(
+        "gamma--nothing", UNKNOWN_ID, "5f0c2d", "cb-none", UNKNOWN_ID, UNKNOWN_ID, UNKNOWN_SECRET
+    )
     names = sorted({f"{'GET' if r.method == 'HEAD' else r.method} {r.resource.canonical}" for r in routes})
     assert len(names) > 30
     before = await state_of(database, FOREIGN)
 
-    # Routes that cancel come last, because the other requests need live tasks.
+    def is_ending(route: str) -> bool:
+        return "cancel" in route or "DELETE" in route
+
+    # Routes that cancel or remove come last, because the other requests need live tasks.
     calls = [(name, True) for name in DRY_RUN_ROUTES] + [(name, False) for name in names]
-    for route, dry in sorted(calls, key=lambda one: ("cancel" in one[0], one[0], not one[1])):
+    for route, dry in sorted(calls, key=lambda one: (is_ending(one[0]), one[0], not one[1])):
         rule = RULES[route]
         path, body = request_of(route, own, dry=dry)
         if rule.action is None:
@@ -222,9 +331,10 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
             unconfined_answer = await call(caller, everywhere[role], route, path, body)
             assert (unconfined_answer.status == 403) != allowed, (route, role, unconfined_answer.body)
             confined_answer = await call(caller, confined[role], route, path, body)
+            allowed = allowed and route not in UNCONFINED_ROUTES
             assert (confined_answer.status == 403) != allowed, (route, role, confined_answer.body)
             if allowed:
-                assert confined_answer.status in (200, 201, 409), (route, role, confined_answer.body)
+                assert confined_answer.status in (200, 201, 202, 409), (route, role, confined_answer.body)
                 # A key may name any address in its own namespace, so this one is absent, too.
                 missing = absent_namespace if "/targets" in route else absent
                 await assert_foreign_looks_absent(caller, confined[role], route, foreign, missing, dry=dry)
@@ -235,8 +345,36 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
     replayed = await connection.fetchval("SELECT state FROM penstock.callback WHERE id = $1", own.callback)
     await connection.close()
     assert "pause" in {row["verb"] for row in verbs}
+    await assert_changes_are_audited(database, names)
     # The replayed callback is held if an earlier request disabled its target.
     assert replayed in ("pending", "held")
+
+
+async def assert_changes_are_audited(database: str, names: list[str]) -> None:
+    """Each route that operates or configures keeps what it changed. A new one fails here until its
+    handler notes it (`penstock.gateway.changes`)."""
+    # The flows of this test have nothing to recover, so the request is refused.
+    changing = {name for name in names if RULES[name].action in (Action.OPERATE, Action.CONFIGURE)} - {
+        "POST /flows/{id}/recover"
+    }
+
+    async def kept() -> set[str]:
+        connection = await asyncpg.connect(database)
+        try:
+            rows = await connection.fetch(
+                "SELECT DISTINCT route FROM penstock.audit_request WHERE change IS NOT NULL AND status < 400"
+            )
+        finally:
+            await connection.close()
+        return {row["route"] for row in rows}
+
+    async def are_kept() -> bool:
+        return await kept() == changing
+
+    try:
+        await wait_until(are_kept)
+    except TimeoutError as error:
+        raise AssertionError(f"these routes keep nothing: {sorted(changing - await kept())}") from error
 
 
 async def assert_foreign_looks_absent(
@@ -244,11 +382,20 @@ async def assert_foreign_looks_absent(
 ) -> None:
     path, body = request_of(route, foreign, dry=dry)
     foreign_answer = await call(caller, token, route, path, body)
-    for name in (FOREIGN, str(foreign.task), foreign.operation, foreign.callback):
+    for name in (
+        FOREIGN,
+        str(foreign.task),
+        foreign.operation,
+        foreign.callback,
+        str(foreign.flow),
+        str(foreign.backfill),
+        foreign.secret,
+        PUBLIC_KEY,
+    ):
         request_text = repr(body) + path
         assert name in request_text or name not in repr(foreign_answer.body), (route, foreign_answer.body)
-    if route == "POST /types":
-        # The name alone decides, whether the type exists or not.
+    if route in ("POST /types", "POST /flow-definitions", "POST /events/{name}", "PUT /schedules/{name}"):
+        # The name alone decides, whether there is such a resource or not.
         assert foreign_answer.status == 403
         assert "acme" in foreign_answer.body["detail"]
         return
@@ -266,6 +413,11 @@ async def state_of(database: str, type_name: str) -> list[Any]:
         concurrency_keys = await connection.fetch(
             "SELECT * FROM penstock.type_key WHERE type = $1", type_name
         )
+        flows = await connection.fetch(
+            "SELECT f.*, i.id AS command FROM penstock.flow f LEFT JOIN penstock.flow_inbox i ON i.flow_id = f.id "
+            "WHERE f.name = $1",
+            type_name,
+        )
         audit = await connection.fetch(
             "SELECT id, state, stopped_by FROM penstock.audit WHERE filter->>'type' = $1", type_name
         )
@@ -273,12 +425,29 @@ async def state_of(database: str, type_name: str) -> list[Any]:
             "SELECT c.* FROM penstock.callback c JOIN penstock.task t ON t.id = c.task_id WHERE t.type = $1",
             type_name,
         )
+        schedules = await connection.fetch("SELECT * FROM penstock.schedule WHERE name = $1", type_name)
+        backfills = await connection.fetch("SELECT * FROM penstock.backfill WHERE schedule = $1", type_name)
         targets = await connection.fetch(
             "SELECT * FROM penstock.callback_target WHERE namespace = $1", type_name.partition("--")[0]
         )
+        stored_secrets = await connection.fetch(
+            "SELECT * FROM penstock.callback_secret WHERE namespace = $1 ORDER BY id",
+            type_name.partition("--")[0],
+        )
         return [
             [tuple(row) for row in rows]
-            for rows in (tasks, types, concurrency_keys, audit, callbacks, targets)
+            for rows in (
+                tasks,
+                types,
+                concurrency_keys,
+                flows,
+                audit,
+                callbacks,
+                targets,
+                stored_secrets,
+                schedules,
+                backfills,
+            )
         ]
     finally:
         await connection.close()
@@ -358,6 +527,26 @@ async def test_the_clock_of_a_gateway_decides_about_no_key(database, monkeypatch
         await wait_until(refused, what="the key has expired by the database's clock")
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2])
+async def test_a_stop_that_comes_with_a_changed_key_ends_the_gateway(database, steps):
+    """`asyncio.wait_for` of Python 3.11 loses a cancellation that arrives together with the
+    awaited event. The refresh of keys went on, and the gateway never stopped."""
+    async with open_pool(database, "test") as pool:
+        cache = api_keys.ApiKeyCache(database, pool)
+        running = asyncio.ensure_future(cache.run())
+
+        async def waiting() -> bool:
+            return bool(cache._changed._waiters)
+
+        await wait_until(waiting)
+        cache._changed.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait({running}, timeout=2 * api_keys.REFRESH_S)
+        assert running.cancelled()
+
+
 async def equals(awaitable: Any, expected: Any) -> bool:
     return bool(await awaitable == expected)
 
@@ -385,8 +574,7 @@ async def test_no_key_is_accepted_without_the_database(
                 (await caller.post("/set_task", {"worker": "w", "results": []}, headers=sent(token))).status
             )
 
-        await wait_until(caller.is_ready)
-        assert await status() == 200
+        await wait_until(lambda: equals(status(), 200))
         await proxy.cut()
         await wait_until(lambda: equals(status(), 503))
 
@@ -425,17 +613,24 @@ async def test_a_key_has_a_rate_limit_and_its_changes_are_audited(caller, databa
     assert (await caller.post("/tasks", {"type": "gone"}, headers=sent(admin_token))).status == 422
     assert (await caller.post("/tasks", {"type": "gone"}, headers=sent("pk_x"))).status == 401
 
-    async def rows() -> list[tuple[str, int]]:
+    shown: list[tuple[str, int]] = []
+
+    async def are_as_expected() -> bool:
         connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
         try:
             found = await audit.find(connection)
         finally:
             await connection.close()
         assert {row["actor"] for row in found if row["status"] in (403, 429)} <= {f"key:{key_id}"}
-        return [(row["route"], row["status"]) for row in reversed(found) if row["status"] != 429]
+        # A busy machine also refuses with 503.
+        executed = [row for row in reversed(found) if row["status"] not in (429, 503)]
+        shown[:] = [(row["route"], row["status"]) for row in executed]
+        return shown == [("POST /types", 201), ("POST /types", 403), ("POST /tasks", 422)]
 
-    expected = [("POST /types", 201), ("POST /types", 403), ("POST /tasks", 422)]
-    await wait_until(lambda: equals(rows(), expected))
+    try:
+        await wait_until(are_as_expected)
+    except TimeoutError as error:
+        raise AssertionError(f"the audit has {shown}") from error
 
 
 async def test_readiness_checks_are_cached(caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,8 +845,8 @@ async def test_a_malformed_request_is_answered_with_a_problem(caller, caplog, he
     address = urlsplit(caller.url)
     with caplog.at_level("INFO"):
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        writer.write(head.encode() + b"Host: x\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.write(head.encode() + b"Host: localhost\r\n\r\n")
+        answer = await in_time(reader.read())
         writer.close()
     answer_head, _, body = answer.partition(b"\r\n\r\n")
     lines = answer_head.decode().split("\r\n")
@@ -667,6 +862,39 @@ async def test_a_malformed_request_is_answered_with_a_problem(caller, caplog, he
     assert "Traceback" not in caplog.text
     assert any(getattr(record, "remote", None) == "127.0.0.1" for record in caplog.records)
     assert (await caller.get("/types", headers={"X-Long": "x" * 8_000})).status == 401
+
+
+async def test_a_client_that_may_not_send_a_body_is_not_asked_for_it(caller, database):
+    """O5: the role, the rate and the declared size are judged before `100 Continue`."""
+    port = urlsplit(caller.url).port
+    reader = sent((await make_key(database, Role.READER))[1])["Authorization"]
+    admin = sent((await make_key(database, Role.ADMIN))[1])["Authorization"]
+    head = "POST /types HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue"
+    for credentials, length, status in (("Bearer x", 9, 401), (reader, 9, 403), (admin, 9_000_000, 413)):
+
+        async def answered(lines: str, status: int) -> bool:
+            return (await raw_request(port, lines)).status == status
+
+        lines = f"{head}\r\nAuthorization: {credentials}\r\nContent-Length: {length}"
+        await wait_until(lambda lines=lines, status=status: answered(lines, status))
+    lines = f"{head}\r\nAuthorization: {admin}\r\nContent-Length: 2"
+    assert (await raw_request(port, lines, b"{}")).status == 100
+
+
+async def test_no_route_answers_to_a_foreign_host(caller, routes):
+    """O5: DNS rebinding reaches no route, also none that is open to all."""
+    assert len(routes) > 50
+    for route in routes:
+        path = re.sub(r"{\w+(:[^}]*)?}", "1", route.resource.canonical)
+        answer = await caller.session.request(
+            route.method,
+            caller.url + path,
+            headers={"Host": "evil.example:8420", "Origin": "http://evil.example:8420"},
+        )
+        assert answer.status == 421, (route.method, path)
+        assert route.method == "HEAD" or "evil.example" in (await answer.json(content_type=None))["detail"]
+    for host, status in (("localhost", 401), ("[::1]:1", 401), ("127.0.0.1.evil.example", 421)):
+        assert (await caller.get("/types", headers={"Host": host})).status == status
 
 
 async def test_targets_are_confined_to_their_namespaces(caller, database):
@@ -755,3 +983,86 @@ async def test_targets_are_confined_to_their_namespaces(caller, database):
     assert await replayed(both_token, namespace="acme") == (1, 0)
     assert await listed(acme_token, "/callbacks", state="pending") == [("acme", "pending")]
     assert await listed(acme_token, "/callbacks", id=foreign.callback) == []
+
+
+async def test_secrets_of_callbacks_are_confined_to_their_namespaces(caller, database):
+    """C7, O5: a confined key creates, lists, rotates and revokes secrets of its namespaces only.
+
+    It cannot name a variable or file of the callbacks service, which may have the secret of another
+    namespace, nor change the deployment's secret, which others rely on. Who created a secret is in
+    its row and in the audit; no row of the audit has the secret.
+    """
+    acme_id, acme_token = await make_key(database, Role.ADMIN, ["acme"])
+    beta_token = (await make_key(database, Role.ADMIN, ["beta"]))[1]
+    admin_token = (await make_key(database, Role.ADMIN))[1]
+    await wait_until(lambda: equals(type_creation_status(caller, beta_token), 403))
+    for token, name in ((acme_token, OWN), (beta_token, FOREIGN)):
+        assert (await caller.post("/types", {"name": name}, headers=sent(token))).status == 201
+    url = "https://hook.example/"
+
+    async def create(token: str, status: int = 201, **body: Any) -> Any:
+        answer = await caller.post("/targets/secrets", body, headers=sent(token))
+        assert answer.status == status, answer.body
+        return answer.body
+
+    async def listed(token: str, **query: str) -> list[str]:
+        found: list[str] = []
+        cursor: dict[str, str] = {}
+        while True:
+            answer = await caller.get(
+                "/targets/secrets", params={**query, **cursor, "limit": "1"}, headers=sent(token)
+            )
+            assert answer.status == 200, answer.body
+            found += [secret["id"] for secret in answer.body["secrets"]]
+            if answer.body["next"] is None:
+                return found
+            cursor = {"cursor": answer.body["next"]}
+
+    own = await create(acme_token)
+    assert (own["namespace"], own["url"], own["created_by"]) == ("acme", None, f"key:{acme_id}")
+    of_target = await create(acme_token, url=url)
+    foreign = await create(beta_token, url=url)
+    deployment = await create(admin_token, namespace="*")
+    by_reference = await create(admin_token, namespace="acme", reference="env:ACME")
+    for namespace in ("beta", "*", "nobody"):
+        await create(acme_token, 404, namespace=namespace)
+    await create(acme_token, 404, namespace="beta", url=url)
+    await create(acme_token, 403, reference="env:BETA")
+    for verb, method in (("/rotate", "POST"), ("", "DELETE")):
+        for secret in (foreign, deployment):
+            answer = await call(
+                caller,
+                acme_token,
+                method,
+                f"/targets/secrets/{secret['id']}{verb}",
+                {} if verb else None,
+            )
+            assert answer.status == 404, answer.body
+    refused = await caller.post(
+        f"/targets/secrets/{own['id']}/rotate", {"reference": "env:BETA"}, headers=sent(acme_token)
+    )
+    assert refused.status == 403
+    in_acme = {own["id"], of_target["id"], by_reference["id"]}
+    assert set(await listed(acme_token)) == in_acme
+    assert await listed(acme_token, url=url) == [of_target["id"]]
+    assert await listed(acme_token, namespace="beta") == await listed(acme_token, namespace="*") == []
+    everything = await listed(admin_token)
+    assert set(everything) == {*in_acme, foreign["id"], deployment["id"]}
+    assert len(everything) == 5
+    assert await listed(admin_token, namespace="*") == [deployment["id"]]
+
+    connection = await asyncpg.connect(database)
+    try:
+
+        async def audited() -> bool:
+            rows = await connection.fetch(
+                "SELECT * FROM penstock.audit_request WHERE actor = $1 AND route LIKE '%/targets/secrets%'",
+                f"key:{acme_id}",
+            )
+            assert own["secret"] not in repr(rows)
+            statuses = [row["status"] for row in rows if row["route"] == "POST /targets/secrets"]
+            return sorted(statuses) == [201, 201, 403, 404, 404, 404, 404]
+
+        await wait_until(audited)
+    finally:
+        await connection.close()

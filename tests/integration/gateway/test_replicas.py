@@ -17,7 +17,7 @@ from aiohttp import web
 from aiokafka import AIOKafkaConsumer
 from tests.support.gateways import Caller, running_gateway
 from tests.support.services import make_topics, producing, read, running_service
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.context import ContentType, Context
 from penstock.contracts.ready import ReadyTask
@@ -111,7 +111,7 @@ async def test_a_busy_gateway_releases_records_to_an_idle_one(kafka: Kafka, star
     await release(kafka, name, range(1, 101))
     [held_by_first] = await held(first, "slow", name)
     found: set[int] = set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(found) < 99:
             found |= set(await held(second, "idle", name, max=10))
     assert found == set(range(1, 101)) - {held_by_first}
@@ -228,9 +228,9 @@ async def test_an_interrupted_answer_is_handed_back(kafka: Kafka, start: Start, 
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await loop.sock_connect(client, (host, int(port)))
         body = orjson.dumps(hold_request("hasty", "one", max=count))
-        head = f"POST /hold_task HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST /hold_task HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         await loop.sock_sendall(client, head.encode() + b"\r\n\r\n" + body)
-        assert await asyncio.wait_for(loop.sock_recv(client, 12), 20) == b"HTTP/1.1 200"
+        assert await in_time(loop.sock_recv(client, 12)) == b"HTTP/1.1 200"
 
     async def handed_back() -> list[int]:
         reports = await read(kafka.kafka, kafka.prefix + STAGE_RESULTS.name)
@@ -264,7 +264,7 @@ async def test_long_polls_make_no_queries(kafka: Kafka, start: Start, database: 
             return await watcher.fetch(began) == before
 
         # The first round warms the caches. A round may meet a periodic statement of the gateway.
-        await wait_until(no_statement_began, timeout=90)
+        await wait_until(no_statement_began)
         assert not any(poll.done() for poll in polls)
         await release(kafka, "one", range(1, 26))
         await release(kafka, "two", range(1, 26))

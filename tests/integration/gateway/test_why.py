@@ -160,6 +160,34 @@ async def test_delayed_and_paused_tasks_have_their_reasons(pool, client):
     await wait_for_reason(client, delayed, WaitReason.WAITING)
 
 
+async def test_a_task_of_a_flow_names_its_flow(settings, pool, client):
+    """S8, S3: the answer names the flow in whose place a task waits; its document and lists have
+    its place in the flow."""
+    await types.register(pool, PLAIN)
+    settings = dataclasses.replace(settings, window=1, window_floor=1)
+    async with running_service(create_app(settings)), joined_worker(settings):
+        [released] = await submit(pool)
+        await wait_for_reason(client, released, WaitReason.ON_KAFKA)
+        [plain, one, other] = await submit(pool, 3)
+        await pool.execute(
+            "UPDATE task SET flow_id = 8, flow_root_id = 7, flow_priority = 3, flow_node = 'n', flow_generation = 1,"
+            " flow_item = id - $1 WHERE id > $1",
+            plain,
+        )
+        found = await wait_for_reason(client, other, WaitReason.AHEAD)
+        assert (found["ahead"], found["flow"], found["flow_root"], found["flow_priority"]) == (2, 8, 7, "LOW")
+        sentence = (await client.why(other))["sentence"]
+        assert sentence == "2 tasks of its type are released before it, in the place of flow 7 (LOW)"
+        assert "flow" not in await wait_for_reason(client, plain, WaitReason.NEXT)
+    listed = [task async for task in client.list(flow=8)]
+    assert [(task.id, task.raw["flow"]) for task in listed] == [
+        (task_id, {"id": 8, "node": "n", "generation": 1, "item": task_id - plain})
+        for task_id in (other, one)
+    ]
+    assert [task.id async for task in client.list(flow=7)] == []
+    assert "flow" not in (await client.get(plain)).raw
+
+
 async def test_limits_and_concurrency_keys_are_reasons(settings, pool, client):
     """S8, S5: a paused or full concurrency key and the limits of the type are reasons, each until
     its cause ends."""
@@ -204,13 +232,13 @@ async def test_a_task_behind_a_busy_worker_has_the_place_of_its_record(settings,
     settings = dataclasses.replace(settings, window=9, window_floor=9, release_batch=9)
     first, second = await submit(pool, 2)
     async with running_service(create_app(settings)), joined_worker(settings):
-        await wait_until(lambda: has_place(client, second), timeout=60)
+        await wait_until(lambda: has_place(client, second))
         found = (await client.why(second))["figures"]
         assert (found["partition"], found["before"], found["worker"]) == (0, 1, "penstock")
         assert "unrun" not in found
         async with open_session(settings.postgres, "test") as session:
             await release.withdraw(session, [AttemptId(first, 0, 0)])
-        await wait_until(lambda: has_unrun(client, first), timeout=60)
+        await wait_until(lambda: has_unrun(client, first))
         assert "task-sync withdrew the record" in (await client.why(first))["sentence"]
 
 
@@ -246,6 +274,27 @@ ORDERS = {
 NAMES = ("", "a", "b", "c", "d")
 
 
+async def put_into_flows(pool, rng, ids):
+    """Gives half of the tasks to three flows, whose ids are between those of the tasks."""
+    flows = [ids[5] - 1, ids[25] - 1, ids[45] - 1]
+    await pool.execute(
+        "INSERT INTO flow (id, root_id, name, version, unfinished, priority, created_at) OVERRIDING SYSTEM VALUE"
+        " SELECT id, id, 'f', 1, 1, n, now() - make_interval(secs => ($2 - id) * 1000 + 500)"
+        " FROM unnest($1::bigint[]) WITH ORDINALITY AS f (id, n)",
+        flows,
+        max(ids),
+    )
+    for task_id in rng.sample(ids, 30):
+        number = rng.randrange(3)
+        await pool.execute(
+            "UPDATE task SET flow_id = $2, flow_root_id = $2, flow_priority = $3, flow_node = id::text,"
+            " flow_generation = 0 WHERE id = $1",
+            task_id,
+            flows[number],
+            number + 1,
+        )
+
+
 @pytest.mark.parametrize("order", ORDERS)
 async def test_the_count_ahead_equals_the_tasks_released_before(order, database, pool):
     """S8, S3: in every order of release, the count ahead of a task is the number of tasks released
@@ -260,6 +309,7 @@ async def test_the_count_ahead_equals_the_tasks_released_before(order, database,
     ids = []
     for _ in range(60):
         ids += await submit(pool, priority=rng.choice(list(Priority)), key=rng.choice(NAMES) or None)
+    await put_into_flows(pool, rng, ids)
     await pool.execute(
         "UPDATE task SET created_at = now() - make_interval(secs => (max.id - task.id) * 1000 + 500), step = task.id % 3, tracked = true "
         "FROM (SELECT max(id) AS id FROM task) AS max"
@@ -305,9 +355,9 @@ async def test_the_count_ahead_is_bounded(order, pool, monkeypatch):
 async def test_the_count_ahead_reads_only_an_index(pool):
     """S8: the count ahead reads only the index of ready tasks."""
     [task_id] = await submit(pool)
-    rows = await pool.fetch(f"EXPLAIN {query('why.ahead')}", "t", 2, task_id, 10)
+    rows = await pool.fetch(f"EXPLAIN {query('why.ahead')}", "t", 2, task_id, 2, task_id, 10)
     plan = "\n".join(row[0] for row in rows)
-    assert "Index Only Scan using task_ready on task" in plan
+    assert "Index Only Scan using task_release on task" in plan
     assert plan.count("Scan") == 1
 
 

@@ -11,13 +11,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
-from aiokafka.errors import for_code
-from aiokafka.protocol.admin import CreateAclsRequest
 from tests.support.gateways import running_gateway
 from tests.support.pipeline import System
-from tests.support.secure_kafka import SERVICES
 from tests.support.services import running_service
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.callbacks import app as callbacks
 from penstock.callbacks.settings import CallbacksSettings
@@ -41,47 +38,7 @@ from penstock.settings import Kafka, Platform
 
 pytestmark = pytest.mark.declared_topics
 
-# Numbers in Kafka's protocol.
-KINDS = {acls.TOPIC: 2, acls.GROUP: 3}
-PATTERNS = {acls.LITERAL: 3, acls.PREFIXED: 4}
-OPERATIONS = {
-    "Read": 3,
-    "Write": 4,
-    "Create": 5,
-    "Delete": 6,
-    "Alter": 7,
-    "Describe": 8,
-    "DescribeConfigs": 10,
-    "AlterConfigs": 11,
-}
-ALLOW = 3
 SECRET = "whsec_" + base64.b64encode(bytes(32)).decode()
-
-
-@pytest.fixture
-async def acl_prefix(secure_kafka):
-    """Creates a prefix with the platform's topics and the access list of each service."""
-    prefix = f"a-{uuid.uuid4().hex[:10]}."
-    settings = Kafka(kafka=secure_kafka.plain, prefix=prefix)
-    await create_topics(settings, [*topics.PLATFORM, topics.ready("t", 2)])
-    async with admin_client(settings) as admin:
-        for entry in acls.acls(prefix, SERVICES):
-            for operation in entry.operations:
-                request = CreateAclsRequest(
-                    KINDS[entry.kind],
-                    entry.name,
-                    PATTERNS[entry.pattern],
-                    f"User:{entry.service}",
-                    "*",
-                    OPERATIONS[operation],
-                    ALLOW,
-                )
-                answer = await admin._send_to_controller(request)
-                for code, message, *_ in answer.creation_responses:
-                    assert not code, (for_code(code), message)
-        yield prefix
-        names = [topic for topic in await admin.list_topics() if topic.startswith(prefix)]
-        await admin.delete_topics(names)
 
 
 async def test_every_service_needs_only_its_access_list(secure_kafka, acl_prefix, database):
@@ -140,7 +97,7 @@ async def test_every_service_needs_only_its_access_list(secure_kafka, acl_prefix
         answer = await gateway.post("/set_task", {"worker": "w", "results": [{**result, "outcome": "done"}]})
         assert answer.status in (200, 202), answer.body
         await system.become(succeeded=1)
-        await asyncio.wait_for(callback_received.wait(), 60)
+        await in_time(callback_received.wait())
 
         # Records lost before a worker read them: task-sync reads consumer groups and writes marks.
         await system.submit(1)
@@ -160,7 +117,7 @@ async def test_every_service_needs_only_its_access_list(secure_kafka, acl_prefix
         async with running(make_consumer(settings, group, acl_prefix + topics.EVENTS.name)) as consumer:
             while seen < 3:
                 with translated():
-                    seen += (await asyncio.wait_for(consumer.getone(), 60)).value.count(b"succeeded")
+                    seen += (await in_time(consumer.getone())).value.count(b"succeeded")
                     await consumer.commit()
         operator = Platform.load({}, **service_settings("operator"), postgres=database)
         assert await topic_plan.apply(operator, await topic_plan.plan(operator)) == []
@@ -194,7 +151,9 @@ UNLISTED = {
     "task-sync": (topics.EVENTS, topics.CALLBACKS),
     "heartbeats": (topics.STAGE_RESULTS, topics.SUBMITTED),
     "stages": (topics.HEARTBEATS, topics.SUBMITTED),
+    "flows": (topics.FLOWS_SUBMITTED, topics.SUBMITTED),
     "callbacks": (topics.STAGE_RESULTS, topics.SUBMITTED),
+    "tasklogs": (topics.TASK_LOGS, topics.SUBMITTED),
     "worker": (topics.EVENTS, topics.STAGE_RESULTS),
     "producer": (topics.STAGE_RESULTS, topics.EVENTS),
     "consumer": (topics.EVENTS, topics.SUBMITTED),
@@ -211,7 +170,7 @@ async def read_record(settings, topic):
     name = settings.prefix + topic.name
     async with running(make_consumer(settings, f"{settings.prefix}unlisted", name)) as consumer:
         with translated():
-            await asyncio.wait_for(consumer.getone(), 60)
+            await in_time(consumer.getone())
 
 
 async def test_a_service_is_refused_an_unlisted_operation(secure_kafka, acl_prefix):

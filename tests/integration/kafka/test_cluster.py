@@ -6,13 +6,12 @@ PENSTOCK_LOAD=1 runs the long form: it sends more tasks, and kills and restarts 
 import asyncio
 import os
 import shutil
-import tempfile
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import orjson
 import pytest
 from aiokafka.errors import KafkaError
+from tests.support.memory_folder import make_folder
 from tests.support.pipeline import System
 from tests.support.services import read, restarted_when_ended
 from tests.support.waiting import wait_until
@@ -46,7 +45,7 @@ BATCH_SIZE = 50
 
 @pytest.fixture
 def supervisor():
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    folder = make_folder()
     # In the short form the supervisor does not restart the killed broker.
     policy = None if LONG else RestartPolicy(first_s=3600, longest_s=3600)
     process_supervisor = Supervisor(lambda _name, _line: None, run_dir=folder / "run", policy=policy)
@@ -155,7 +154,7 @@ async def test_a_broker_killed_under_load_loses_nothing(supervisor, database, po
         async def all_reported():
             return await succeeded_ids() >= ids
 
-        await wait_until(all_reported, timeout=120, every=1, what="every end is on events")
+        await wait_until(all_reported, every=1, what="every end is on events")
         assert (await check(Platform.load({}, **service_settings))).clean
 
 

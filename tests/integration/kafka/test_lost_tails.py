@@ -4,12 +4,11 @@ A broker of its own is stopped, its files are cut, and it is started again.
 """
 
 import shutil
-import tempfile
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 from aiokafka import TopicPartition
+from tests.support.memory_folder import make_folder
 from tests.support.pipeline import System
 from tests.support.services import make_topics, write
 from tests.support.state_faults import copy_data, cut_tail, restore_data
@@ -34,26 +33,26 @@ class Broker:
         await self.kafka.stop()
         for (topic, number), end in ends.items():
             cut_tail(self.data, TopicPartition(topic, number), end)
-        await self.kafka.start()
+        await self.kafka.start(timeout_s=300.0)
 
     async def save(self):
         await self.kafka.stop()
         copy_data(self.data, self.copy)
-        await self.kafka.start()
+        await self.kafka.start(timeout_s=300.0)
 
     async def restore(self):
         await self.kafka.stop()
         restore_data(self.data, self.copy)
-        await self.kafka.start()
+        await self.kafka.start(timeout_s=300.0)
 
 
 @pytest.fixture
 async def broker():
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    folder = make_folder()
     supervisor = Supervisor(lambda _name, _line: None, run_dir=folder / "run")
     try:
         kafka = EmbeddedKafka(supervisor, folder / "kafka")
-        await kafka.start()
+        await kafka.start(timeout_s=300.0)
         yield Broker(kafka, folder / "kafka" / "data")
     finally:
         supervisor.close()
@@ -87,7 +86,7 @@ async def ingested(system, **counts):
     async def so():
         return await found() == counts
 
-    await wait_until(so, what=f"tasks are {counts}", timeout=60)
+    await wait_until(so, what=f"tasks are {counts}")
 
 
 async def resets(system):
@@ -117,7 +116,7 @@ async def test_a_tail_that_is_lost_again_before_a_record_was_read_is_noticed(bro
         async def so():
             return await resets(system) == list(expected)
 
-        await wait_until(so, what=f"positions were moved: {expected}", timeout=60)
+        await wait_until(so, what=f"positions were moved: {expected}")
 
     async with AsyncExitStack() as system.stack:
         await system.start("task-sync", restarted=True)

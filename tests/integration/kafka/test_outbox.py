@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import orjson
 import pytest
 from tests.support.callback_targets import make_callback
+from tests.support.waiting import in_time
 
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.revocation import Revocation
@@ -27,7 +28,7 @@ async def _records(settings: Kafka, topic: str, enough: int) -> list[bytes]:
     found: list[bytes] = []
     async with running(make_consumer(settings, None, settings.prefix + topic)) as consumer:
         while sum(_weight(topic, value) for value in found) < enough:
-            record = await asyncio.wait_for(consumer.getone(), 30)
+            record = await in_time(consumer.getone())
             found.append(record.value)
     return found
 

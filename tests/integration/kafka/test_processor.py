@@ -17,8 +17,9 @@ from typing import Any
 import orjson
 import pytest
 from tests.support.processor_probe import NAME, PROBE, PROBE_REJECTED
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
+from penstock.kafka import membership
 from penstock.kafka.connection import admin_client, create_topics, make_consumer, make_producer, running
 from penstock.kafka.topics import service_group
 from penstock.settings import Kafka
@@ -56,7 +57,7 @@ class Running:
         await wait_until(lambda: len(self.records()) >= count, what=f"{count} records in {self.log.name}")
 
     async def ended(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 40)
+        return await in_time(self.process.wait())
 
     def stderr(self) -> str:
         return self.errors.read_text()
@@ -182,7 +183,7 @@ async def test_an_invalid_record_is_rejected_and_delays_no_other(stand: Stand) -
 
     rejected = stand.settings.prefix + PROBE_REJECTED.name
     async with running(make_consumer(stand.settings, None, rejected)) as consumer:
-        record = await asyncio.wait_for(consumer.getone(), 20)
+        record = await in_time(consumer.getone())
     envelope = orjson.loads(record.value)
     assert envelope.pop("rejected_at")
     assert base64.b64decode(envelope.pop("original")) == b"3"
@@ -269,6 +270,29 @@ async def test_a_member_takes_over_after_kill_9(stand: Stand) -> None:
     assert set(survivor.values()) | set(victim.values()) == as_text(range(800))
 
 
+async def test_a_member_that_stops_while_it_joins_leaves_its_group(stand: Stand) -> None:
+    """O3: a process that was frozen, joins its group again and stops meanwhile holds up the other
+    members no further: it is no member once it has ended."""
+    stayer, frozen = await stand.start(), await stand.start()
+    group = service_group(stand.settings.prefix, NAME)
+
+    async def has_members(count: int) -> bool:
+        return await membership.count(stand.settings, group) == count
+
+    await wait_until(lambda: len(stayer.owned()) == 2, what="two partitions each")
+    frozen.process.send_signal(signal.SIGSTOP)
+    await wait_until(lambda: len(stayer.owned()) == 4, what="the other one has all partitions")
+    # It cannot answer, so that the group waits for it.
+    stayer.process.send_signal(signal.SIGSTOP)
+    frozen.process.send_signal(signal.SIGCONT)
+    await wait_until(lambda: has_members(2), what="the frozen one joins again")
+    frozen.process.send_signal(signal.SIGTERM)
+    await wait_until(lambda: "process_stopping" in frozen.stderr(), what="it stops")
+    stayer.process.send_signal(signal.SIGCONT)
+    assert await frozen.ended() == 0, frozen.stderr()
+    assert await has_members(1)
+
+
 async def test_joining_and_leaving_members_lose_no_record(stand: Stand) -> None:
     """O1: rebalances in quick succession lose no record, before the first commit and under load."""
     await stand.publish(range(2_000))
@@ -289,7 +313,7 @@ async def test_a_missing_topic_is_named(stand: Stand) -> None:
     stand.settings = Kafka(kafka=stand.settings.kafka, prefix=f"{stand.settings.prefix}other.")
     probe = await stand.start(ready=False)
     missing = f"no such topic: {stand.settings.prefix}probe"
-    await wait_until(lambda: missing in probe.stderr(), timeout=60)
+    await wait_until(lambda: missing in probe.stderr())
     await create_topics(stand.settings, [PROBE, PROBE_REJECTED])
     await stand.publish(range(1), partition=0)
-    await wait_until(lambda: probe.values() == ["0"], timeout=60)
+    await wait_until(lambda: probe.values() == ["0"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, OutOfOrderSequenceNumber, UnknownProducerId
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.errors import KafkaUnavailable, RecordsRefused, SessionLost
@@ -42,7 +42,7 @@ async def small(kafka_servers: str, prefix: str) -> Kafka:
 
 async def read(settings: Kafka, count: int) -> list[bytes]:
     async with running(make_consumer(settings, None, settings.prefix + SMALL.name)) as consumer:
-        return [(await asyncio.wait_for(consumer.getone(), 30)).value for _ in range(count)]
+        return [(await in_time(consumer.getone())).value for _ in range(count)]
 
 
 async def test_a_producer_goes_on_after_a_refused_batch(small: Kafka) -> None:
@@ -187,11 +187,10 @@ async def test_a_producer_that_the_broker_fences_repeatedly_gets_another_id(smal
         await send_all(producer, topic, [(None, b"before")])
         old = producer._txn_manager.producer_id
         refusing(producer, UnknownProducerId.errno, lambda: producer._txn_manager.producer_id == old)
-        await asyncio.wait_for(
+        await in_time(
             retry_until_available(
                 lambda: send_all(producer, topic, [(None, b"after")]), waiting_for="another id"
-            ),
-            30,
+            )
         )
         assert producer._txn_manager.producer_id != old
 
@@ -203,11 +202,10 @@ async def test_a_producer_that_the_broker_refuses_with_every_id_ends_its_process
     async with running(make_producer(small)) as producer:
         refusing(producer, OutOfOrderSequenceNumber.errno, lambda: True)
         with pytest.raises(SessionLost, match="refuses each batch"):
-            await asyncio.wait_for(
+            await in_time(
                 retry_until_available(
                     lambda: send_all(producer, topic, [(None, b"x")]), waiting_for="the broker"
-                ),
-                60,
+                )
             )
         with pytest.raises(SessionLost):
             await send_all(producer, topic, [(None, b"y")])
@@ -255,11 +253,10 @@ async def test_a_producer_whose_sender_has_ended_ends_its_process(
 
         monkeypatch.setattr(producer._message_accumulator, "drain_by_nodes", broken)
         with pytest.raises(SessionLost, match="producer"):
-            await asyncio.wait_for(
+            await in_time(
                 retry_until_available(
                     lambda: send_all(producer, topic, [(None, b"x")]), waiting_for="the sender"
-                ),
-                30,
+                )
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 
 import orjson
@@ -10,16 +9,17 @@ import pytest
 from tests.support.callback_targets import make_callback
 from tests.support.pipeline import System
 from tests.support.services import make_topics, read, running_service
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.checks.app import Rule, check
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
+from penstock.contracts.validation import conform
 from penstock.kafka import topic_plan
 from penstock.kafka.connection import admin_client, create_topics, make_producer, running
 from penstock.kafka.outbox import redeliver
 from penstock.kafka.topics import ready
-from penstock.postgres import callbacks, tasks, types
+from penstock.postgres import callback_ends, callbacks, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.settings import Platform
@@ -148,8 +148,8 @@ async def test_a_refused_event_is_parked_and_published_by_repair(settings, pool,
 
 
 async def test_a_refused_callback_is_dead_and_delays_no_other(settings, pool):
-    """C6, O1: of callbacks that are published in one record, Kafka refuses one. The others are on
-    the topic, and the refused one is dead with the reason."""
+    """C6, C12, O1: of callbacks that are published in one record, Kafka refuses one. The others are
+    on the topic. The refused one is dead with the reason, and has a result and a letter."""
     await limit(settings, "callbacks", 2_000)
     made = [make_callback("http://a.example/hook", number) for number in range(5)]
     large = make_callback("http://a.example/hook", 9, body=LARGE.encode())
@@ -163,10 +163,18 @@ async def test_a_refused_callback_is_dead_and_delays_no_other(settings, pool):
             [(each.id, each.target.url, each.task_id, each.body) for each in every],
         )
         due = await callbacks.take_due(session, 10, horizon_s=60)
-        await callbacks.bury(session, await redeliver(producer, settings, due))
-    written = await asyncio.wait_for(read(settings.kafka, settings.prefix + "callbacks"), 30)
+        await callback_ends.bury(session, await redeliver(producer, settings, due))
+    written = await in_time(read(settings.kafka, settings.prefix + "callbacks"))
     ids = {one["id"] for each in written for one in (each if isinstance(each, list) else [each])}
     assert ids == {each.id for each in made}
     [dead] = await pool.fetch("SELECT id, error FROM callback WHERE state = 'dead'")
     assert dead["id"] == large.id
     assert "MessageSizeTooLargeError" in dead["error"]
+    [result, letter] = [
+        orjson.loads(row["records"][0])
+        for row in await pool.fetch("SELECT records FROM callback_outbox ORDER BY topic DESC")
+    ]
+    conform(result, "callback-result")
+    conform(letter, "callback-dead")
+    assert (result["id"], result["outcome"], result["attempts"]) == (large.id, "dead", 0)
+    assert "MessageSizeTooLargeError" in letter["error"]["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 from click.testing import CliRunner
 from tests.support.services import make_topics, read, running_service, write
 from tests.support.waiting import wait_until
@@ -28,7 +29,7 @@ async def test_submissions_of_a_lost_type_are_submitted_again(kafka_servers, pre
     where = ["--kafka", kafka_servers, "--prefix", prefix]
 
     async def replay(*arguments):
-        command = ["topics", "replay-rejected", *arguments, *where]
+        command = ["rejected", "replay", *arguments, *where]
         return await asyncio.to_thread(CliRunner().invoke, cli, command)
 
     async with open_pool(database, "test") as pool, running_service(app.create_app(settings)):
@@ -38,6 +39,20 @@ async def test_submissions_of_a_lost_type_are_submitted_again(kafka_servers, pre
             return len(await read(kafka_servers, f"{prefix}submitted.rejected")) == len(submitted + foreign)
 
         await wait_until(all_rejected)
+        listed = await asyncio.to_thread(CliRunner().invoke, cli, ["rejected", "list", "--json", *where])
+        documents = [orjson.loads(line) for line in listed.stdout.splitlines()]
+        assert len(documents) == len(submitted + foreign)
+        assert {document["topic"] for document in documents} == {f"{prefix}submitted"}
+        assert {document["pointer"] for document in documents} >= {"/type", ""}
+        assert any('"lost"' in document["original"] for document in documents)
+        moments = [document["rejected_at"] for document in documents]
+        assert moments == sorted(moments, reverse=True)
+        arguments = ["rejected", "list", "submitted", "--limit", "2", "--since", "1h", *where]
+        shown = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+        assert len(shown.stdout.splitlines()) == 1 + 2
+        assert "submitted " in shown.stdout
+        arguments = ["rejected", "list", "heartbeats", *where]
+        assert "no rejected" in (await asyncio.to_thread(CliRunner().invoke, cli, arguments)).stdout
         await register(pool, TaskType(name="lost"))
         asked = await replay("lost")
         assert asked.exit_code == 2

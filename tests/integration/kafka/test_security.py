@@ -1,7 +1,6 @@
 """TLS and SASL on a real broker: Kafka accepts each client with the right settings and refuses the
 rest."""
 
-import asyncio
 import uuid
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -9,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from tests.support.pipeline import System
 from tests.support.secure_kafka import PASSWORD, issuing
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.checks.app import check
 from penstock.cli.main import cli
@@ -21,8 +20,8 @@ from penstock.kafka.connection import (
     make_producer,
     running,
     translated,
-    wait_kafka,
 )
+from penstock.kafka.health import wait_kafka
 from penstock.kafka.topics import EVENTS, PLATFORM, SUBMITTED
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
@@ -52,7 +51,7 @@ async def round_trip(settings):
             await producer.send_and_wait(name, b"hello", partition=0)
     async with running(make_consumer(settings, f"{settings.prefix}group", name)) as consumer:
         with translated():
-            record = await asyncio.wait_for(consumer.getone(), 60)
+            record = await in_time(consumer.getone())
             await consumer.commit()
     return record.value == b"hello"
 
@@ -75,7 +74,7 @@ async def test_a_task_succeeds_over_sasl_ssl(secure_kafka, own_prefix, database)
         async with running(make_consumer(settings, None, own_prefix + EVENTS.name)) as consumer:
             seen = b""
             while b"succeeded" not in seen:
-                seen = (await asyncio.wait_for(consumer.getone(), 60)).value
+                seen = (await in_time(consumer.getone())).value
         assert (await check(Platform.load({}, **connection_settings, postgres=database))).clean
 
 
@@ -107,7 +106,7 @@ async def test_tokens_are_fetched_once_and_renewed_before_they_end(secure_kafka,
                 await producer.send_and_wait(own_prefix + EVENTS.name, b"again", partition=0)
                 return issuer.issued >= 3
 
-            await wait_until(renewed, timeout=60, every=0.1, what="records are sent after tokens expire")
+            await wait_until(renewed, every=0.1, what="records are sent after tokens expire")
 
 
 @asynccontextmanager

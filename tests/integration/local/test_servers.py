@@ -7,12 +7,11 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
-from pathlib import Path
 
 import asyncpg
 import pytest
 from aiokafka import TopicPartition
+from tests.support.memory_folder import make_folder
 from tests.support.waiting import wait_until
 
 from penstock.errors import CannotStart
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.declared_topics
 @pytest.fixture
 def folder():
     """A short path, since socket paths are limited."""
-    path = Path(tempfile.mkdtemp(prefix="penstock-"))
+    path = make_folder()
     yield path
     shutil.rmtree(path)
 
@@ -49,7 +48,7 @@ async def test_the_broker_keeps_its_records(supervisor, folder):
     """An acknowledged record survives kill -9 of the broker, and a new run on the same
     directory."""
     broker = EmbeddedKafka(supervisor, folder / "kafka")
-    await broker.start()
+    await broker.start(timeout_s=300.0)
     settings = Kafka(kafka=broker.servers, prefix="kept.")
     await create_topics(settings, [EVENTS])
     producer = make_producer(settings)

@@ -82,9 +82,9 @@ async def test_a_program_is_killed_after_its_grace_period(supervisor, lines):
     script = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\n{SLEEP_LOOP}"
     supervisor.start(program("stages", script, grace_s=0.2))
     await wait_until(lambda: ("stages", "up") in lines)
-    pid = supervisor.processes()["stages"]
+    process = psutil.Process(supervisor.processes()["stages"])
     supervisor.stop("stages")
-    assert not psutil.pid_exists(pid)
+    assert not process.is_running()
     assert ("stages", "did not stop within 0 s: killing it") in lines
 
 
@@ -92,7 +92,7 @@ async def test_descendants_end_with_their_program(supervisor, lines):
     """An orphaned child must not keep the ports that the next start needs."""
     script = f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {SLEEP_LOOP!r}]).pid)\n{SLEEP_LOOP}"
     supervisor.start(program("stages", script))
-    child = int((await wait_until(lambda: lines))[0][1])
+    child = psutil.Process(int((await wait_until(lambda: lines))[0][1]))
     supervisor.kill("stages")
     await wait_until(lambda: not _runs(child))
 
@@ -100,7 +100,7 @@ async def test_descendants_end_with_their_program(supervisor, lines):
 async def test_a_killed_supervisor_leaves_no_program_running(tmp_path):
     """After kill -9 of the supervisor, its reaper stops every program by its signal, in order."""
     signal_log = tmp_path / "heard"
-    child = (
+    child_script = (
         "import os, signal, sys, time\n"
         f"signal.signal(signal.SIGINT, lambda *_: (open({str(signal_log)!r}, 'a').write(sys.argv[1]), os._exit(0)))\n"
         "print(os.getpid(), flush=True)\n"
@@ -110,19 +110,20 @@ async def test_a_killed_supervisor_leaves_no_program_running(tmp_path):
         import signal, sys, time
         from pathlib import Path
         from penstock.local.supervisor import Program, Supervisor
-        supervisor = Supervisor(lambda _name, line: print(line, flush=True), run_dir=Path({str(tmp_path)!r}))
+        supervisor = Supervisor(lambda _name, line: sys.stderr.write(line + "\\n"), run_dir=Path({str(tmp_path)!r}))
         for name, order in (("b", 1), ("a", 0)):
-            argv = (sys.executable, "-c", {child!r}, name)
+            argv = (sys.executable, "-c", {child_script!r}, name)
             supervisor.start(Program(name=name, argv=argv, order=order, stop_signal=signal.SIGINT))
         time.sleep(60)
     """)
     # Blocking is fine: nothing else runs in this test's loop.
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as owner:  # noqa: ASYNC220
-        assert owner.stdout is not None
-        children = [int(owner.stdout.readline()) for _ in range(2)]
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as owner:  # noqa: ASYNC220
+        assert owner.stderr is not None
+        # Each line is one write, because threads of the supervisor write at the same time.
+        children = [psutil.Process(int(owner.stderr.readline())) for _ in range(2)]
         owner.kill()
-    for pid in children:
-        await wait_until(lambda pid=pid: not _runs(pid))
+    for child in children:
+        await wait_until(lambda child=child: not _runs(child))
     await wait_until(lambda: signal_log.read_text() == "ab")
 
 
@@ -139,8 +140,8 @@ async def test_a_killed_reaper_is_replaced(supervisor, lines, tmp_path):
     assert supervisor._reaper._process.poll() is None
 
 
-def _runs(pid: int) -> bool:
+def _runs(process: psutil.Process) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

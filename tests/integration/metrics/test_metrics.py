@@ -12,20 +12,27 @@ import asyncpg
 import pytest
 from tests.support.callback_targets import LOOPBACK, SECRET, Target
 from tests.support.gateways import Proxy, running_gateway
+from tests.support.http_requests import raw_request
 from tests.support.scraping import Scraped, scrape
 from tests.support.services import make_topics, running_service, write
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock import metrics
 from penstock.callbacks import app as callbacks
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.errors import PostgresUnavailable
+from penstock.flow_owner import app as flow_owner
+from penstock.flow_owner.settings import FlowsSettings
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.local.ports import choose_port
-from penstock.metrics.page import LogCounter
+from penstock.metrics.log_counter import LogCounter
+from penstock.metrics.serving import stand_in
 from penstock.settings import Kafka
 from penstock.stages import app as stages
 from penstock.stages.settings import StagesSettings
+from penstock.task_logs import app as task_logs
+from penstock.task_logs.settings import TaskLogsSettings
 from penstock.task_sync import app as task_sync
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker import Done, Fail, Worker, WorkerSettings
@@ -34,11 +41,13 @@ SERVICES: dict[str, tuple[Callable[[Any], Any], type, dict[str, Any]]] = {
     "task-sync": (task_sync.create_app, TaskSyncSettings, {"objects": "memory:///"}),
     "heartbeats": (heartbeats.create_app, HeartbeatsSettings, {"settle_s": 0.2, "tick_s": 0.2}),
     "stages": (stages.create_app, StagesSettings, {}),
+    "flows": (flow_owner.create_app, FlowsSettings, {"objects": "memory:///"}),
     "callbacks": (
         callbacks.create_app,
         CallbacksSettings,
         {"callback_secrets": (SECRET,), "callback_allow": LOOPBACK},
     ),
+    "tasklogs": (task_logs.create_app, TaskLogsSettings, {"objects": "memory:///"}),
 }
 
 
@@ -101,7 +110,7 @@ async def test_a_processor_is_ready_once_it_has_joined_its_group(
             assert document["checks"].pop("group") == f"joining the group {kafka.prefix}{name}"
             assert set(document["checks"].values()) == {"ok"}
             assert await get("/livez") == (200, {"status": "ok"})
-            await asyncio.wait_for(ready.wait(), 60)
+            await in_time(ready.wait())
 
             async def is_ready() -> bool:
                 return (await get("/readyz"))[0] == 200
@@ -112,17 +121,23 @@ async def test_a_processor_is_ready_once_it_has_joined_its_group(
             await running
 
 
-async def test_task_sync_is_ready_once_it_has_joined_its_group(kafka: Kafka, database: str) -> None:
-    """O4: task-sync is ready once it has joined its group and can take in submissions."""
+@pytest.mark.parametrize("name", ["task-sync", "flows", "tasklogs"])
+async def test_a_service_with_ingest_is_ready_once_it_has_joined_its_groups(
+    name: str, kafka: Kafka, database: str
+) -> None:
+    """O4: these services are ready once they have joined their groups and can take in
+    submissions."""
     port = choose_port()
-    async with running_service(service_of("task-sync", kafka, database, port)), json_client(port) as get:
+    async with running_service(service_of(name, kafka, database, port)), json_client(port) as get:
 
         async def is_ready() -> Any:
             status, document = await get("/readyz")
             return status == 200 and document
 
         document = await wait_until(is_ready)
-        assert document["checks"] == dict.fromkeys(("postgres", "session", "kafka", "group", "objects"), "ok")
+        session = () if name == "tasklogs" else ("session",)
+        checks = ("postgres", *session, "kafka", "writes", "group", "objects")
+        assert document["checks"] == dict.fromkeys(checks, "ok")
 
 
 async def test_readiness_names_an_unreachable_server(kafka: Kafka, database: str) -> None:
@@ -141,7 +156,7 @@ async def test_readiness_names_an_unreachable_server(kafka: Kafka, database: str
         status, document = await get("/readyz")
         assert status == 503
         assert document["checks"].pop("postgres").startswith("PostgreSQL: ")
-        assert document["checks"] == {"kafka": "ok", "group": "ok"}
+        assert document["checks"] == {"kafka": "ok", "writes": "ok", "group": "ok"}
         assert (await get("/livez"))[0] == 200
 
 
@@ -155,7 +170,7 @@ async def test_a_stalled_loop_does_not_answer_livez(kafka: Kafka, database: str)
 
             with socket.create_connection(("127.0.0.1", port), 5) as connection:
                 connection.settimeout(1)
-                connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 try:
                     return connection.recv(100).decode()
                 except TimeoutError:
@@ -166,15 +181,36 @@ async def test_a_stalled_loop_does_not_answer_livez(kafka: Kafka, database: str)
         assert (await asyncio.to_thread(probe_liveness)).startswith("HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("name", SERVICES)
+async def test_the_metrics_port_answers_only_to_its_own_names(name: str, kafka: Kafka, database: str) -> None:
+    """O5: a page of another site cannot read metrics by DNS rebinding, nor while the service waits
+    for a server."""
+    port = choose_port()
+    settings = SERVICES[name][1].load({}, **SERVICES[name][2], metrics_port=port, allowed_hosts=("scraper",))
+
+    async def statuses() -> list[int]:
+        return [
+            (await raw_request(port, f"GET {path} HTTP/1.1\r\nHost: {host}")).status
+            for path in ("/metrics", "/livez", "/readyz")
+            for host in ("evil.example", f"scraper:{port}", f"127.0.0.1:{port}")
+        ]
+
+    await stand_in(settings, name, PostgresUnavailable("away"))
+    assert await statuses() == [421, 200, 200, 421, 200, 200, 421, 503, 503]
+    async with running_service(service_of(name, kafka, database, port, allowed_hosts=("scraper",))):
+        assert (await statuses())[:6] == [421, 200, 200, 421, 200, 200]
+
+
 async def test_every_metric_is_exported_with_its_count(
     kafka: Kafka, database: str, target: Target, tmp_path: Any
 ) -> None:
     """O4: in a deployment where each event occurs, the services export every metric of
-    `penstock.metrics`. The counts of heartbeats, stages and the gateway match the events."""
+    `penstock.metrics`. The counts of heartbeats, stages, the gateway and the worker match the
+    events."""
     kafka_settings = {"kafka": kafka.kafka, "prefix": kafka.prefix}
-    ports = {name: choose_port() for name in (*SERVICES, "gateway")}
+    ports = {name: choose_port() for name in (*SERVICES, "gateway", "worker")}
     objects = f"file://{tmp_path}"
-    worker = Worker(WorkerSettings(**kafka_settings, objects=objects))
+    worker = Worker(WorkerSettings(**kafka_settings, objects=objects, worker_metrics_port=ports["worker"]))
 
     @worker.stage("t.start")
     async def start(task: Any) -> Any:
@@ -182,7 +218,7 @@ async def test_every_metric_is_exported_with_its_count(
 
     async with AsyncExitStack() as stack:
         for name in SERVICES:
-            overrides = {"objects": objects} if name == "task-sync" else {}
+            overrides = {"objects": objects} if name in ("task-sync", "flows", "tasklogs") else {}
             await stack.enter_async_context(
                 running_service(service_of(name, kafka, database, ports[name], **overrides))
             )
@@ -222,7 +258,7 @@ async def test_every_metric_is_exported_with_its_count(
             return {row["state"]: row["n"] for row in rows} == {"succeeded": 3, "failed": 1, "ready": 1}
 
         # The expired attempt is retried after its back-off.
-        await wait_until(ended, timeout=90)
+        await wait_until(ended)
 
         # Each service counts an effect some time after it is visible in PostgreSQL.
         exact = {
@@ -237,6 +273,7 @@ async def test_every_metric_is_exported_with_its_count(
                 ("penstock_attempts_ended_total", "fail", "failed"): 1,
                 ("penstock_attempt_seconds_count", "start"): 4,
             },
+            "worker": {("penstock_worker_attempts_total", "fail", "start", "t"): 1},
             "gateway": {
                 ("penstock_http_requests_total", "POST", "/tasks", "201"): 4,
                 ("penstock_http_request_seconds_count", "POST", "/tasks"): 5,
@@ -245,6 +282,8 @@ async def test_every_metric_is_exported_with_its_count(
         # These counts depend on the batches of records.
         at_least = {
             "heartbeats": {("penstock_heartbeats_total", "claim"): 5},
+            # The worker also runs the record of the expired attempt.
+            "worker": {("penstock_worker_attempts_total", "done", "start", "t"): 3},
             "stages": {("penstock_commit_seconds_count",): 1, ("penstock_generations_total",): 1},
         }
         expected = {one.name + ("_sum" if one.kind == "histogram" else "") for one in metrics.ALL}
@@ -293,3 +332,26 @@ async def connected(database: str) -> AsyncIterator[Any]:
         yield connection
     finally:
         await connection.close()
+
+
+async def test_metrics_need_the_token_and_probes_do_not(kafka: Kafka, database: str) -> None:
+    """O4, O5: with PENSTOCK_METRICS_TOKEN, /metrics answers 401 without the token and with another
+    one. Probes answer everyone."""
+    port = choose_port()
+    service = service_of("stages", kafka, database, port, metrics_token="a-token")
+
+    async def status(path: str, authorization: str | None = None) -> int:
+        headers = {} if authorization is None else {"Authorization": authorization}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as answer,
+        ):
+            return answer.status
+
+    async with running_service(service):
+        for wrong in (None, "Bearer other", "Basic a-token", "a-token", "Bearer ", "Bearer a-tok\u00e9n"):
+            assert await status("/metrics", wrong) == 401
+        assert await status("/metrics", "Bearer a-token") == 200
+        assert await status("/metrics", "bearer  a-token") == 200
+        assert await status("/livez") == 200
+        assert await status("/readyz") in (200, 503)

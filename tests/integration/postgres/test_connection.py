@@ -150,7 +150,7 @@ async def test_a_silent_server_delays_a_connection_briefly(
         cut_off = f"127.0.0.1:{silent.getsockname()[1]}"
         parts = urlsplit(user_url)
         user, _, reachable = parts.netloc.rpartition("@")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             for options in ("", "target_session_attrs=read-write"):
                 both = parts._replace(netloc=f"{user}@{cut_off},{reachable}", query=options).geturl()
                 found = await connect(both, "test")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
-from penstock.postgres import tasks
+from penstock.postgres import flow_starts, tasks
 from penstock.postgres.connection import open_pool
+from penstock.postgres.flow_starts import FlowStart
 from penstock.postgres.types import TaskType, register
 
 SEQUENCES = ("task_id_seq", "outbox_id_seq", "release_id_seq", "id_server", "id_ahead")
@@ -103,6 +104,17 @@ async def test_another_server_skips_ids_that_ran_ahead_of_its_clock(pool):
         assert after >= before[1][f"{name}_id_seq"]["last_value"] + 60 * 1_000_000
 
 
+async def test_concurrent_batches_never_meet(pool):
+    """O10: a session that waited to move the sequence does not move it back behind the ids that
+    others take meanwhile."""
+    often = """DO $$ BEGIN FOR _ IN 1..150 LOOP
+        INSERT INTO outbox (keys, records) SELECT '{}', '{}' FROM generate_series(1, 20);
+        PERFORM pg_sleep(0.001);
+    END LOOP; END $$"""
+    await asyncio.gather(*(pool.execute(often) for _ in range(8)))
+    assert await pool.fetchval("SELECT count(*) FROM outbox") == 8 * 150 * 20
+
+
 async def test_concurrent_submissions_never_meet(pool):
     """O10: many sessions give ids while the sequence is moved again and again; none is refused,
     none is equal to another."""
@@ -121,3 +133,27 @@ async def test_concurrent_submissions_never_meet(pool):
     )
     assert locks == 0
     assert (await snapshot(pool))[1] != first[1]
+
+
+async def test_no_task_has_the_id_of_a_flow(pool):
+    """S3, F1: flows and tasks share one sequence, so an id, also that in a callback, names one of
+    either: while both are inserted at once, with the statements of any batch, and after the
+    database went back."""
+
+    async def start_flows():
+        given = FlowStart(name="f", version=1, unfinished=1, inputs=Context.encode({}))
+        return [found.id for _ in range(20) for found in await flow_starts.start(pool, [given] * 3)]
+
+    async def submit_tasks():
+        return [task_id for _ in range(20) for task_id in await submit(pool, 3)]
+
+    async def both():
+        found = await asyncio.gather(start_flows(), submit_tasks(), start_flows(), submit_tasks())
+        return [one for ids in found for one in ids]
+
+    before = await snapshot(pool)
+    first = await both()
+    await go_back(pool, before)
+    await pool.execute("DELETE FROM flow")
+    given = [*first, *await both()]
+    assert len(set(given)) == len(given) == 480

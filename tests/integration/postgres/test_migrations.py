@@ -11,6 +11,7 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import ContentType
 from penstock.contracts.files import schemas_folder
+from penstock.core.migration_steps import Step, due
 from penstock.core.task import FINAL, State
 from penstock.local.database import server_binaries
 from penstock.postgres import migrations
@@ -56,6 +57,13 @@ def test_migrations_are_numbered_without_gaps():
     """The names of migrations carry their order, without gaps."""
     names = sorted(path.name for path in (FOLDER / "migrations").glob("*.sql"))
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+
+
+def test_no_migration_of_this_release_follows_a_step_post():
+    """O6: the step `pre` of the upgrade from the oldest supported release can run first."""
+    names = sorted(path.name.removesuffix(".sql") for path in (FOLDER / "migrations").glob("*.sql"))
+    done = names[: names.index("0024_target_namespaces.post") + 1]
+    assert due(names, done, Step.PRE) == [name for name in names if name not in done and ".post" not in name]
 
 
 async def test_the_schema_lists_the_states_of_the_transition_table(database):

@@ -108,7 +108,7 @@ async def test_tasks_succeed_through_a_pooler_in_transaction_mode(kafka_servers,
         for _ in range(4):
             response = await gateway.post("/tasks", [task(n, target.url) for n in range(10)])
             assert response.status == 201, response.body
-        await wait_until(succeeded, timeout=60)
+        await wait_until(succeeded)
         await wait_until(lambda: len(set(target.ids())) == 40, what="each callback arrives")
         rows = await admin.fetch(
             "SELECT DISTINCT application_name AS name FROM pg_stat_activity WHERE usename = $1",

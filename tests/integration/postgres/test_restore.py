@@ -69,7 +69,7 @@ async def test_an_older_backup_is_restored_with_a_newer_kafka(
             states = await system.states()
             return {"succeeded", "queued", "ready"} <= set(states) and sum(states.values()) == 2 * BEFORE
 
-        await wait_until(has_each_state, timeout=60)
+        await wait_until(has_each_state)
         await execute(PAGE, "backup", **environment)
         await write(kafka_servers, topic, *({"type": "t", "context": n} for n in range(AFTER)))
         lost = set(await system.submit(AFTER))

@@ -55,7 +55,16 @@ async def upgrade(dsn: str, step: Step | None, last: int = LAST) -> list[str]:
     with TemporaryDirectory() as folder:
         for file in sorted(FOLDER.glob("*.sql"))[:last]:
             shutil.copy(file, folder)
-        return await migrate(dsn, step, folder=Path(folder))
+        applied = await migrate(dsn, step, folder=Path(folder))
+    # The statements of this release, which stand for new code, need a column of migration 0052.
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(
+            "ALTER TABLE IF EXISTS penstock.callback_target ADD COLUMN IF NOT EXISTS gone_at timestamptz"
+        )
+    finally:
+        await connection.close()
+    return applied
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ async def test_a_live_session_keeps_its_locks_without_a_transaction(database):
             # The server has had no statement of the session for longer than it keeps a silent one.
             return await connection.fetchval(activity, pid, float(VANISHED_S) + 1)
 
-        await wait_until(idle, timeout=60, every=0.5, what="the session is older than the limit")
+        await wait_until(idle, every=0.5, what="the session is older than the limit")
         live.ensure()
         assert await live.fetchval(LOCK, "events")
     await connection.close()

@@ -153,7 +153,7 @@ async def test_hostile_results_fail_alone(system, hostile):
         found = await hostile.rows([*innocent, *neighbours, *(victim for victim, _words in victims)])
         return found if all(row["state"] in ("succeeded", "failed") for row in found.values()) else None
 
-    found = await wait_until(ended, timeout=60, what="all tasks have ended")
+    found = await wait_until(ended, what="all tasks have ended")
     assert {(found[task]["state"], found[task]["attempt"]) for task in [*innocent, *neighbours]} == {
         ("succeeded", 0)
     }
@@ -305,7 +305,7 @@ async def test_hostile_records_of_other_topics_change_nothing(system, hostile):
             else None
         )
 
-    rows = await wait_until(done, timeout=60, what="every innocent task has succeeded, and no other exists")
+    rows = await wait_until(done, what="every innocent task has succeeded, and no other exists")
     assert {row["attempt"] for row in rows} == {0}
     # The executions that a duplicate or a foreign record would add.
     assert set(system.executed.values()) == {1}

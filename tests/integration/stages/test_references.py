@@ -61,7 +61,7 @@ async def judged(system, ids):
         found = {row["id"]: row for row in rows}
         return found if all(row["state"] != "queued" for row in rows) else None
 
-    return await wait_until(so, timeout=60, what="all results are judged")
+    return await wait_until(so, what="all results are judged")
 
 
 async def test_a_result_refers_to_objects_of_its_own_namespace_only(system):

@@ -30,7 +30,10 @@ from penstock.task_sync.settings import TaskSyncSettings
 KEEP_DAYS = 7.0
 RETAIN_DAYS = 30.0
 # Columns of `task` that history omits, and columns that history adds.
-LIVE_COLUMNS = {"lease_partition", "lease_ms", "max_attempts", "pausing", "tracked", "due_at", "traceparent"}
+LIVE_COLUMNS = {
+    *("lease_partition", "lease_ms", "max_attempts", "pausing", "tracked", "due_at", "traceparent"),
+    *("flow_root_id", "flow_priority"),
+}
 ADDED_COLUMNS = {"attempts", "callbacks_owed", "moved_at"}
 
 
@@ -693,12 +696,12 @@ async def test_release_reads_the_same_with_finished_tasks_and_history(pool, sett
 
     async def release():
         await pool.execute("VACUUM ANALYZE task")
-        nodes = await plan(connection, "release.release", "t", 10, [], tracked, [])
+        nodes = await plan(connection, "release.release", "t", 10, [], tracked, [], None)
         return index_entries(nodes), sorted((n["Node Type"], n.get("Index Name", "")) for n in nodes)
 
     baseline = await release()
-    assert baseline[0]["task_ready"] == 10
-    assert ("Index Only Scan", "task_ready") in baseline[1]
+    assert baseline[0]["task_release"] == 10
+    assert ("Index Only Scan", "task_release") in baseline[1]
     await pool.execute(
         "INSERT INTO task (type, state, stage, content_type, context, finished_at)"
         " SELECT 't', 'succeeded', 'start', 'json', 'null', now() - interval '20 days' + n * interval '1 second'"

@@ -70,7 +70,7 @@ async def wait_for_shares(pool, *expected):
         return await shares(pool) == list(expected)
 
     try:
-        await wait_until(reached, timeout=60, what=f"types are assigned as {expected}")
+        await wait_until(reached, what=f"types are assigned as {expected}")
     except TimeoutError as late:
         late.add_note(f"they are spread as {await shares(pool)}")
         raise

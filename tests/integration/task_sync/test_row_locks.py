@@ -6,15 +6,20 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
+import orjson
 import pytest
+from aiokafka.admin import NewPartitions
 from tests.integration.task_sync.test_limits import become, in_state, pool, register, settings, submit
+from tests.support.replicas import replica
 from tests.support.services import running_service
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.task import Priority
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.connection import create_topics
+from penstock.ingest.reader import TRANSACTIONS
+from penstock.kafka.connection import admin_client, create_topics, make_producer, running
+from penstock.kafka.topics import SUBMITTED
 from penstock.postgres import limits, tasks, types
 from penstock.postgres.session import open_session
 from penstock.task_sync import key_scan, topic_opener
@@ -72,6 +77,20 @@ async def test_locked_tasks_delay_no_other(settings, pool, database, fields):
             assert await in_state(pool, "queued", "type = 't'") == free_ids
             await holder.aclose()
             await become(pool, "queued", 15, "type = 't'")
+
+
+async def test_a_locked_type_delays_no_submission(settings, pool, database):
+    """S12: while another transaction locks the row of a type against everything, submissions are
+    inserted, and the tasks of this and of another type are released."""
+    await register(pool)
+    await types.register(pool, types.TaskType(name="other", partitions=1))
+    async with (
+        running_service(create_app(settings)),
+        other_transaction(database, "SELECT FROM task_type WHERE name = 't' FOR UPDATE"),
+    ):
+        for name in ("t", "other"):
+            await tasks.submit(pool, [Submission(type=name, context=Context.encode(None))])
+            await become(pool, "queued", 1, f"type = '{name}'")
 
 
 async def test_new_topics_do_not_delay_owned_types(settings, pool, monkeypatch):
@@ -137,3 +156,68 @@ async def test_a_release_reads_a_bounded_number_of_keys(pool, database, monkeypa
             assert turns < 50
         limiter.close()
     assert released == [free]
+
+
+@asynccontextmanager
+async def locked_submissions(settings, pool, database):
+    """Submissions on several partitions, in each of which another transaction locks the second one.
+
+    Yields the locked partitions, the task of the locked key, and a function that ends the locks.
+    """
+    await register(pool, paused=True)
+    task = Submission(type="t", context=Context.encode(None), idempotency_key="k")
+    [first] = await tasks.submit(pool, [task])
+    topic = settings.prefix + SUBMITTED.name
+    # More than ingest has transactions.
+    locked = range(2 * TRANSACTIONS)
+    keys = [(number, f"{key}{number}") for number in locked for key in ("before", "k", "behind")]
+    keys += [(len(locked), f"free{number}") for number in range(20)]
+    async with admin_client(settings) as admin:
+        await admin.create_partitions({topic: NewPartitions(len(locked) + 1)})
+    async with AsyncExitStack() as holder:
+        await holder.enter_async_context(
+            other_transaction(database, "DELETE FROM task WHERE id = $1", first.id)
+        )
+        async with running(make_producer(settings)) as producer:
+            for number, key in keys:
+                value = orjson.dumps({"type": "t", "idempotency_key": "k" if key[0] == "k" else key})
+                await producer.send_and_wait(topic, value, partition=number)
+        yield locked, first, holder.aclose
+
+
+async def insert_all_but_locked(pool, locked):
+    await become(pool, "ready", 20, "idempotency_key LIKE 'free%'")
+    await become(pool, "ready", len(locked), "idempotency_key LIKE 'before%'")
+    assert not await in_state(pool, "ready", "idempotency_key LIKE 'behind%'")
+
+
+async def insert_locked(pool, locked, first):
+    await become(pool, "ready", len(locked), "idempotency_key LIKE 'behind%'")
+    assert await in_state(pool, "ready", "idempotency_key = 'k'") == [first.id]
+
+
+async def test_a_locked_idempotency_key_delays_no_other_partition(settings, pool, database):
+    """S12: while another transaction has deleted the task of an idempotency key, submissions of the
+    key wait on their topic; those before them in the partition, and those of all other partitions,
+    are inserted. The others follow when the transaction has ended, each once."""
+    async with (
+        locked_submissions(settings, pool, database) as (locked, first, end),
+        running_service(create_app(settings)),
+    ):
+        await insert_all_but_locked(pool, locked)
+        await end()
+        await insert_locked(pool, locked, first)
+
+
+async def test_a_killed_process_leaves_held_submissions_to_the_next_one(settings, pool, database, tmp_path):
+    """S12, O1: kill -9 of task-sync while it holds partitions loses no submission, and inserts none
+    twice."""
+    settings = TaskSyncSettings(**{**vars(settings), "objects": f"file://{tmp_path}"})
+    async with locked_submissions(settings, pool, database) as (locked, first, end):
+        async with replica("task-sync", settings) as process:
+            await insert_all_but_locked(pool, locked)
+            process.kill()
+        async with running_service(create_app(settings)):
+            await end()
+            await insert_locked(pool, locked, first)
+    assert await pool.fetchval("SELECT count(*) FROM task") == 20 + 2 * len(locked) + 1

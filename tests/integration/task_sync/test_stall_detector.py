@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 from tests.support.services import make_topics, read, running_service, write
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock import process
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.errors import CannotStart, SettingsError, Stalled
+from penstock.ingest import reader
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool
-from penstock.task_sync import ingest
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -45,12 +45,12 @@ async def pool(settings):
 
 
 @asynccontextmanager
-async def locked(dsn, table):
-    """Blocks writers of the table until the end of the block."""
+async def locked(dsn, table, statement="LOCK TABLE penstock.{} IN EXCLUSIVE MODE"):
+    """Blocks writers of the table, or of its rows, until the end of the block."""
     connection = await asyncpg.connect(dsn)
     try:
         async with connection.transaction():
-            await connection.execute(f"LOCK TABLE penstock.{table} IN EXCLUSIVE MODE")
+            await connection.execute(statement.format(table))
             yield
     finally:
         await connection.close()
@@ -63,6 +63,15 @@ def start(settings):
 async def contexts(pool):
     """Returns the contexts of all tasks in order of id."""
     return [bytes(row["context"]) for row in await pool.fetch("SELECT context FROM task ORDER BY id")]
+
+
+async def all_ingested(pool, count):
+    """Returns when there are so many tasks."""
+
+    async def reached():
+        return len(await contexts(pool)) >= count
+
+    await wait_until(reached)
 
 
 async def states(pool):
@@ -81,27 +90,40 @@ async def test_a_hanging_ingest_statement_ends_the_process_without_loss(settings
     service = start(settings)
     await submitted(settings, 1)
     await wait_until(lambda: contexts(pool))
+    # A statement waits for its table before it can limit its waits for rows.
     async with locked(settings.postgres, "ingested"):
         await submitted(settings, 2, 3)
         with pytest.raises(Stalled, match=r"inserting submitted/0 from 1: no progress for 5 s") as ended:
-            await asyncio.wait_for(service, 30)
+            await in_time(service)
     assert process.exit_status(ended.value) == process.EXIT_FAILED
-
-    async def all_ingested():
-        return len(await contexts(pool)) >= 4
 
     async with running_service(create_app(settings)):
         await submitted(settings, 4)
-        await wait_until(all_ingested)
+        await all_ingested(pool, 4)
     assert await contexts(pool) == [b"1", b"2", b"3", b"4"]
+
+
+async def test_an_ingest_that_waits_for_a_row_does_not_stall(settings, pool):
+    """S12, O2a: while another transaction locks the position of a partition for longer than the
+    stall timeout, the process waits, and then inserts each record once."""
+    async with running_service(create_app(settings)) as service:
+        await submitted(settings, 1)
+        await wait_until(lambda: contexts(pool))
+        async with locked(settings.postgres, "ingested", "SELECT FROM penstock.{} FOR UPDATE"):
+            await submitted(settings, 2, 3)
+            await asyncio.wait({service}, timeout=2 * STALL_S)
+            assert not service.done()
+            assert await contexts(pool) == [b"1"]
+        await all_ingested(pool, 3)
+    assert await contexts(pool) == [b"1", b"2", b"3"]
 
 
 async def test_an_ingest_without_stored_offsets_ends_the_process(settings, pool):
     """O2a: the process ends when PostgreSQL does not return the stored offsets of an assigned
     partition."""
     async with locked(settings.postgres, "ingested"):
-        with pytest.raises(Stalled, match="seeking to the stored offsets: no progress"):
-            await asyncio.wait_for(start(settings), 30)
+        with pytest.raises(Stalled, match="seeking to the stored offsets of submitted: no progress"):
+            await in_time(start(settings))
 
 
 async def test_a_failed_read_of_offsets_ends_the_process(settings, pool):
@@ -109,7 +131,7 @@ async def test_a_failed_read_of_offsets_ends_the_process(settings, pool):
     the error."""
     await pool.execute("ALTER TABLE ingested RENAME TO renamed")
     with pytest.raises(CannotStart, match="ingested"):
-        await asyncio.wait_for(start(settings), 30)
+        await in_time(start(settings))
 
 
 async def test_a_hanging_release_ends_the_process_without_loss(settings, pool, monkeypatch):
@@ -123,7 +145,7 @@ async def test_a_hanging_release_ends_the_process_without_loss(settings, pool, m
     with monkeypatch.context() as hanging:
         hanging.setattr(release, "release", hang)
         with pytest.raises(Stalled, match="releasing t: no progress for 5 s"):
-            await asyncio.wait_for(start(settings), 30)
+            await in_time(start(settings))
     assert await states(pool) == {"ready": 1}
 
     async def queued():
@@ -161,20 +183,20 @@ async def test_unread_records_end_the_process(settings, pool, monkeypatch):
     """O2a: lag without progress ends the process, even with no record in flight, because the broker
     reports the lag."""
     consumers = []
-    make_consumer = ingest.make_consumer
+    make_consumer = reader.make_consumer
 
     def make(*arguments, **options):
         consumers.append(make_consumer(*arguments, **options))
         return consumers[-1]
 
-    monkeypatch.setattr(ingest, "make_consumer", make)
+    monkeypatch.setattr(reader, "make_consumer", make)
     service = start(settings)
     await wait_until(lambda: consumers and consumers[0].assignment())
     # Pausing looks like a fetcher that has lost its partitions.
     consumers[0].pause(*consumers[0].assignment())
     await submitted(settings, 1)
     with pytest.raises(Stalled, match="reading submitted/0 from 0: no progress"):
-        await asyncio.wait_for(service, 30)
+        await in_time(service)
     assert await contexts(pool) == []
 
 

@@ -340,7 +340,7 @@ async def test_an_idle_system_makes_no_queries(settings, pool):
     async with running_service(create_app(settings)):
         await tasks.submit(pool, [submission()])
         await wait_until(lambda: count(pool, "state = 'queued' HAVING count(*) = 1"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             observer = await asyncpg.connect(settings.postgres)
             await observer.execute("SET stats_fetch_consistency = 'none'")
             activity = (
@@ -349,7 +349,7 @@ async def test_an_idle_system_makes_no_queries(settings, pool):
             )
             # No query during three seconds, by the server's clock.
             quiet = f"SELECT clock_timestamp() - ({activity}) > interval '3 seconds'"
-            await wait_until(lambda: observer.fetchval(quiet), timeout=30)
+            await wait_until(lambda: observer.fetchval(quiet))
             await observer.close()
 
 

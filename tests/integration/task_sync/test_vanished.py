@@ -56,13 +56,9 @@ async def takeover_s(settings, process, vanish, appear):
     async with open_pool(settings.postgres, "test") as pool:
         for name in TYPES:
             await types.register(pool, types.TaskType(name=name, partitions=1))
-        await wait_until(
-            lambda: pool.fetchval(OWNED), timeout=60, what=f"the first replica ({process.pid}) owns types"
-        )
+        await wait_until(lambda: pool.fetchval(OWNED), what=f"the first replica ({process.pid}) owns types")
         async with running_service(create_app(settings)):
-            await wait_until(
-                lambda: pool.fetchval(f"SELECT ({OWNED}) = 2"), timeout=60, what="both replicas own types"
-            )
+            await wait_until(lambda: pool.fetchval(f"SELECT ({OWNED}) = 2"), what="both replicas own types")
             vanish()
             began_s = time.monotonic()
             await submit_everywhere(pool)
@@ -81,6 +77,7 @@ async def takeover_s(settings, process, vanish, appear):
             return took_s
 
 
+@pytest.mark.long
 @pytest.mark.alone
 async def test_a_frozen_replica_loses_its_types(settings):
     """S7, O2: a replica that is stopped (SIGSTOP) gives up its types within ten seconds. When it
@@ -97,6 +94,7 @@ async def test_a_frozen_replica_loses_its_types(settings):
     assert took_s < TAKEOVER_S
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 async def test_a_vanished_replica_loses_its_types(settings):

@@ -98,7 +98,7 @@ async def test_ten_thousand_running_tasks_are_paused_and_resumed(system: System,
         states = await system.states()
         return states.get("running", 0) >= 500 and states.get("queued", 0) > 0 and states.get("ready", 0) > 0
 
-    await wait_until(in_progress, timeout=60)
+    await wait_until(in_progress)
     # The operation visits every task once, even while task-sync changes the tasks' states.
     assert await operate(gateway, "pause") == COUNT
     pausing = [row["id"] for row in await system.pool.fetch("SELECT id FROM task WHERE state = 'running'")]
@@ -149,7 +149,7 @@ async def test_a_record_of_a_paused_task_has_no_effect(system: System, gateway: 
         }
         return len(records) > 1 and len(over) == 20
 
-    await wait_until(revoked, timeout=60, every=0.3, what="the worker receives the revocation")
+    await wait_until(revoked, every=0.3, what="the worker receives the revocation")
     assert await system.states() == {"paused": 20}
     assert not worker.ended
     assert await operate(gateway, "resume") == 20

@@ -2,13 +2,12 @@
 
 import asyncio
 import shutil
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from aiokafka.client import AIOKafkaClient
 from tests.support.gateways import running_gateway
+from tests.support.memory_folder import make_folder
 from tests.support.services import make_topics, running_service, write
 from tests.support.waiting import wait_until
 
@@ -86,7 +85,7 @@ async def test_no_revocation_of_a_replaced_topic_is_missed(settings, monkeypatch
             may_fetch.set()
             return set(missed) <= set(received)
 
-        await wait_until(receives_all, what="the worker receives all", timeout=60)
+        await wait_until(receives_all, what="the worker receives all")
     finally:
         listening.cancel()
         with suppress(asyncio.CancelledError):
@@ -95,11 +94,11 @@ async def test_no_revocation_of_a_replaced_topic_is_missed(settings, monkeypatch
 
 @pytest.fixture
 async def broker():
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    folder = make_folder()
     supervisor = Supervisor(lambda _name, _line: None, run_dir=folder / "run")
     try:
         kafka = EmbeddedKafka(supervisor, folder / "kafka")
-        await kafka.start()
+        await kafka.start(timeout_s=300.0)
         yield kafka
     finally:
         supervisor.close()
@@ -139,7 +138,7 @@ async def test_a_cancel_made_while_kafka_was_away_reaches_the_handler(broker, da
                 ) as gateway:
                     answer = await gateway.post(f"/tasks/{submitted.id}/cancel")
                     assert answer.status == 200, answer.body
-                    await broker.start()
+                    await broker.start(timeout_s=300.0)
                     await wait_until(cancelled.is_set, what="the handler is cancelled")
             finally:
                 # Otherwise a failed test would wait until the worker has drained.

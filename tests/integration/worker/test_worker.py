@@ -295,7 +295,7 @@ async def test_a_stage_with_one_attempt_fails_when_its_worker_is_killed(settings
     again. The worker claims stages with different limits in separate records."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(database, "test"))
-        await types.register(pool, types.TaskType(name="t", partitions=2, lease_ms=2_000, retry_base_ms=0))
+        await types.register(pool, types.TaskType(name="t", partitions=2, lease_ms=6_000, retry_base_ms=0))
         system = System(settings.kafka, settings.prefix, database, stack, pool)
         await system.start("task-sync", "heartbeats", "stages")
         context = Context.encode(None)
@@ -353,9 +353,12 @@ async def test_a_worker_stopped_beyond_its_lease_reports_no_old_result(settings,
         worker.send_signal(signal.SIGCONT)
         await system.become(succeeded=1)
         attempts = await pool.fetch("SELECT attempt, outcome FROM attempt ORDER BY attempt")
-    assert [tuple(row) for row in attempts] == [(0, "expired"), (1, "done")]
+    # A busy machine may let the lease of the next attempt expire, too.
+    *expired, last = [tuple(row) for row in attempts]
+    assert [outcome for _, outcome in expired] == ["expired"] * max(1, len(expired))
+    assert last == (len(expired), "done")
     records = await read(settings.kafka, f"{settings.prefix}stage-results")
-    assert [entry["attempt"] for record in records for entry in record["results"]] == [1]
+    assert [entry["attempt"] for record in records for entry in record["results"]] == [last[0]]
 
 
 async def test_a_handler_that_blocks_its_loop_keeps_its_lease(settings):
@@ -364,10 +367,10 @@ async def test_a_handler_that_blocks_its_loop_keeps_its_lease(settings):
 
     @worker.stage("t.quick")
     async def blocks(_task):
-        time.sleep(3)  # noqa: ASYNC251 (the blocking call under test)
+        time.sleep(7)  # noqa: ASYNC251 (the blocking call under test)
         return Done()
 
-    await release(settings, 7, lease_ms=1_000)
+    await release(settings, 7, lease_ms=6_000)
     async with running_service(worker.serve):
         await wait_until(lambda: has_results(settings, 1))
     beat_times = [
@@ -376,8 +379,8 @@ async def test_a_handler_that_blocks_its_loop_keeps_its_lease(settings):
         if record.key == worker.id.encode()
     ]
     gaps = [after - before for before, after in pairwise(beat_times)]
-    assert len(gaps) >= 4
-    assert max(gaps) < 1, f"silent for {max(gaps):.2f} s of a lease of 1 s"
+    assert len(gaps) >= 2
+    assert max(gaps) < 6, f"silent for {max(gaps):.2f} s of a lease of 6 s"
 
 
 async def listen(worker, lines):

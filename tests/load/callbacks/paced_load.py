@@ -60,8 +60,10 @@ class Targets:
     in_flight: dict[str, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
-    def urls(self, group: str, count: int) -> list[str]:
-        return [f"{self.url}/{group}/{number}" for number in range(count)]
+    def urls(self, group: str, count: int, hosts: int = 1) -> list[str]:
+        """The targets of a group, on so many addresses in turn."""
+        port = self.url.rpartition(":")[2]
+        return [f"http://127.0.0.{1 + number % hosts}:{port}/{group}/{number}" for number in range(count)]
 
     async def behave(self, **behaviours: dict[str, Any]) -> None:
         """Sets the behaviour of groups; see `benchmarks.targets.Behaviour`."""

@@ -78,7 +78,7 @@ async def compare(
     stream = Stream(healthy, CALLS / len(healthy))
     # The first call of each target loads it, opens a connection and warms up the broker.
     warm_up = await load.pace(max(5.0, 1 / stream.rate), stream)
-    await wait_until(lambda: arrived(targets, warm_up), timeout=120)
+    await wait_until(lambda: arrived(targets, warm_up))
     alone: list[list[float]] = []
     first: list[list[float]] = []
     later: list[list[float]] = []
@@ -86,10 +86,10 @@ async def compare(
     for number, urls in enumerate(hanging):
         undisturbed = await load.pace(2 * SECONDS, stream)
         # Earlier callbacks must have arrived, since the next measurement would wait for them.
-        await wait_until(lambda ids=undisturbed: arrived(targets, ids), timeout=120)
+        await wait_until(lambda ids=undisturbed: arrived(targets, ids))
         disturbed = await load.pace(2 * SECONDS, stream, Stream(urls, 2.0))
         disturbed = {name for name in disturbed if "/healthy/" in load.url[name]}
-        await wait_until(lambda ids=disturbed: arrived(targets, ids), timeout=120)
+        await wait_until(lambda ids=disturbed: arrived(targets, ids))
         alone.append(load.latencies(targets, undisturbed))
         for found, ids in zip((first, later), load.halves(disturbed), strict=True):
             found.append(load.latencies(targets, ids))
@@ -116,7 +116,7 @@ async def _diverted_after_s(platform: Bench, targets: Targets, group: str) -> fl
         states = await states_of(platform, group)
         return bool(states) and set(states.values()) == {"abnormal"}
 
-    await wait_until(all_abnormal, timeout=60)
+    await wait_until(all_abnormal)
     await targets.collect()
     rows = await platform.connection.fetch(
         "SELECT url, extract(epoch FROM changed_at)::double precision AS at_s FROM callback_target WHERE url LIKE $1",

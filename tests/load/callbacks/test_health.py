@@ -29,7 +29,7 @@ async def test_a_busy_target_with_few_slow_calls_is_not_diverted(
     (url,) = targets.urls("busy", 1)
     async with platform.process(tmp_path, callback_slow_s="2"):
         ids = await load.pace(SECONDS, Stream([url], CALLS))
-        await wait_until(lambda: arrived(targets, ids), timeout=120)
+        await wait_until(lambda: arrived(targets, ids))
         assert await states_of(platform, "busy") == {url: "normal"}
         assert "abnormal" not in (tmp_path / "service.log").read_text()
         await targets.behave(busy={**slow, "slow_every": 16})

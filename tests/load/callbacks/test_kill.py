@@ -45,14 +45,14 @@ async def test_a_kill_with_calls_in_flight_loses_no_callback(
                 targets.in_flight.get("far", 0) >= 0.75 * flight and len(set(targets.ids())) >= 0.75 * flight
             )
 
-        await wait_until(full, timeout=60)
+        await wait_until(full)
         process.kill()
         await process.wait()
     await targets.collect()
     in_flight = set(targets.ids())
     await targets.behave(far={"after_s": 0.02})
     async with platform.process(tmp_path, **settings):
-        await wait_until(platform.all_delivered, timeout=120)
+        await wait_until(platform.all_delivered)
         await targets.collect()
     calls_by_id = Counter(targets.ids())
     twice = {name for name, count in calls_by_id.items() if count > 1}

@@ -1,12 +1,36 @@
 """The slots of slow calls."""
 
+from penstock.callbacks.hosts import Hosts
 from penstock.callbacks.router import SlowPool
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.target_cache import TargetCache
+from penstock.core.target import TargetId
 
 
-def test_the_slow_pool_is_bounded_in_total_and_per_target():
+def pool_of(slots: int, target_slots: int) -> SlowPool:
+    settings = CallbacksSettings(callback_slow_slots=slots, callback_slow_target_slots=target_slots)
+    return SlowPool(settings, TargetCache(settings, Hosts(settings)))
+
+
+def test_the_slow_pool_is_bounded_in_total_and_per_target() -> None:
     """C7a: a call that finds no room keeps its slot in the lane."""
-    pool = SlowPool(3, 2)
-    assert [pool.enter(target) for target in "aaabb"] == [True, True, False, True, False]
-    pool.leave("a")
-    assert pool.enter("b")
-    assert len(pool) == 3
+    pool = pool_of(3, 2)
+    a, b = TargetId("n", "http://a/"), TargetId("n", "http://b/")
+    first = pool.enter(a)
+    assert first
+    assert pool.enter(a)
+    assert not pool.enter(a)
+    # Both names stand for one unknown server, which has room for two calls as well.
+    assert not pool.enter(b)
+    pool.leave(first)
+    assert pool.enter(b)
+    assert pool.calls_to(a) == pool.calls_to(b) == 1
+    assert len(pool) == 2
+
+
+def test_the_slow_pool_is_bounded_per_host_and_per_server() -> None:
+    """C5: the targets of a host share its places, and the ports of a server share more."""
+    pool = pool_of(200, 8)
+    assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.1/{n}"))) for n in range(100)) == 25
+    assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.1:{n}/"))) for n in range(1, 100)) == 25
+    assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.{n}/"))) for n in range(2, 100)) == 98

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.support.waiting import wait_until
 
 from penstock.callbacks import target_store
+from penstock.callbacks.hosts import Hosts
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.target_cache import Attempt, Target, TargetCache
+from penstock.callbacks.target import Attempt, Target
+from penstock.callbacks.target_cache import TargetCache
 from penstock.callbacks.target_store import TargetStore
-from penstock.core.health import HealthSnapshot
+from penstock.core.health import HealthSnapshot, HealthWindow
 from penstock.core.target import TargetId
-from penstock.postgres.targets import StoredTarget
+from penstock.postgres.targets import FoundTargets, StoredTarget
 
 SETTINGS = CallbacksSettings()
+HOST = Hosts(SETTINGS).of(TargetId("default", "http://t/"))
 _TARGETS = st.builds(
     TargetId, st.sampled_from(["acme", "beta"]), st.sampled_from([f"http://t{n}/" for n in range(4)])
 )
@@ -48,13 +52,25 @@ class Rows:
         self.saved: list[list[TargetId]] = []
         # Targets that were changed by an operator before they are saved.
         self.lost: set[TargetId] = set()
+        self.abnormal: list[TargetId] = []
+        self.held: list[TargetId] = []
+        self.pages = 0
 
     async def save(self, _pool: Any, snapshots: Sequence[StoredTarget], _owner: str) -> set[TargetId]:
         self.saved.append([snapshot.target for snapshot in snapshots])
         return set(self.saved[-1]) - self.lost
 
-    async def find_troubled(self, _pool: Any) -> list[TargetId]:
-        return []
+    async def find_abnormal(self, _pool: Any, after: TargetId | None, *, limit: int) -> FoundTargets:
+        return self._page(self.abnormal, after, limit)
+
+    async def find_held(self, _pool: Any, after: TargetId | None, *, limit: int) -> FoundTargets:
+        return self._page(self.held, after, limit)
+
+    def _page(self, found: list[TargetId], after: TargetId | None, limit: int) -> FoundTargets:
+        begin = 0 if after is None else found.index(after) + 1
+        page = found[begin : begin + limit]
+        self.pages += 1
+        return FoundTargets(page, page[-1] if len(page) == limit else None)
 
     async def take_over(self, _pool: Any, wanted: Sequence[TargetId], _owner: str) -> list[StoredTarget]:
         self.reads.append(list(wanted))
@@ -69,7 +85,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     made = Rows()
     monkeypatch.setattr(target_store.targets, "take_over", made.take_over)
     monkeypatch.setattr(target_store.targets, "save", made.save)
-    monkeypatch.setattr(target_store.targets, "find_troubled", made.find_troubled)
+    monkeypatch.setattr(target_store.targets, "find_abnormal", made.find_abnormal)
+    monkeypatch.setattr(target_store.targets, "find_held", made.find_held)
     return made
 
 
@@ -167,7 +184,8 @@ async def test_targets_in_flight_are_not_evicted(rows: Rows, monkeypatch: pytest
 
 
 async def test_targets_with_state_are_not_evicted(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C7b: a target with a count, a disabled one and one with held callbacks stay."""
+    """C7b: a target with a count and one with held callbacks stay. A disabled one leaves, since its
+    row has its state."""
     monkeypatch.setattr(target_store, "CAPACITY", 3)
     targets = Targets()
     cache = targets.cache
@@ -177,7 +195,8 @@ async def test_targets_with_state_are_not_evicted(rows: Rows, monkeypatch: pytes
     cache.mark_held([at("http://held/")])
     for number in range(20):
         await targets.load(at(f"http://t{number}/"))
-    assert all(cache.get(at(f"http://{name}/")) for name in ("slow", "disabled", "held"))
+    assert all(cache.get(at(f"http://{name}/")) for name in ("slow", "held"))
+    assert at("http://disabled/") not in cache
     # The capacity is used up; a few others stay until the scan reaches them.
     assert len(cache) <= 6
 
@@ -189,7 +208,7 @@ def test_an_eviction_scans_a_few_targets(count: int, capacity: int, used: set[in
     limit, and the next one continues from there."""
     cache = TargetCache(SETTINGS)
     for number in range(count):
-        cache.put(at(f"t{number}"), Target(stored(at(f"t{number}")), 0, SETTINGS))
+        cache.put(at(f"t{number}"), Target(stored(at(f"t{number}")), 0, SETTINGS, HOST))
     asked: list[TargetId] = []
 
     def in_flight(target_id: TargetId) -> bool:
@@ -223,7 +242,7 @@ async def test_a_change_applies_to_its_namespace_only(rows: Rows) -> None:
     cache = targets.cache
     assert rows.reads == [[acme, beta], [acme]]
     assert [cache.get(target).disabled for target in (acme, beta)] == [True, False]  # type: ignore[union-attr]
-    cache.disable(beta)
+    cache.disable_gone(beta, "410")
     assert cache.get(beta).disabled  # type: ignore[union-attr]
 
 
@@ -240,11 +259,11 @@ async def test_a_change_that_wins_over_a_save_applies_to_callbacks_in_flight(
     rows.lost.add(target_id)
     rows.disabled.add(target_id)
     running = asyncio.create_task(targets.maintain())
-    await wait_until(lambda: targets.cache.get(target_id) is None, timeout=30)
+    await wait_until(lambda: targets.cache.get(target_id) is None)
     targets.cache.record_attempt(target_id, Attempt(2.0, "msg", 2, 5, 410, "the target answered 410"))
     rows.lost.clear()
     targets.store.invalidate("default http://a/")
-    await wait_until(lambda: targets.changed == [target_id], timeout=30)
+    await wait_until(lambda: targets.changed == [target_id])
     running.cancel()
     await asyncio.wait([running])
     target = targets.cache.get(target_id)
@@ -266,7 +285,7 @@ async def test_a_cached_target_is_read_again_with_the_partition_of_its_records(r
     rows.disabled.add(target_id)
     running = asyncio.create_task(targets.maintain())
     targets.store.invalidate("default http://a/")
-    await wait_until(lambda: targets.changed == [target_id], timeout=30)
+    await wait_until(lambda: targets.changed == [target_id])
     running.cancel()
     await asyncio.wait([running])
     target = targets.cache.get(target_id)
@@ -306,6 +325,48 @@ async def test_one_hanging_url_in_many_namespaces_begins_no_self_check(rows: Row
     assert cache.in_self_check
 
 
+async def test_the_hosts_of_one_namespace_begin_no_self_check(rows: Rows) -> None:
+    """C4a: one tenant whose hosts hang cannot end the health of the targets of others; with hosts
+    of a second one it is the service's own network."""
+    targets = Targets()
+    cache = targets.cache
+    hanging = [at(f"http://a{number}/", "acme") for number in range(15)]
+    others = [at(f"http://b{number}/", "beta") for number in range(30)]
+    await targets.load(*hanging, *others)
+    for target in hanging:
+        for _ in range(10):
+            cache.record_call(target, slow=True)
+    assert not cache.in_self_check
+    for target in others[:10]:
+        for _ in range(10):
+            cache.record_call(target, slow=True)
+    assert cache.in_self_check
+
+
+async def test_abnormal_targets_stay_abnormal_in_self_check_mode(rows: Rows) -> None:
+    """C4a: the service knows nothing about targets meanwhile, so no count decays."""
+    targets = Targets()
+    cache = targets.cache
+    hangs = at("http://hangs/")
+    others = [at(f"http://t{number}/") for number in range(12)]
+    await targets.load(hangs, *others)
+    found = cache.get(hangs)
+    assert found is not None
+    now_s = time.time()
+    found.window = HealthWindow(SETTINGS.health, HealthSnapshot(20, now_s - 50, now_s - 50, abnormal=True))
+    for target in others:
+        for _ in range(10):
+            cache.record_call(target, slow=True)
+    assert cache.in_self_check
+    # A change of health is saved at once.
+    await targets.store.wait()
+    await targets.store.save_due()
+    # As if it had been called now: the decay begins when the mode has ended.
+    called_at_s = found.window.snapshot(time.time()).called_at_s
+    assert called_at_s is not None
+    assert called_at_s >= now_s
+
+
 async def test_many_targets_are_saved_in_batches(rows: Rows) -> None:
     """C5: saving a thousand targets blocks no call for the time of all of them."""
     targets = Targets()
@@ -328,7 +389,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(target_id=_TARGETS, partition=st.integers(0, 2))
     def put(self, target_id: TargetId, partition: int) -> None:
-        self.model[target_id] = Target(stored(target_id), partition, SETTINGS)
+        self.model[target_id] = Target(stored(target_id), partition, SETTINGS, HOST)
         self.cache.put(target_id, self.model[target_id])
 
     @rule(target_id=_TARGETS)
@@ -360,7 +421,7 @@ class CacheMachine(RuleBasedStateMachine):
     def is_exact(self) -> None:
         assert len(self.cache) == len(self.model)
         assert all(self.cache.peek(target_id) is target for target_id, target in self.model.items())
-        assert self.cache.url_count == len({target_id.url for target_id in self.model})
+        assert sum(self.cache.host_counts.values()) == len({target.host.id for target in self.model.values()})
 
 
 CacheMachine.TestCase.settings = settings(deadline=None, max_examples=50)
@@ -375,13 +436,72 @@ def test_attempts_survive_a_reload() -> None:
     def attempt(at_s: float) -> Attempt:
         return Attempt(at_s, "msg_1", 1, 5, 410, "the target answered 410")
 
-    first = Target(stored(target_id, attempts=[attempt(1.0)._asdict()]), 0, SETTINGS)
+    first = Target(stored(target_id, attempts=[attempt(1.0)._asdict()]), 0, SETTINGS, HOST)
     cache = TargetCache(SETTINGS)
     cache.put(target_id, first)
     first.attempts.append(attempt(2.0))
-    again = Target(stored(target_id, attempts=[attempt(1.0)._asdict()], disabled=True), 0, SETTINGS)
+    again = Target(stored(target_id, attempts=[attempt(1.0)._asdict()], disabled=True), 0, SETTINGS, HOST)
     cache.put(target_id, again)
     assert [one.at_s for one in again.attempts] == [1.0, 2.0]
-    by_another = Target(stored(target_id, attempts=[attempt(3.0)._asdict()]), 0, SETTINGS)
+    by_another = Target(stored(target_id, attempts=[attempt(3.0)._asdict()]), 0, SETTINGS, HOST)
     cache.put(target_id, by_another)
     assert [one.at_s for one in by_another.attempts] == [3.0]
+
+
+async def test_disabled_targets_leave_memory_once_they_are_recorded(rows: Rows) -> None:
+    """C6: 20,000 URLs that answer 410 take memory until PostgreSQL has their state, not longer."""
+    targets = Targets()
+    gone = [at(f"http://a/{number}") for number in range(1_200)]
+    normal = at("http://a/normal")
+    await targets.load(*gone, normal)
+    cache = targets.cache
+    for target_id in gone:
+        cache.disable_gone(target_id, "it answered 410")
+        cache.mark_held([target_id])
+        cache.mark_queued([target_id])
+    assert not cache.held
+    assert not cache.queued
+    for _ in range(3):
+        cache.evict_disabled(0.0, not_in_flight)
+    assert len(cache) == 1_201, "the 410 may not be recorded yet"
+    cache.disabling.clear()
+    cache.record_attempt(gone[0], Attempt(1.0, "msg_1", 1, 5, 410, "the target answered 410"))
+
+    def in_flight(target_id: TargetId) -> bool:
+        return target_id == gone[1]
+
+    for _ in range(3):
+        cache.evict_disabled(0.0, in_flight)
+    assert len(cache) == 1_001
+    for _ in range(3):
+        cache.evict_disabled(1e9, in_flight)
+    assert [one for one in (*gone, normal) if one in cache] == [gone[0], gone[1], normal]
+
+
+async def test_a_disabled_target_that_is_enabled_stays(rows: Rows) -> None:
+    """C6: a target that was enabled is evicted as any normal one, and its callbacks count."""
+    targets = Targets()
+    rows.disabled.add(at("http://a/"))
+    await targets.load(at("http://a/"))
+    rows.disabled.clear()
+    await targets.load(at("http://a/"))
+    targets.cache.evict_disabled(1e9, not_in_flight)
+    targets.cache.mark_held([at("http://a/")])
+    assert at("http://a/") in targets.cache
+    assert list(targets.cache.held) == [at("http://a/")]
+
+
+async def test_a_search_looks_at_one_full_page_a_tick(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: a search of many troubled targets takes a page a tick, and finds all of them."""
+    monkeypatch.setattr(target_store, "SEARCHED", 10)
+    targets = Targets()
+    rows.abnormal = [at(f"http://abnormal/{number}") for number in range(25)]
+    rows.held = [at(f"http://held/{number}") for number in range(15)]
+    found = []
+    for _ in range(4):
+        await targets.store.find_troubled(not_in_flight)
+        found.append(len(targets.cache.held))
+    assert found == [10, 20, 35, 40]
+    assert rows.pages == 5
+    await targets.store.find_troubled(not_in_flight)
+    assert rows.pages == 5, "the next search is due in half a minute"

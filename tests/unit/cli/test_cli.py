@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import importlib
 import io
 import socket
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
+import orjson
 import pytest
 from click.testing import CliRunner
 
 import penstock.cli
 from penstock import process
+from penstock.cli.groups import LazyGroup, summarize
 from penstock.cli.inputs import Lines, callbacks_of, context_of
 from penstock.cli.main import Failure, cli
 from penstock.cli.output import fields, table
+from penstock.cli.param_types import Duration, Milliseconds, Moment, Seconds
 from penstock.client import Client
 from penstock.errors import (
     CannotStart,
@@ -47,17 +54,23 @@ WHOLE = (
 FRACTIONS = ("--retry-factor", "--retry-jitter")
 
 
+def verbs_of(group: click.Group) -> dict[str, click.Command]:
+    """The verbs of a group by name, imported."""
+    context = click.Context(group)
+    return {name: verb for name in group.list_commands(context) if (verb := group.get_command(context, name))}
+
+
 def test_every_verb_has_a_help_text() -> None:
     """O8: each verb has a help text, and each verb that uses a server takes --json."""
-    verbs = [([name], verb) for name, verb in cli.commands.items()]
+    verbs = [([name], verb) for name, verb in verbs_of(cli).items()]
     while verbs:
         names, verb = verbs.pop()
         outcome = CliRunner().invoke(cli, [*names, "--help"])
         assert outcome.exit_code == 0
         assert verb.help
         if isinstance(verb, click.Group) and not verb.invoke_without_command:
-            verbs += [([*names, name], verb) for name, verb in verb.commands.items()]
-        elif names[0] not in ("up", "run"):
+            verbs += [([*names, name], verb) for name, verb in verbs_of(verb).items()]
+        elif names[0] not in ("up", "run", "worker", "completion"):
             assert "--json" in outcome.output, names
 
 
@@ -69,8 +82,91 @@ def test_lists_of_verbs_cut_no_summary() -> None:
         listed = CliRunner().invoke(cli, [*names, "--help"], terminal_width=80).output
         assert "..." not in listed.partition("Commands:")[2], listed
         groups += [
-            ([*names, name], verb) for name, verb in group.commands.items() if isinstance(verb, click.Group)
+            ([*names, name], verb) for name, verb in verbs_of(group).items() if isinstance(verb, click.Group)
         ]
+
+
+@pytest.mark.parametrize("words", [[], ["topics"]])
+def test_summaries_of_verbs_that_are_imported_on_use_are_theirs(words: list[str]) -> None:
+    """O8: a list of verbs imports none of them, and shows the beginning of each help text."""
+    group: click.Command = cli
+    for word in words:
+        group = verbs_of(cast(click.Group, group))[word]
+    assert isinstance(group, LazyGroup)
+    for name, lazy in group._verbs.items():
+        verb = getattr(importlib.import_module(lazy.module), lazy.attribute)
+        verb.short_help = None
+        summarize(verb)
+        assert lazy.summary == verb.short_help, name
+
+
+def test_the_list_of_verbs_imports_no_client_and_no_event_loop() -> None:
+    """O8: the command line answers before heavy modules are imported; a verb imports its own."""
+    code = (
+        "import sys; from click.testing import CliRunner; from penstock.cli.main import cli;"
+        "assert CliRunner().invoke(cli, ['--help']).exit_code == 0;"
+        "print(*{'asyncio', 'aiohttp', 'aiokafka', 'rich', 'penstock.client'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
+
+
+def test_every_group_of_records_has_the_verb_list() -> None:
+    """O8: `penstock GROUP list` works, also where the group alone lists."""
+    # These compare a declaration with a server.
+    comparing = {"topics", "roles"}
+    groups = {name for name, verb in verbs_of(cli).items() if isinstance(verb, click.Group)} - comparing
+    assert {"types", "targets", "tasks", "keys"} <= groups
+    for name in groups:
+        outcome = CliRunner().invoke(cli, [name, "list", "--help"])
+        assert outcome.exit_code == 0, outcome.output
+        assert "--json" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (["sumbit", "media"], "'submit'"),
+        (["types", "lst"], "'list'"),
+        (["types", "keys", "pose"], "'pause'"),
+        (["nothing-like-it"], None),
+    ],
+)
+def test_an_unknown_verb_names_the_nearest_one(words: list[str], nearest: str | None) -> None:
+    """O8: a misspelt verb of any group is a usage error with a suggestion, if one is near."""
+    outcome = CliRunner().invoke(cli, words)
+    assert outcome.exit_code == 2
+    assert "No such command" in outcome.stderr
+    assert ("Did you mean" in outcome.stderr) == (nearest is not None)
+    assert (nearest or "") in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["get", "1"], 5),
+        (["get"], 2),
+        (["get", "x"], 2),
+        (["sumbit"], 2),
+        (["types", "lst"], 2),
+        (["list", "--no-such-option"], 2),
+    ],
+)
+def test_with_json_an_error_is_one_document(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], status: int
+) -> None:
+    """O8: a script reads the error, its exit status and what to do next, also of a wrong command
+    line."""
+    monkeypatch.setattr("penstock.cli.gateway.PATIENCE_S", 0.0)
+    monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
+    outcome = CliRunner().invoke(cli, [*words, "--json"])
+    assert outcome.exit_code == status
+    document = orjson.loads(outcome.stderr)
+    assert document["exit_status"] == status
+    assert document["error"]
+    assert document["faults"]
+    assert document["next"]
+    assert not outcome.stdout
 
 
 @pytest.mark.parametrize(
@@ -111,6 +207,50 @@ def test_errors_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
     assert "penstock types add" in errors
     assert errors.count(": bad") == 20
     assert "… and 5 more" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-11-23", "2026-11-23T00:00:00"),
+        ("2026-11-23T06:30", "2026-11-23T06:30:00"),
+        ("2026-11-23T06:30:15Z", "2026-11-23T06:30:15+00:00"),
+        ("2026-11-23T06:30+01:00", "2026-11-23T06:30:00+01:00"),
+    ],
+)
+def test_moments_of_options(text: str, moment: str) -> None:
+    """O8: seconds may be left out, and a zone may be named as in every answer."""
+    assert Moment().convert(text, None, None).isoformat() == moment
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("1h30m", 5_400), ("1.5h", 5_400), ("7d", 604_800), ("500ms", 0.5)],
+)
+def test_durations_of_options(text: str, seconds: float) -> None:
+    """O8: an option of a duration, of milliseconds or seconds takes 10m; a moment counts back from
+    now, or on from now."""
+    assert Duration().convert(text, None, None).total_seconds() == seconds
+    assert Milliseconds().convert(text, None, None) == seconds * 1_000
+    assert Seconds().convert(text, None, None) == seconds
+    now, span = datetime.now(UTC), timedelta(seconds=seconds)
+    before, after = (Moment(ahead=ahead).convert(text, None, None) for ahead in (False, True))
+    assert now - span <= before <= datetime.now(UTC) - span
+    assert now + span <= after <= datetime.now(UTC) + span
+
+
+@pytest.mark.parametrize("text", ["10", "m", "10 m", "10y", "0s", "-5m", "1h-5m", "999999999w", "³m"])
+def test_no_durations(text: str) -> None:
+    """O8: a wrong duration is a usage error."""
+    with pytest.raises(click.BadParameter):
+        Duration().convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["noon", "2026-13-01", "", "0001-01-01T00:00+10:00"])
+def test_no_moments(text: str) -> None:
+    """O8: the error has examples."""
+    with pytest.raises(click.BadParameter, match="2026-11-23T06:00"):
+        Moment().convert(text, None, None)
 
 
 def test_an_address_without_a_gateway_ends_with_5(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

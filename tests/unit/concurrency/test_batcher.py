@@ -75,14 +75,13 @@ async def test_a_batch_lingers_as_the_one_before_suggests(monkeypatch: pytest.Mo
     """The size of the batch before decides how long the next waits for more; a full one does not
     wait."""
     waited_s: list[float] = []
-    real_sleep = asyncio.sleep
+    real_timeout = asyncio.timeout
 
-    async def sleep(delay_s: float) -> None:
-        if delay_s:
-            waited_s.append(delay_s)
-        await real_sleep(0)
+    def timeout(delay_s: float) -> asyncio.Timeout:
+        waited_s.append(delay_s)
+        return real_timeout(0)
 
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(module.asyncio, "timeout", timeout)
     writer = Writer()
     batcher = Batcher(writer.write, max_size=4, linger_s=lambda previous: 0.01 * previous)
     for item in range(6):
@@ -92,6 +91,21 @@ async def test_a_batch_lingers_as_the_one_before_suggests(monkeypatch: pytest.Mo
     await batcher.wait_idle()
     assert writer.batches == [[0, 1, 2, 3], [4, 5], [6]]
     assert waited_s == pytest.approx([0.04, 0.02])
+
+
+async def test_an_urgent_item_ends_the_wait_for_more() -> None:
+    """Items that may wait are written with an urgent one, and later ones wait again."""
+    writer = Writer()
+    batcher = Batcher(writer.write, linger_s=lambda _previous: 3600)
+    batcher.add(1)
+    await asyncio.sleep(0)
+    batcher.add(2, urgent=True)
+    await batcher.wait_idle()
+    batcher.add(3)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert writer.batches == [[1, 2]]
+    await batcher.stop()
 
 
 async def test_a_writer_whose_items_another_has_taken_writes_nothing() -> None:

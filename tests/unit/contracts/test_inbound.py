@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.contracts import inbound, parsing
+from penstock.contracts.cloudevent import envelope
 from penstock.contracts.context import ContentType, Context, ObjectRef
+from penstock.contracts.event import Callback, Event
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.rejected import encode_rejection, rejection_key
 from penstock.contracts.result import StageResult, encode_results
@@ -18,6 +20,7 @@ from penstock.contracts.revocation import Revocation
 from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
+from penstock.core.target import TargetId
 from penstock.errors import Invalid, InvalidRecord, TooLarge
 
 # Any text, with NUL, lone surrogates and the words of the contracts.
@@ -339,3 +342,24 @@ def test_a_ready_record_of_another_type_is_refused():
     """O5: a worker of one type, or namespace, must not receive a task of another."""
     with pytest.raises(InvalidRecord, match="of type 't' on the topic of 'other'"):
         ReadyTask.decode(text_of(READY), "other")
+
+
+@pytest.mark.parametrize("form", ["event", "cloudevents"])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        {"task": {"id": 5, "type": "acme--media", "stage": "s"}},
+        {"flow": {"id": 5, "root_id": 5, "name": "acme--nightly", "version": 1}},
+        {"flow": {"name": "acme--nightly", "id": 5}},
+    ],
+)
+def test_the_target_of_a_callback_is_in_the_namespace_of_its_task_or_flow(form, subject):
+    """C7, O5: the target of another namespace has its own health; its name is in the body only."""
+    name = next(iter(subject)) + ".succeeded"
+    event = Event(
+        id="e", name=name, at=datetime(2026, 11, 23, tzinfo=UTC), **subject, detail={"result": "x--y"}
+    )
+    body = event.encode() if form == "event" else envelope(event, "/penstock")
+    sent = Callback(id="c", target=TargetId("acme", "https://a.example"), task_id=5, attempt=0, body=body)
+    [found], faults = inbound.decode_callbacks(sent.encode())
+    assert (found.target, faults) == (TargetId("acme", "https://a.example"), [])

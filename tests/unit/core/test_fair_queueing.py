@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.core.fair_queueing import Cursor, KeyQueue, select_by_id, select_round_robin, successor
+from penstock.core.fair_queueing import Cursor, KeyQueue, select_in_order, select_round_robin, successor
 
 KEYS = st.text(alphabet="ab\x01é", max_size=3)
 
@@ -59,7 +59,7 @@ def test_selection_by_id_keeps_the_order_of_ids(state, depth, limits):
     """S3, S5: tasks are selected in the order of their ids, without tasks of full keys, for any
     depth and limit."""
     expected = sorted(one for queue, room, _ in state.values() for one in queue[: max(0, room)])
-    assert select_all(state, depth, limits, select_by_id) == expected
+    assert select_all(state, depth, limits, select_in_order) == expected
 
 
 def naive_rounds(state):

@@ -207,8 +207,8 @@ def test_a_clock_that_is_set_back_does_not_prolong_the_calm_time():
     ),
     st.integers(1, 200),
 )
-def test_self_check_begins_when_many_urls_trip(trips, addresses):
-    """C4a: self-check mode needs a tenth of all URLs, and at least ten, within 30 s.
+def test_self_check_begins_when_many_servers_trip(trips, addresses):
+    """C4a: self-check mode needs a tenth of all hosts, and at least ten, within 30 s.
 
     It resets their targets in all namespaces.
     """
@@ -221,8 +221,11 @@ def test_self_check_begins_when_many_urls_trip(trips, addresses):
         seen = [(at_s, name) for at_s, name in [*seen, (now_s, target)] if now_s - at_s <= 30]
         names = {name for _at_s, name in seen}
         urls = {name.url for name in names}
-        reset_targets = self_check.trip(target, now_s, addresses)
-        if len(urls) >= 10 and len(urls) > addresses / 10:
+        reset_targets = self_check.trip(target, target.url, now_s, addresses, {"a": addresses})
+        # Only a's hosts are in memory, so b's trips alone are not enough.
+        rest = {name.url for name in names if name.namespace == "a"}
+        alone = any(name.namespace == "b" for name in names) and len(rest) <= addresses / 10
+        if len(urls) >= 10 and len(urls) > addresses / 10 and not alone:
             assert set(reset_targets) == names
             assert self_check.is_active(now_s)
             assert self_check.is_active(now_s + 29.9)
@@ -234,6 +237,35 @@ def test_self_check_begins_when_many_urls_trip(trips, addresses):
             assert not reset_targets
 
 
+def test_one_namespace_begins_no_self_check():
+    """C4a, O5: a tenant that calls many servers that hang does not suspend the health of others."""
+    self_check = SelfCheck(HealthPolicy())
+    hosts = {"acme": 500, "beta": 20}
+    for number in range(500):
+        assert not self_check.trip(TargetId("acme", f"http://a{number}/"), f"a{number}", 1.0, 520, hosts)
+    assert not self_check.trip(TargetId("beta", "http://b1/"), "b1", 1.0, 520, hosts)
+    assert not self_check.trip(TargetId("beta", "http://b2/"), "b2", 1.0, 520, hosts)
+    # More than a tenth of the hosts of the other namespace.
+    assert self_check.trip(TargetId("beta", "http://b3/"), "b3", 1.0, 520, hosts)
+
+
+def test_one_server_begins_no_self_check():
+    """C4a: a server that hangs is one failure, by however many names it is called."""
+    self_check = SelfCheck(HealthPolicy())
+    for number in range(500):
+        target = TargetId("acme", f"http://a{number}/")
+        assert not self_check.trip(target, "192.0.2.1 80", 1.0, 500, {"acme": 500})
+
+
+def test_the_count_of_an_abnormal_target_does_not_decay_while_frozen():
+    """C4a: in self-check mode an abnormal target stays abnormal, however long it lasts."""
+    frozen, other = with_count(12, HealthPolicy()), with_count(12, HealthPolicy())
+    for second in range(301):
+        frozen.freeze(second)
+    assert frozen.is_abnormal(300)
+    assert not other.is_abnormal(300)
+
+
 def test_self_check_is_bounded():
     """C4a: after five minutes of self-check mode the targets count as the cause."""
     self_check = SelfCheck(HealthPolicy())
@@ -241,7 +273,7 @@ def test_self_check_is_bounded():
         second
         for second in range(900)
         for number in range(12)
-        if self_check.trip(TargetId("default", str(number)), second, 100)
+        if self_check.trip(TargetId("default", str(number)), str(number), second, 100, {"default": 100})
     ]
     assert entered_at[0] == 0
     assert entered_at[-1] == 300

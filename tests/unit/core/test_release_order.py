@@ -5,17 +5,30 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.release_order import Head, first, level_of
+from penstock.core.release_order import Head, Place, first, level_of
 
-TASKS = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10), st.booleans()), max_size=60)
+# A plain task has one member, a flow has up to four: own priority, and whether it has begun.
+MEMBERS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4)
+TASKS = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10), MEMBERS), max_size=30)
+
+
+def head(task_id, level, waited_s, *, begun=False):
+    return Head(Place(task_id, level, task_id), level, waited_s, begun)
 
 
 def aged(tasks):
-    """Heads in the order of their ids, each with a shorter wait than the one before."""
+    """Heads in the order of their places; each task or flow has a shorter wait than the one
+    before."""
     waited_s, found = sum(gap for _, gap, _ in tasks), []
-    for number, (level, gap, begun) in enumerate(tasks):
+    for number, (level, gap, members) in enumerate(tasks):
         waited_s -= gap
-        found.append(Head(number, level, max(0.0, waited_s), begun))
+        places = sorted(
+            (Place(number, priority, 1_000 - len(found) - nth), begun)
+            for nth, (priority, begun) in enumerate(members)
+        )
+        if len(members) == 1:
+            places = [(Place(number, level, number), members[0][1])]
+        found += [Head(place, level, max(0.0, waited_s), begun) for place, begun in places]
     return found
 
 
@@ -25,7 +38,7 @@ def read(heads, limit, *, finish_first):
     found = []
     for level in range(5):
         here = [head for head in heads if head.level == level]
-        found += [Head(h.id, h.level, h.waited_s) for h in here[:limit]]
+        found += [Head(h.place, h.level, h.waited_s) for h in here[:limit]]
         if finish_first:
             found += [h for h in here if h.begun][:limit]
     return found
@@ -35,7 +48,9 @@ def read(heads, limit, *, finish_first):
 def test_the_heads_of_the_levels_are_enough(tasks, limit, ageing_s, finish_first):
     """S3: the first tasks of all are among the first tasks of each level."""
     heads = aged(tasks)
-    naive = sorted(heads, key=lambda h: (not h.begun if finish_first else False, level_of(h, ageing_s), h.id))
+    naive = sorted(
+        heads, key=lambda h: (not h.begun if finish_first else False, level_of(h, ageing_s), h.place)
+    )
     chosen = first(read(heads, limit, finish_first=finish_first), limit, ageing_s)
     assert list(chosen) == [head.id for head in naive[:limit]]
     assert list(chosen.values()) == sorted(chosen.values()), (
@@ -47,21 +62,32 @@ def test_the_heads_of_the_levels_are_enough(tasks, limit, ageing_s, finish_first
 
 @given(TASKS, st.floats(0.5, 50))
 def test_an_aged_task_is_not_overtaken_by_younger_ones(tasks, ageing_s):
-    """S3: after `level` times `ageing_s`, only older tasks precede a task."""
-    heads = [Head(head.id, head.level, head.waited_s) for head in aged(tasks)]
-    order = list(first(heads, len(heads), ageing_s))
-    for head in heads:
-        if head.waited_s >= head.level * ageing_s + 1e-6:
-            assert all(other <= head.id for other in order[: order.index(head.id)])
+    """S3: after `level` times `ageing_s`, only older tasks, or tasks of older flows, precede it."""
+    heads = {h.id: Head(h.place, h.level, h.waited_s) for h in aged(tasks)}
+    order = list(first(heads.values(), len(heads), ageing_s))
+    for one in heads.values():
+        if one.waited_s >= one.level * ageing_s + 1e-6:
+            assert all(heads[other].place <= one.place for other in order[: order.index(one.id)])
 
 
 def test_without_ageing_priorities_stay():
     """S3: ageing is off by default, and LOWEST waits without a limit."""
-    assert first([Head(1, 4, 1e9), Head(2, 0, 0.0)], 2, None) == {2: 0, 1: 4}
-    assert list(first([Head(1, 4, -5.0), Head(2, 3, 0.0)], 2, 1.0)) == [2, 1]
+    assert first([head(1, 4, 1e9), head(2, 0, 0.0)], 2, None) == {2: 0, 1: 4}
+    assert list(first([head(1, 4, -5.0), head(2, 3, 0.0)], 2, 1.0)) == [2, 1]
+
+
+def test_child_flows_share_the_place_of_their_root():
+    """S3: tasks of a flow stay together in the place of its root, by their own priority."""
+    heads = [
+        head(5, 2, 5.0),
+        Head(Place(1, 4, 6), 2, 9.0),
+        Head(Place(1, 0, 90), 2, 9.0),
+        head(2, 2, 8.0),
+    ]
+    assert list(first(heads, 4, None)) == [90, 6, 2, 5]
 
 
 def test_a_tiny_ageing_time_does_not_overflow():
     """S3: with the smallest ageing time, any task that has waited is HIGHEST."""
-    assert level_of(Head(1, 4, 1.0), 5e-324) == 0
-    assert level_of(Head(1, 4, 0.0), 5e-324) == 4
+    assert level_of(head(1, 4, 1.0), 5e-324) == 0
+    assert level_of(head(1, 4, 0.0), 5e-324) == 4

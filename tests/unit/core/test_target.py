@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.contracts.cloudevent import envelope
 from penstock.contracts.event import Callback, Event, encode_callbacks
 from penstock.contracts.inbound import decode_callbacks
-from penstock.core.target import TargetId, target_of
+from penstock.core.target import TargetId, host_of, server_of, target_of
 
 URL = "https://shop.example/hooks"
 
@@ -93,3 +93,35 @@ def test_the_type_is_found_however_the_event_is_written(body):
 def test_a_target_is_shown_with_its_namespace(target, shown):
     """O5: the default namespace is not shown."""
     assert str(target) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://a.example/x?n=1", "http://a.example:80"),
+        ("HTTP://user:word@A.Example.:80/y#z", "http://a.example:80"),
+        ("https://a.example/", "https://a.example:443"),
+        ("http://[0:0::1]:8/", "http://[::1]:8"),
+        ("http://[::1/", ""),
+        ("http://a:port/", ""),
+    ],
+)
+def test_a_host_has_one_spelling(url, origin):
+    """C5: path, query, letters, users and the usual port make no other host."""
+    assert host_of(TargetId("acme", url)) == ("acme", origin)
+
+
+@pytest.mark.parametrize(
+    ("address", "server"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8::1:2:3:4", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("a.example", None),
+    ],
+)
+def test_a_server_has_all_addresses_of_its_network(address, server):
+    """C5: one server with a network of IPv6 addresses gains nothing by them."""
+    assert server_of(address) == server

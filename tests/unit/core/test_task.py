@@ -73,7 +73,7 @@ def test_a_requested_retry_is_no_failure():
 
 def test_a_permanent_failure_is_not_retried():
     """Fail(permanent=True) ends the task with attempts left."""
-    conclusion = conclude(FENCE, Outcome.FAIL, permanent=True, policy=RetryPolicy(max_attempts=9))
+    conclusion = conclude(FENCE, Outcome.FAIL, permanent=True, delay_s=5, policy=RetryPolicy(max_attempts=9))
     assert conclusion.state is State.FAILED
 
 
@@ -138,3 +138,20 @@ def test_the_delay_grows_within_its_bounds(failures, chance):
 def test_an_invalid_policy_names_the_field(policy, named):
     """An invalid policy is refused, and the problem names the field."""
     assert any(named in problem for problem in policy.problems())
+
+
+@given(delay_s=st.floats(0, 1e6), failures=st.integers(0, 3), chance=st.floats(0, 1))
+def test_the_delay_of_a_stage_takes_the_place_of_its_type(delay_s, failures, chance):
+    """W1: it decides when the next attempt begins, and not whether there is one."""
+    policy = RetryPolicy(max_attempts=3, base_s=50)
+    conclusion = conclude(
+        FENCE,
+        Outcome.FAIL,
+        delay_s=delay_s,
+        counts=FailureCounts(failures, 0),
+        policy=policy,
+        chance=chance,
+    )
+    retried = failures + 1 < 3
+    assert conclusion.state is (State.SCHEDULED if retried else State.FAILED)
+    assert conclusion.delay_s == (delay_s if retried else 0.0)

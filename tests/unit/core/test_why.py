@@ -59,6 +59,16 @@ def test_the_first_of_several_reasons_is_the_answer(chosen):
     assert why(facts).reason is REASONS[min(chosen, default=len(REASONS) - 1)][0]
 
 
+def test_a_ready_task_waits_for_a_worker_with_its_stage():
+    """W1: when all connected workers name their stages, and none names this one."""
+    named = GroupLag(2, 0, stages=frozenset({"b", "a"}))
+    answer = why(dataclasses.replace(READY, stage="z", group=named, max_in_flight=1, in_flight=1))
+    assert answer.reason is WaitReason.NO_HANDLER
+    assert answer.sentence.endswith("has a handler for its stage 'z'; they have: a, b")
+    for stage, group in (("a", named), ("z", GroupLag(2, 0)), ("z", GroupLag(None, 0, stages=frozenset()))):
+        assert why(dataclasses.replace(READY, stage=stage, group=group)).reason is WaitReason.NEXT
+
+
 @pytest.mark.parametrize(
     ("facts", "reason", "words"),
     [
@@ -80,6 +90,14 @@ def test_the_first_of_several_reasons_is_the_answer(chosen):
             "no worker reads its ready topic (7 records there)",
         ),
         ({"group": GroupLag(2, 0)}, WaitReason.TAKEN, "a worker has taken it"),
+        (
+            {"stage": "z", "group": GroupLag(2, 7, stages=frozenset("a"))},
+            WaitReason.NO_HANDLER,
+            "no worker of its type that is connected has a handler",
+        ),
+        ({"stage": "a", "group": GroupLag(2, 7, stages=frozenset("a"))}, WaitReason.ON_KAFKA, "at most 7"),
+        # A worker with the stage may have taken it, and have left the group since.
+        ({"stage": "z", "group": GroupLag(2, 0, stages=frozenset("a"))}, WaitReason.TAKEN, "has taken it"),
         # The worker has left the group since, but still has the task in flight.
         ({"group": GroupLag(0, 0)}, WaitReason.TAKEN, "a worker has taken it"),
         ({"group": GroupLag(2, 0), "noted": True}, WaitReason.ON_KAFKA, "on its way to Kafka"),

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.contracts.event import OutboxEntry
 from penstock.core.operations import TaskFilter
-from penstock.gateway.operations import OperationRoutes
+from penstock.gateway.operation_runner import OperationRunner
 from penstock.postgres import operations
 from penstock.postgres.operations import BatchResult
 
@@ -36,10 +36,13 @@ async def test_an_operation_that_another_coroutine_has_ended_is_removed(
         return BatchResult(0, OutboxEntry(), wait_s)
 
     monkeypatch.setattr(operations, "run_batch", run_batch)
-    routes = OperationRoutes(
-        cast(Any, SimpleNamespace(event_source="test")), cast(Any, None), cast(Any, Producer())
+    runner = OperationRunner(
+        cast(Any, SimpleNamespace(event_source="test")),
+        cast(Any, None),
+        cast(Any, Producer()),
+        cast(Any, None),
     )
-    routes._filters["one"], routes._due["one"] = TaskFilter(), 0.0
-    await asyncio.gather(routes._run_batch("one"), routes._run_batch("one"))
-    await routes._run_batch("one")
-    assert routes._due == {}
+    runner._filters["one"], runner._due["one"] = TaskFilter(), 0.0
+    await asyncio.gather(runner.run_batch("one"), runner.run_batch("one"))
+    await runner.run_batch("one")
+    assert runner._due == {}

@@ -159,7 +159,9 @@ class Rig:
 
     async def beat(self, number):
         value = Heartbeat(Kind.BEAT, f"w{number}", 60_000, [AttemptId(number, 0, 0)]).encode()
-        await self.leases.take(SimpleNamespace(value=value, partition=PARTITION, settle=lambda: None))
+        await self.leases.take(
+            SimpleNamespace(value=value, partition=PARTITION, header=lambda _name: None, settle=lambda: None)
+        )
 
     @property
     def ended(self):

@@ -1,10 +1,11 @@
-"""Connections of HTTP whose other end vanishes."""
+"""Connections of HTTP: hosts of requests, and other ends that vanish."""
 
 import asyncio
 import socket
 
 import pytest
 from aiohttp import web
+from tests.support.http_requests import raw_request
 
 from penstock.http.listener import listen
 from penstock.sockets import PROBE_AFTER_S, VANISHED_S
@@ -50,3 +51,63 @@ async def test_both_ends_notice_that_the_other_has_vanished():
         compared.set()
         await response.read()
     await runner.cleanup()
+
+
+@pytest.fixture
+async def served():
+    """The paths that reached the application, whose runner the test listens with."""
+    reached = []
+
+    async def answer(request):
+        reached.append(request.path)
+        return web.Response(text="hello")
+
+    app = web.Application()
+    app.router.add_route("*", "/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    yield runner, reached
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET / HTTP/1.1\r\nHost: localhost", 200),
+        ("POST / HTTP/1.1\r\nHost: 127.0.0.1:80", 200),
+        ("GET / HTTP/1.1\r\nHost: tasks.example", 200),
+        ("GET http://localhost/ HTTP/1.1\r\nHost: localhost", 200),
+        ("GET / HTTP/1.1\r\nHost: evil.example", 421),
+        ("POST / HTTP/1.1\r\nHost: evil.example\r\nExpect: 100-continue\r\nContent-Length: 9", 421),
+        ("GET /unknown HTTP/1.1\r\nHost: evil.example", 421),
+        ("GET / HTTP/1.0\r\nHost: evil.example", 421),
+        ("GET http://evil.example/ HTTP/1.1\r\nHost: localhost", 421),
+        ("GET http://localhost/ HTTP/1.1\r\nHost: evil.example", 421),
+        ("GET / HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-Host: localhost\r\nHost: evil.example", 400),
+        ("GET / HTTP/1.1\r\nX: y", 400),
+        ("GET / HTTP/1.0\r\nX: y", 400),
+        ("GET / HTTP/1.1\r\nHost:", 400),
+    ],
+)
+async def test_only_requests_for_this_server_reach_the_application(served, head, status):
+    """O5: a request for another host is answered with a problem before its route is looked up and
+    before its body is asked for."""
+    runner, reached = served
+    async with listen(runner, "127.0.0.1", 0, ("tasks.example",)) as port:
+        answer = await raw_request(port, head)
+    assert answer.status == status
+    assert bool(reached) == (status == 200)
+    if status != 200:
+        assert answer.headers["content-type"].startswith("application/problem+json")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.json["status"] == status
+    if status == 421:
+        assert "PENSTOCK_ALLOWED_HOSTS" in answer.json["detail"]
+
+
+async def test_a_server_on_the_network_answers_to_addresses(served):
+    """O4: probes and scrapes name the address of a pod, also one that the server does not see."""
+    runner, _ = served
+    async with listen(runner, "0.0.0.0", 0) as port:
+        for host, status in (("10.9.8.7:9100", 200), ("[fd00::7]:9100", 200), ("evil.example", 421)):
+            assert (await raw_request(port, f"GET / HTTP/1.1\r\nHost: {host}")).status == status

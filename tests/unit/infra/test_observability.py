@@ -154,8 +154,9 @@ def test_names_in_the_runbook_exist() -> None:
         verb: click.Command = cli
         for word in words.split():
             assert isinstance(verb, click.Group), words
-            assert word in verb.commands, f"penstock {words}"
-            verb = verb.commands[word]
+            below = verb.get_command(click.Context(verb), word)
+            assert below is not None, f"penstock {words}"
+            verb = below
     names = {metric.name for metric in metrics.ALL}
     assert [name for name in re.findall(r"`(penstock_\w+)", text) if name not in names] == []
     reference = (ROOT / "docs" / "reference.md").read_text()
@@ -163,10 +164,11 @@ def test_names_in_the_runbook_exist() -> None:
 
 
 def test_every_service_is_scraped() -> None:
-    """prometheus.yml scrapes every service, each replica, on the metrics port."""
+    """prometheus.yml scrapes every service and the workers, each replica, on the metrics port."""
     jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
-    assert [job["job_name"] for job in jobs] == [f"penstock-{name}" for name in SERVICES]
-    for job, name in zip(jobs, SERVICES, strict=True):
+    scraped = [*SERVICES, "worker"]
+    assert [job["job_name"] for job in jobs] == [f"penstock-{name}" for name in scraped]
+    for job, name in zip(jobs, scraped, strict=True):
         assert [(c["names"], c["type"], c["port"]) for c in job["dns_sd_configs"]] == [([name], "A", 9100)]
 
 
@@ -188,7 +190,8 @@ def promtool(*arguments: str, folder: Path = FOLDER) -> str:
 
 def test_prometheus_accepts_the_configuration() -> None:
     """O4: promtool accepts the scrape configuration and the rules."""
-    promtool("check", "config", "prometheus.yml")
+    # Without looking for the token's file, which only the container has.
+    promtool("check", "config", "--syntax-only", "prometheus.yml")
     assert f"{len(alerts())} rules found" in promtool("check", "rules", "alerts.yml")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.waiting import in_time
 
 from penstock.errors import KafkaUnavailable
 from penstock.kafka import connection
@@ -69,11 +70,11 @@ async def test_a_client_whose_start_is_cancelled_is_closed(
             pass
 
     task = asyncio.create_task(use())
-    await asyncio.wait_for(connected.wait(), 10)
+    await in_time(connected.wait())
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(ended.wait(), 10)
+    await in_time(ended.wait())
     gc.collect()
     assert warnings == []
     server.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.revocation import Revocation
@@ -112,7 +112,7 @@ async def test_a_drain_does_not_wait_for_kafka(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(outbox, "revoke", kafka)
     publisher = Publisher(None, Kafka(), _nothing)
     publisher.enqueue(_revoking(1))
-    await asyncio.wait_for(publisher.drain(), 20)
+    await in_time(publisher.drain())
     assert kafka.revoked == []
 
 

@@ -11,14 +11,16 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import OffsetAndMetadata
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.waiting import wait_until
 
 from penstock import metrics
 from penstock.core.window import Window, WindowPolicy
 from penstock.errors import KafkaUnavailable
 from penstock.postgres import release
 from penstock.postgres.types import TaskType
+from penstock.task_sync.lag_poller import LagPoller
 from penstock.task_sync.metrics import release_samples
-from penstock.task_sync.ready_topics import LagPoller, ReadyTopic
+from penstock.task_sync.ready_topics import ReadyTopic
 
 
 def test_limits_and_pauses_are_metrics() -> None:
@@ -26,7 +28,7 @@ def test_limits_and_pauses_are_metrics() -> None:
 
     def samples(task_type: TaskType) -> dict[tuple[str, ...], float]:
         topic = ReadyTopic(task_type, "ready.t", Window(WindowPolicy(100, 1_000)))
-        found = release_samples(cast(Any, SimpleNamespace(ready_topics=lambda: [topic])))
+        found = release_samples(cast(Any, SimpleNamespace(ready_topics=lambda: [topic], held=dict)))
         return {one.labels: one.value for one in found if one.metric in (metrics.LIMIT, metrics.PAUSED)}
 
     assert samples(TaskType(name="t")) == {("t",): 0}
@@ -46,21 +48,28 @@ async def test_a_rate_caps_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_arguments: Any) -> set[Any]:
         return set()
 
-    monkeypatch.setattr(LagPoller, "poll", nothing)
+    async def take_almost_all(_poller: LagPoller, topic: ReadyTopic) -> None:
+        topic.partitions.take({0: topic.partitions.written - 1}, 0.0)
+
+    monkeypatch.setattr(LagPoller, "poll", take_almost_all)
     monkeypatch.setattr(release, "in_flight", nothing)
     poller = LagPoller(cast(Any, None), cast(Any, None), cast(Any, None))
     topic = ReadyTopic(TaskType(name="t", starts_per_s=19.5), "ready.t", Window(WindowPolicy(100, 1_000)))
-    topic.partitions.add(0, 1, 0.0)
+
+    async def polled() -> None:
+        topic.partitions.add(0, topic.room(), 0.0)
+        poller.begin(topic)
+        await wait_until(lambda: "t" not in poller)
 
     def samples() -> tuple[float, str]:
-        found = release_samples(cast(Any, SimpleNamespace(ready_topics=lambda: [topic])))
+        found = release_samples(cast(Any, SimpleNamespace(ready_topics=lambda: [topic], held=dict)))
         return next((one.value, one.labels[1]) for one in found if one.metric is metrics.WINDOW_SIZE)
 
-    await poller.poll_and_measure([topic])
+    await polled()
     assert samples() == (20, "rate") == topic.size_and_reason()
     topic.type = TaskType(name="t", starts_per_s=200)
     assert samples() == (100, "floor") == topic.size_and_reason(), "the window was not starved"
-    await poller.poll_and_measure([topic])
+    await polled()
     assert samples() == (200, "hunger")
 
 

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from tests.support.waiting import in_time
 
 from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import claims_of
@@ -190,7 +191,7 @@ async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, f
         await rig.advance(lease_ms / 1000, step_s=lease_ms / 1000 / 30)
     # The platform client removes them here after the sender has.
     in_flight.remove(keys[:3])
-    await asyncio.wait_for(pulling, 5)
+    await in_time(pulling)
     [pulled] = source.requests
     assert 0 < pulled <= rig.sender.room
 

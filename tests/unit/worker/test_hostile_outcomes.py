@@ -256,6 +256,28 @@ async def test_a_handler_that_cancels_its_own_task_settles_its_attempt():
     await pool.drain(0.0)
 
 
+async def test_a_drain_ends_when_it_is_hurried():
+    """W1: the attempts of running handlers are handed back at once, and not after the timeout."""
+    reported = []
+    running, hurry = asyncio.Event(), asyncio.Event()
+
+    async def handler(_task):
+        running.set()
+        await asyncio.Event().wait()
+
+    execution = Execution({("t", "s"): Stage(handler, 3600.0, None)}, ObjectStore("memory:///"), 4)
+    pool = HandlerPool(execution, reported.append, 2, None, None)
+    pool.start_all([READY])
+    await running.wait()
+    draining = asyncio.ensure_future(pool.drain(3600.0, hurry))
+    await asyncio.sleep(0)
+    assert not draining.done()
+    hurry.set()
+    await draining
+    [result] = reported
+    assert (result.fence, result.outcome) == (READY.fence, Outcome.RETRY)
+
+
 async def test_a_failed_attempt_is_logged(caplog):
     """O8: the log of a worker has the task, the stage and the error of each failed attempt."""
     caplog.set_level("INFO", "penstock.worker")

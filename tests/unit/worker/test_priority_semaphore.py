@@ -7,6 +7,7 @@ import asyncio
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.waiting import in_time
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
@@ -87,7 +88,7 @@ async def test_the_most_urgent_handler_starts_first():
         pool.start_all([ready(5, Priority.HIGHEST), ready(6)])
         await asyncio.sleep(0)
         free.set()
-        await asyncio.wait_for(over.wait(), 30)
+        await in_time(over.wait())
         assert started == [1, 5, 3, 6, 2, 4]
 
 
@@ -123,7 +124,7 @@ def test_no_permit_is_lost_or_granted_twice(waiters, count):
         await asyncio.gather(*tasks, return_exceptions=True)
         assert max_inside <= count
         for _ in range(count):
-            await asyncio.wait_for(permits.permit(Priority.LOWEST).__aenter__(), 1)
+            await in_time(permits.permit(Priority.LOWEST).__aenter__(), 10)
 
     asyncio.run(scenario())
 
@@ -140,4 +141,4 @@ async def test_cancelled_waiters_leave_nothing_behind():
             cancelled.cancel()
             await asyncio.wait({cancelled})
         assert len(permits._waiters) <= 2
-    await asyncio.wait_for(waiting, 1)
+    await in_time(waiting)

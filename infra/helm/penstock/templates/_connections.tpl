@@ -30,7 +30,37 @@
 {{- fail (printf "%s: kafka.tls is given but kafka.protocol is %s: make it SSL or SASL_SSL" .who $kafka.protocol) -}}
 {{- end -}}
 {{- /* Some clients reject spaces between servers. */ -}}
-{{- set $kafka "bootstrapServers" (nospace $kafka.bootstrapServers) | toJson -}}
+{{- set $kafka "bootstrapServers" (nospace $kafka.bootstrapServers) | toJson | replace "{service}" .who -}}
+{{- end -}}
+
+{{/* Fails when two services have the same credentials. Takes root. */}}
+{{- define "penstock.credentials.apart" -}}
+{{- $root := . -}}
+{{- if not .Values.sharedCredentials -}}
+{{- $owners := dict -}}
+{{- range include "penstock.services" . | fromJsonArray -}}
+{{- $component := .component -}}
+{{- $kafka := include "penstock.kafka" (dict "root" $root "who" $component "kafka" .values.kafka) | fromJson -}}
+{{- $postgres := include "penstock.postgres" (dict "root" $root "who" $component "postgres" .values.postgres) | fromJson -}}
+{{- $used := list (printf "postgres.url.name=%s, key %s" $postgres.url.name $postgres.url.key) -}}
+{{- with $kafka.sasl -}}
+{{- if eq .mechanism "OAUTHBEARER" -}}
+{{- $used = append $used (printf "kafka.sasl.oauth.clientId=%s" .oauth.clientId) -}}
+{{- else if .mechanism -}}
+{{- $used = append $used (ternary (printf "kafka.sasl.user=%s" .user) (printf "kafka.sasl.userSecret.name=%s, key %s" .userSecret.name .userSecret.key) (ne .user "")) -}}
+{{- end -}}
+{{- end -}}
+{{- with $kafka.tls.clientSecret -}}{{- if .name -}}
+{{- $used = append $used (printf "kafka.tls.clientSecret.name=%s, key %s" .name .keyKey) -}}
+{{- end -}}{{- end -}}
+{{- range $used -}}
+{{- if hasKey $owners . -}}
+{{- fail (printf "%s and %s share their credentials (%s): write {service} in the name, which stands for the service, or give each its own; sharedCredentials=true permits sharing" (get $owners .) $component .) -}}
+{{- end -}}
+{{- $_ := set $owners . $component -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The values of PostgreSQL for one component, as JSON. Takes {root, who, postgres}. */}}
@@ -42,7 +72,7 @@
 {{- if and $postgres.caSecret.name (has $postgres.sslmode (list "disable" "prefer" "require")) -}}
 {{- fail (printf "%s: postgres.caSecret is of no use with postgres.sslmode=%s: make it verify-full" .who $postgres.sslmode) -}}
 {{- end -}}
-{{- $postgres | toJson -}}
+{{- $postgres | toJson | replace "{service}" .who -}}
 {{- end -}}
 
 {{/* Environment of Kafka. Takes the result of penstock.kafka, and root. */}}

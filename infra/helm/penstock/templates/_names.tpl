@@ -50,6 +50,21 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
   (dict "component" "task-sync" "values" .Values.taskSync)
   (dict "component" "heartbeats" "values" .Values.heartbeats)
   (dict "component" "stages" "values" .Values.stages)
+  (dict "component" "flows" "values" .Values.flows)
   (dict "component" "callbacks" "values" .Values.callbacks)
+  (dict "component" "tasklogs" "values" .Values.tasklogs)
   | toJson -}}
+{{- end -}}
+
+{{/* The names by which clients call the gateway: those of its Service, Ingress and HTTPRoute, and the values'. */}}
+{{- define "penstock.gateway.hosts" -}}
+{{- $service := printf "%s-gateway" (include "penstock.fullname" .) -}}
+{{- $inside := printf "%s.%s" $service .Release.Namespace -}}
+{{- $hosts := list $service $inside (printf "%s.svc" $inside) (printf "%s.svc.cluster.local" $inside) -}}
+{{- with .Values.gateway -}}
+{{- if .ingress.enabled -}}{{- $hosts = concat $hosts .ingress.hosts -}}{{- end -}}
+{{- if .httpRoute.enabled -}}{{- $hosts = concat $hosts .httpRoute.hostnames -}}{{- end -}}
+{{- $hosts = concat $hosts .allowedHosts -}}
+{{- end -}}
+{{- $hosts | uniq | join "," -}}
 {{- end -}}

@@ -95,6 +95,10 @@ topologySpreadConstraints:
 - name: topics
   configMap: {name: {{ . }}}
 {{- end }}
+{{- with .secretFiles }}
+- name: callback-secrets
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
 {{- end -}}
 
 {{- define "penstock.mounts" -}}
@@ -110,5 +114,8 @@ topologySpreadConstraints:
 {{- end }}
 {{- if .topics }}
 - {name: topics, mountPath: /etc/penstock/topics, readOnly: true}
+{{- end }}
+{{- if .secretFiles }}
+- {name: callback-secrets, mountPath: /etc/penstock/callback-secrets, readOnly: true}
 {{- end }}
 {{- end -}}

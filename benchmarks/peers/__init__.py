@@ -1,0 +1,1 @@
+"""The systems that `make bench-peers` measures beside Penstock, one module each."""

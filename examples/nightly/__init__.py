@@ -1,0 +1,1 @@
+"""The nightly flow: a fan-out, a child flow, an approval, and a failure to recover from."""

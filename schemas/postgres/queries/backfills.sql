@@ -1,0 +1,78 @@
+-- Backfills: runs of a schedule over a past range.
+
+-- name: create
+WITH created AS (
+    INSERT INTO backfill (schedule, since, until, rate, max_running, rerun, position, total, asked_by, actor)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+    RETURNING *
+)
+SELECT c.*, pg_notify('penstock_schedules', c.schedule) FROM created c;
+
+-- name: get
+SELECT * FROM backfill WHERE id = $1;
+
+-- name: list
+-- The latest first, before id $3; $2 are the visible namespaces, and NULL is all.
+SELECT * FROM backfill
+WHERE ($1::text IS NULL OR schedule = $1)
+  AND ($2::text[] IS NULL
+       OR CASE WHEN strpos(schedule, '--') > 1 THEN split_part(schedule, '--', 1) ELSE 'default' END = ANY ($2))
+  AND ($3::bigint IS NULL OR id < $3)
+ORDER BY id DESC LIMIT $4;
+
+-- name: counts
+-- Flows of backfills by state.
+SELECT backfill, status, count(*) AS flows FROM flow WHERE backfill = ANY ($1::bigint[]) GROUP BY backfill, status;
+
+-- name: stop
+UPDATE backfill SET state = 'stopped', stopped_by = $2, finished_at = now() WHERE id = $1 AND state = 'running'
+RETURNING id;
+
+-- name: stop_all
+-- Stops the backfills of a schedule that is removed.
+UPDATE backfill SET state = 'stopped', stopped_by = $2, finished_at = now() WHERE schedule = $1 AND state = 'running';
+
+-- name: cancel_running
+WITH noted AS (
+    INSERT INTO flow_inbox (root_id, flow_id, kind)
+    SELECT id, id, 'cancel' FROM flow WHERE backfill = $1 AND status = 'running'
+    RETURNING shard
+)
+SELECT count(pg_notify('penstock_flows', shard::text)) AS woken FROM (SELECT DISTINCT shard FROM noted) AS n;
+
+-- name: claim
+-- Locks the backfill that has been due the longest, with its schedule's definition and inputs. The
+-- fields of the schedule are NULL when it was removed. One that waits is also due when a flow of
+-- its schedule has ended ($1).
+SELECT b.*, s.name, s.flow, s.version, s.cron, s.zone, s.input, s.priority, s.labels, s.events, s.callbacks,
+       s.catch_up, s.catch_up_limit,
+       s.catch_up_rate, s.overlap, s.paused
+FROM backfill b LEFT JOIN schedule s ON s.name = b.schedule
+WHERE b.state = 'running' AND (b.next_at <= now() OR b.waits AND b.schedule = ANY ($1::text[]))
+ORDER BY b.next_at LIMIT 1 FOR UPDATE OF b SKIP LOCKED;
+
+-- name: running
+SELECT count(*) AS flows FROM flow WHERE backfill = $1 AND status = 'running';
+
+-- name: flows_of_ticks
+-- The latest flow of each of these ticks of a schedule, also if it has moved to history.
+SELECT DISTINCT ON (tick) tick, id
+FROM (SELECT tick, id FROM flow WHERE schedule = $1 AND tick = ANY ($2::timestamptz[])
+      UNION ALL
+      SELECT tick, id FROM flow_history WHERE schedule = $1 AND tick = ANY ($2::timestamptz[])) AS f
+ORDER BY tick, id DESC;
+
+-- name: advance
+-- A backfill with a rate catches up on at most one second, so that it does not burst after a crash.
+UPDATE backfill
+SET position = $2, started = started + $3, already_run = already_run + $4, refused = refused + $5,
+    waits = $6::double precision IS NOT NULL,
+    next_at = CASE WHEN $6::double precision IS NOT NULL THEN now() + make_interval(secs => $6)
+                   WHEN rate IS NULL THEN now()
+                   ELSE greatest(next_at, now() - interval '1 second') + make_interval(secs => $3 / rate) END,
+    state = CASE WHEN $7::boolean THEN 'done' ELSE state END,
+    finished_at = CASE WHEN $7::boolean THEN now() END
+WHERE id = $1;
+
+-- name: fail
+UPDATE backfill SET state = 'failed', error = $2, finished_at = now() WHERE id = $1 AND state = 'running';

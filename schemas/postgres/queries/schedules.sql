@@ -1,0 +1,115 @@
+-- Schedules: their rows, and the ticks that are due.
+
+-- name: lock
+SELECT *, now() AS now FROM schedule WHERE name = $1 FOR UPDATE;
+
+-- name: now
+SELECT now() AS now;
+
+-- name: put
+-- Inserts or replaces a schedule. It keeps its queue and its record of ticks.
+WITH put AS (
+    INSERT INTO schedule AS s (name, flow, version, cron, zone, input, priority, labels, catch_up, catch_up_limit,
+                               catch_up_rate, overlap, paused, position, next_tick, next_at, created_by, events, callbacks)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $15, $16, $17, $18)
+    ON CONFLICT (name) DO UPDATE
+    SET flow = excluded.flow, version = excluded.version, cron = excluded.cron, zone = excluded.zone,
+        input = excluded.input, priority = excluded.priority, labels = excluded.labels, catch_up = excluded.catch_up,
+        catch_up_limit = excluded.catch_up_limit, catch_up_rate = excluded.catch_up_rate,
+        overlap = excluded.overlap, paused = excluded.paused, position = excluded.position,
+        next_tick = excluded.next_tick, events = excluded.events, callbacks = excluded.callbacks,
+        -- Queued ticks may be due under the new settings.
+        next_at = CASE WHEN s.queued <> '{}' THEN now() ELSE excluded.next_at END,
+        queue_at = NULL, error = NULL, updated_at = now()
+    RETURNING s.*
+)
+SELECT p.*, pg_notify('penstock_schedules', p.name) FROM put p;
+
+-- name: get
+SELECT * FROM schedule WHERE name = $1;
+
+-- name: list
+-- By name, behind $1; $2 are the visible namespaces, and NULL is all.
+SELECT * FROM schedule
+WHERE name > $1
+  AND ($2::text[] IS NULL
+       OR CASE WHEN strpos(name, '--') > 1 THEN split_part(name, '--', 1) ELSE 'default' END = ANY ($2))
+  AND ($3::text IS NULL OR flow = $3)
+ORDER BY name LIMIT $4;
+
+-- name: remove
+DELETE FROM schedule WHERE name = $1 RETURNING name;
+
+-- name: remove_skips
+DELETE FROM schedule_skip WHERE schedule = $1;
+
+-- name: set_paused
+-- A resumed schedule continues behind $3.
+WITH changed AS (
+    UPDATE schedule
+    SET paused = $2, position = $3, next_tick = $4,
+        next_at = CASE WHEN queued <> '{}' THEN now() ELSE $4 END, updated_at = now()
+    WHERE name = $1
+    RETURNING *
+)
+SELECT c.*, pg_notify('penstock_schedules', c.name) FROM changed c;
+
+-- name: claim
+-- Locks due schedules. Replicas share them: each skips the rows that another one has locked.
+SELECT *, now() AS now FROM schedule WHERE NOT paused AND next_at <= now()
+ORDER BY next_at LIMIT $1 FOR UPDATE SKIP LOCKED;
+
+-- name: claim_queued
+-- Locks schedules with queued ticks and without a running flow; $1 are their names, and NULL is
+-- all. Flows of backfills and reruns do not count, here and below.
+SELECT s.*, now() AS now FROM schedule s
+WHERE queued <> '{}' AND NOT paused AND overlap <> 'allow' AND ($1::text[] IS NULL OR name = ANY ($1))
+  AND NOT EXISTS (SELECT FROM flow f WHERE f.schedule = s.name AND f.status = 'running' AND f.backfill IS NULL
+                  AND f.rerun_of IS NULL)
+ORDER BY name LIMIT $2 FOR UPDATE OF s SKIP LOCKED;
+
+-- name: running
+-- Those of these schedules that have a running flow. A statement of its own, behind the lock: it
+-- sees the flows that another replica started meanwhile.
+SELECT k.name FROM unnest($1::text[]) AS k (name)
+WHERE EXISTS (SELECT FROM flow f WHERE f.schedule = k.name AND f.status = 'running' AND f.backfill IS NULL
+              AND f.rerun_of IS NULL);
+
+-- name: cancel_running
+WITH noted AS (
+    INSERT INTO flow_inbox (root_id, flow_id, kind)
+    SELECT id, id, 'cancel' FROM flow
+    WHERE schedule = ANY ($1::text[]) AND status = 'running' AND backfill IS NULL AND rerun_of IS NULL
+    RETURNING shard
+)
+SELECT count(pg_notify('penstock_flows', shard::text)) AS woken FROM (SELECT DISTINCT shard FROM noted) AS n;
+
+-- name: advance
+-- Writes what became of the ticks of locked schedules.
+UPDATE schedule s
+SET position = a.position, next_tick = a.next_tick, next_at = a.next_at, queued = a.queued::timestamptz[],
+    queue_at = a.queue_at, last_tick = coalesce(a.last_tick, s.last_tick), started = s.started + a.started,
+    error = CASE WHEN a.decided THEN a.error ELSE s.error END
+FROM unnest($1::text[], $2::timestamptz[], $3::timestamptz[], $4::timestamptz[], $5::text[], $6::timestamptz[],
+            $7::timestamptz[], $8::integer[], $9::text[], $10::boolean[])
+     AS a (name, position, next_tick, next_at, queued, queue_at, last_tick, started, error, decided)
+WHERE s.name = a.name;
+
+-- name: record_skips
+INSERT INTO schedule_skip (schedule, first_tick, last_tick, ticks, reason, detail)
+SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::timestamptz[], $4::integer[], $5::text[], $6::text[]);
+
+-- name: skips
+-- The latest first, before id $2.
+SELECT * FROM schedule_skip WHERE schedule = $1 AND ($2::bigint IS NULL OR id < $2) ORDER BY id DESC LIMIT $3;
+
+-- name: prune_skips
+DELETE FROM schedule_skip
+WHERE id IN (SELECT id FROM schedule_skip WHERE created_at < now() - make_interval(days => $1) LIMIT $2);
+
+-- name: look
+-- Seconds until the next schedule and the next backfill are due, and whether ticks are queued.
+SELECT extract(epoch FROM (SELECT min(next_at) FROM schedule WHERE NOT paused) - now())::double precision AS schedule_s,
+       extract(epoch FROM (SELECT min(next_at) FROM backfill WHERE state = 'running') - now())::double precision
+           AS backfill_s,
+       EXISTS (SELECT FROM schedule WHERE queued <> '{}') AS has_queue;

@@ -1,0 +1,162 @@
+"""The verbs of `penstock schedules` that run a schedule over a past range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.inputs import naming_options
+from penstock.cli.names import SCHEDULE_NAME
+from penstock.cli.output import (
+    DEFAULT_LIMIT,
+    console,
+    counted,
+    counts_text,
+    json_option,
+    moment,
+    print_document,
+    progress,
+    state_text,
+    table,
+)
+from penstock.cli.param_types import Moment, Whole
+from penstock.errors import Invalid, PenstockError
+
+# The status of a backfill that was stopped, or of which a flow did not succeed.
+_NOT_SUCCEEDED = 1
+
+_by_option = click.option("--by", help="The name of the operator, for the audit. Default: user@host.")
+
+
+@click.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@click.option("--since", type=Moment(), required=True, help="The first moment of the range.")
+@click.option("--until", type=Moment(), help="The last moment of the range. Default: now.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0.001, max=1_000_000),
+    help="The most flows that start a second. Default: no limit.",
+)
+@click.option("--max-running", type=Whole(1), help="The most flows that run at once. Default: no limit.")
+@click.option("--rerun", is_flag=True, help="Run ticks again that have a flow; otherwise they are left.")
+@click.option("--dry-run", is_flag=True, help="Count the ticks, but start nothing.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the backfill is stored.")
+@_by_option
+@gateway_option
+@json_option
+@click.pass_context
+def backfill(
+    ctx: click.Context, /, name: str, no_wait: bool, gateway: str | None, json_: bool, **options: Any
+) -> None:
+    """Runs a schedule over a past range, and waits until all flows have ended.
+
+    The backfill goes on even when this command ends; `penstock schedules stop` stops it. The status
+    is 1 unless all its flows succeed.
+    """
+    dry_run = options["dry_run"]
+    known: list[int] = []
+    with open_client(gateway) as client, progress(quiet=json_ or dry_run) as bar:
+        task = bar.add_task(f"backfill of {name}", total=None)
+
+        def show(found: Mapping[str, Any]) -> None:
+            known[:] = [found["id"]]
+            bar.update(task, total=found["total"], completed=_done(found))
+
+        try:
+            found = client.backfill(name, wait=not no_wait, progress=show, **options)
+        except Invalid as error:
+            raise naming_options(error) from None
+        except (KeyboardInterrupt, PenstockError):
+            for backfill_id in known:
+                click.echo(
+                    f"backfill {backfill_id} goes on; `penstock schedules stop {backfill_id}` stops it",
+                    err=True,
+                )
+            raise
+    if json_:
+        print_document(found)
+    elif dry_run:
+        click.echo(
+            f"{found['would_start']:,} of {counted(found['total'], 'tick')} would start a flow; "
+            f"{found['already_run']:,} have one"
+        )
+    else:
+        _print_backfill(found)
+    if not dry_run and not no_wait and not _has_succeeded(found):
+        ctx.exit(_NOT_SUCCEEDED)
+
+
+def _done(found: Mapping[str, Any]) -> int:
+    """Ticks that need nothing more."""
+    ended = sum(flows for state, flows in found["flows"].items() if state != "running")
+    return int(ended + found["already_run"] + found["refused"])
+
+
+def _has_succeeded(found: Mapping[str, Any]) -> bool:
+    others = {state for state in found["flows"] if state != "succeeded"}
+    return found["state"] == "done" and not others and not found["refused"]
+
+
+def _print_backfill(found: Mapping[str, Any]) -> None:
+    left = f", {found['already_run']:,} had one" if found["already_run"] else ""
+    refused = f", {found['refused']:,} could not start" if found["refused"] else ""
+    click.echo(
+        f"backfill {found['id']} is {found['state']}: {found['started']:,} of {counted(found['total'], 'tick')} started a flow"
+        f"{left}{refused} ({counts_text(found['flows'])})"
+    )
+    if found["error"]:
+        click.echo(f"  {found['error']}")
+
+
+@click.command()
+@click.option("--schedule", help="List only backfills of this schedule.")
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most backfills to list."
+)
+@gateway_option
+@json_option
+def backfills(schedule: str | None, limit: int, gateway: str | None, json_: bool) -> None:
+    """Lists backfills, latest first, with their progress."""
+    with open_client(gateway) as client:
+        found = list(client.backfills(schedule=schedule, limit=limit))
+    if json_:
+        for each in found:
+            print_document(each)
+    elif found:
+        table(
+            ("id", "schedule", "since", "until", "by", "state", "done", "flows"),
+            (
+                (
+                    str(each["id"]),
+                    each["schedule"],
+                    moment(each["since"]),
+                    moment(each["until"]),
+                    each["by"],
+                    state_text(each["state"]),
+                    f"{_done(each):,} of {each['total']:,}",
+                    counts_text(each["flows"]),
+                )
+                for each in found
+            ),
+        )
+    else:
+        console().print("no backfills")
+
+
+@click.command()
+@click.argument("backfill_id", metavar="BACKFILL", type=Whole(1))
+@click.option("--cancel", is_flag=True, help="Cancel its running flows, too; otherwise they go on.")
+@_by_option
+@gateway_option
+@json_option
+def stop(backfill_id: int, cancel: bool, by: str | None, gateway: str | None, json_: bool) -> None:
+    """Stops a backfill: it starts no further flow."""
+    with open_client(gateway) as client:
+        found = client.stop_backfill(backfill_id, cancel=cancel, by=by)
+    if json_:
+        print_document(found)
+    else:
+        _print_backfill(found)

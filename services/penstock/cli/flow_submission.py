@@ -1,0 +1,280 @@
+"""The verbs that upload flow definitions, start flows and send events to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.flow_files import FILE, REFUSED, children_first, print_faults, validated
+from penstock.cli.flow_views import watch_flow
+from penstock.cli.gateway import gateway_option, labels_of, open_client, without_empty
+from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, json_of, naming_options
+from penstock.cli.names import FLOW_NAME
+from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
+from penstock.cli.param_types import Whole
+from penstock.core.flow.outline import references
+from penstock.core.task import Priority
+from penstock.errors import Conflict, Invalid, InvalidRecord, PenstockError
+from penstock.http.problems import Faults, relocated
+
+_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
+
+
+@click.command()
+@click.argument("flow", metavar="NAME", type=FLOW_NAME)
+@click.option(
+    "--input",
+    "pairs",
+    multiple=True,
+    metavar="NAME=TEXT|NAME:=JSON",
+    help="An input: a text behind =, or another JSON value behind :=. The option is repeatable.",
+)
+@click.option(
+    "--inputs",
+    metavar="VALUE",
+    help="A JSON object with inputs. @FILE reads it from a file, and - from standard input.",
+)
+@click.option("--version", type=Whole(1), help="The version of the definition. Default: the newest one.")
+@click.option("--priority", type=_PRIORITY, help="The order of release of the flow's tasks. Default: MEDIUM.")
+@click.option(
+    "--idempotency-key",
+    help="A text that identifies the submission: submitting it again returns the first flow.",
+)
+@click.option(
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="URL|JSON|@FILE",
+    help=f"A target that is called when the flow ends. {CALLBACK_FORMS}",
+)
+@click.option(
+    "--events",
+    type=click.Choice(["final", "all"]),
+    help="The transitions that are published. Default: final.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A label of the flow. The option is repeatable.",
+)
+@click.option("--watch", "watch_", is_flag=True, help="Wait until the flow has ended, as `watch` does.")
+@gateway_option
+@json_option
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    /,
+    flow: str,
+    pairs: tuple[str, ...],
+    inputs: str | None,
+    callbacks: tuple[str, ...],
+    labels: tuple[str, ...],
+    watch_: bool,
+    gateway: str | None,
+    json_: bool,
+    **options: Any,
+) -> None:
+    """Starts a flow; its definition must be uploaded.
+
+    `--input day=2026-11-23 --input size:=5` gives a text and a number.
+    """
+    wire = without_empty(
+        flow=flow,
+        inputs=_inputs_of(pairs, inputs),
+        callbacks=callbacks_of(callbacks),
+        labels=labels_of(labels),
+        **options,
+    )
+    with open_client(gateway) as client:
+        try:
+            [submitted] = client.submit_flows([wire])
+        except Invalid as error:
+            # The user submitted one flow, so the pointer must not begin with its position.
+            raise naming_options(relocated(error, lambda pointer: pointer.removeprefix("/0"))) from None
+        if json_:
+            print_document({"id": submitted.id, "created": submitted.created})
+        else:
+            what = "submitted" if submitted.created else "existed already, with the same idempotency key"
+            click.echo(f"flow {submitted.id} {what}")
+        if watch_:
+            ctx.exit(watch_flow(client, submitted.id, json_=json_))
+
+
+def _inputs_of(pairs: tuple[str, ...], whole: str | None) -> dict[str, Any]:
+    inputs = {} if whole is None else json_of(whole, "/inputs")
+    if not isinstance(inputs, dict):
+        raise InvalidRecord('--inputs is no JSON object: write {"NAME": VALUE}')
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        is_json = name.endswith(":")
+        name = name.removesuffix(":")
+        if not equals or not name:
+            raise InvalidRecord(
+                f"--input {pair!r} has no name and value: write --input NAME=TEXT or --input NAME:=JSON"
+            )
+        if name in inputs:
+            raise InvalidRecord(f"the input {name!r} is given twice: remove one")
+        inputs[name] = json_of(value, f"/inputs/{name}") if is_json else value
+    return inputs
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@gateway_option
+@json_option
+def upload(files: tuple[Path, ...], gateway: str | None, json_: bool) -> None:
+    """Uploads flow definitions in YAML or JSON; child flows among the files go first.
+
+    A version never changes: uploading the same content again does nothing, and another content
+    needs another version. If a file has a fault of its own, no file is uploaded. The gateway may
+    refuse others, for example because of a task type that it does not know. Then all files are
+    uploaded that do not depend on a refused one. In both cases the status is 3.
+    """
+    found = validated(files, None, others_exist=True)
+    if any(faults for _, faults in found.values()):
+        for file, (_, faults) in found.items():
+            if faults:
+                print_faults(file, faults, json_=json_)
+        click.get_current_context().exit(REFUSED)
+    refused: dict[str, Path] = {}
+    with open_client(gateway) as client:
+        for file, definition in children_first({file: document for file, (document, _) in found.items()}):
+            try:
+                _require_children(definition, refused)
+                stored = client.put_flow_definition(definition)
+            except (Invalid, Conflict) as error:
+                # The gateway knows the task types and the child flows, but not the file.
+                located = _located(error, file) if isinstance(error, Invalid) else error
+                if len(files) == 1:
+                    raise located from None
+                _print_refusal(file, located, json_=json_)
+                refused[definition["flow"]] = file
+            else:
+                _print_stored(file, stored, json_=json_)
+    if refused:
+        click.get_current_context().exit(REFUSED)
+
+
+def _require_children(definition: Mapping[str, Any], refused: Mapping[str, Path]) -> None:
+    for name, _ in references(definition):
+        if name in refused:
+            raise InvalidRecord(f"not uploaded, because its child flow {name!r} in {refused[name]} is not")
+
+
+def _print_stored(file: Path, stored: Mapping[str, Any], *, json_: bool) -> None:
+    if json_:
+        print_document({name: stored[name] for name in ("name", "version", "created_at")})
+    else:
+        click.echo(f"{file}: flow {stored['name']}, version {stored['version']} is stored")
+
+
+def _print_refusal(file: Path, error: PenstockError, *, json_: bool) -> None:
+    faults = error.faults if isinstance(error, Faults) else [error]
+    texts = [str(fault) for fault in faults]
+    if json_:
+        print_document({"file": str(file), "valid": False, "errors": [{"detail": text} for text in texts]})
+        return
+    for text in texts:
+        click.echo(text if text.startswith(f"{file}:") else f"{file}: {text}")
+
+
+def _located(error: Invalid, file: Path) -> Invalid:
+    # Imported here, since it needs the packages of the group `flows`.
+    from penstock.flows.faults import Fault  # noqa: PLC0415
+    from penstock.flows.loading import load  # noqa: PLC0415
+
+    loaded = load(file.read_bytes())
+
+    def move(pointer: str) -> str:
+        placed = loaded.place(Fault("schema", pointer, ""))
+        return f"{file}:{placed.line}:{placed.column}" + (f" ({pointer})" if pointer else "")
+
+    return relocated(error, move)
+
+
+@click.command()
+@gateway_option
+@json_option
+def definitions(gateway: str | None, json_: bool) -> None:
+    """Lists the flow definitions with their newest versions."""
+    with open_client(gateway) as client:
+        found = list(client.flow_definitions())
+    if json_:
+        for each in found:
+            print_document(each)
+    elif found:
+        table(
+            ("flow", "newest version", "versions", "uploaded"),
+            (
+                (each["name"], str(each["version"]), f"{each['versions']:,}", moment(each["created_at"]))
+                for each in found
+            ),
+        )
+    else:
+        console().print("no flow definitions; upload one with `penstock flows upload FILE`")
+
+
+@click.command()
+@click.argument("name", type=FLOW_NAME)
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most versions to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all versions, without a limit.")
+@gateway_option
+@json_option
+def versions(name: str, limit: int, all_: bool, gateway: str | None, json_: bool) -> None:
+    """Lists the versions of a flow definition, newest first."""
+    with open_client(gateway) as client:
+        found = list(client.flow_versions(name, limit=None if all_ else limit))
+    if json_:
+        for each in found:
+            print_document(each)
+        return
+    table(
+        ("version", "uploaded", "by", "description"),
+        (
+            (
+                str(each["version"]),
+                moment(each["created_at"]),
+                each["created_by"] or "",
+                (each["description"] or "").partition("\n")[0],
+            )
+            for each in found
+        ),
+    )
+
+
+@click.command("send-event")
+@click.argument("name")
+@click.option(
+    "--key", default="", help="The key of the waits. Default: the empty key, as of waits without one."
+)
+@click.option(
+    "--data",
+    metavar="VALUE",
+    help="A JSON value for the nodes that wait. @FILE reads it from a file, and - from standard input.",
+)
+@click.option(
+    "--id", "id_", help="The id of the event: sending it again has no effect. Default: a random one."
+)
+@gateway_option
+@json_option
+def send_event(
+    name: str, key: str, data: str | None, id_: str | None, gateway: str | None, json_: bool
+) -> None:
+    """Sends an event to the flows that wait for it, now or within 24 hours."""
+    value = None if data is None else json_of(data, "/data")
+    with open_client(gateway) as client:
+        try:
+            created = client.send_event(name, value, key=key, id=id_)
+        except Invalid as error:
+            raise naming_options(error) from None
+    if json_:
+        print_document({"created": created})
+    else:
+        click.echo(f"event {name} {'sent' if created else 'was there already, with the same id'}")

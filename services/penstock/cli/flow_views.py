@@ -1,0 +1,316 @@
+"""The verbs that show flows: list, get, items, watch and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+from rich.text import Text
+
+from penstock.cli.gateway import gateway_option, labels_of, open_client
+from penstock.cli.output import (
+    DEFAULT_LIMIT,
+    console,
+    counts_text,
+    fields,
+    json_option,
+    moment,
+    print_document,
+    progress,
+    state_text,
+    table,
+)
+from penstock.cli.param_types import Moment, Whole
+from penstock.client import Flow, SyncClient
+from penstock.core.flow.state import FINAL_NODES, FlowStatus
+from penstock.core.task import State
+
+# The exit status when a watched flow did not succeed, as of `penstock watch`.
+_NOT_SUCCEEDED = 1
+# Flows that one tree shows at most.
+_MAX_FLOWS = 100
+
+flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
+
+
+@click.command("list")
+@click.option("--name", help="List only flows of this definition.")
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    type=click.Choice([status.value for status in FlowStatus]),
+    help="List only flows in this state. The option is repeatable.",
+)
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="List only flows with this label. The option is repeatable; a flow must have all labels.",
+)
+@click.option("--since", type=Moment(), help="List only flows that were started then or later.")
+@click.option("--idempotency-key", help="List only the flow with this idempotency key.")
+@click.option(
+    "--family", type=Whole(1), metavar="ID", help="List this root flow and all flows below it instead."
+)
+@click.option(
+    "--schedule", help="List only flows of this schedule, with those of its backfills and of reruns."
+)
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most flows to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all flows, without a limit.")
+@gateway_option
+@json_option
+def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **options: Any) -> None:
+    """Lists flows, newest first; child flows only with --family."""
+    with open_client(gateway) as client:
+        found = client.list_flows(
+            name=options["name"],
+            status=options["statuses"],
+            labels=labels_of(options["labels"]),
+            idempotency_key=options["idempotency_key"],
+            since=options["since"],
+            family=options["family"],
+            schedule=options["schedule"],
+            limit=None if all_ else limit,
+        )
+        if json_:
+            for flow in found:
+                print_document(flow.raw)
+            return
+        rows = [
+            (
+                str(flow.id),
+                flow.name,
+                str(flow.version),
+                _status_text(flow),
+                str(flow.raw["unfinished"]),
+                str(flow.raw["live"]),
+                moment(flow.raw["created_at"]),
+                moment(flow.raw["finished_at"]),
+                ", ".join(f"{name}={value}" for name, value in flow.labels.items()),
+                (flow.error or "")[:80],
+            )
+            for flow in found
+        ]
+    if rows:
+        headers = ("id", "flow", "version", "state", "open", "live", "started", "ended", "labels", "error")
+        table(headers, rows)
+    else:
+        console().print("no flows")
+
+
+def _status_text(flow: Flow) -> Text:
+    if flow.status is FlowStatus.RUNNING and flow.paused:
+        return state_text("paused")
+    if flow.status is FlowStatus.RUNNING and flow.raw["stop"] == "cancel":
+        return Text("cancelling", style="yellow")
+    return state_text(flow.status)
+
+
+@click.command()
+@flow_argument
+@click.option(
+    "--depth",
+    type=Whole(0),
+    default=2,
+    show_default=True,
+    help="How many levels of child flows to show; 0 shows the flow alone.",
+)
+@gateway_option
+@json_option
+def get(flow_id: int, depth: int, gateway: str | None, json_: bool) -> None:
+    """Shows one flow: its state, inputs and output, and its nodes as a tree with their states.
+
+    Child flows of maps are counted and not shown; `penstock flows items` lists them.
+    """
+    with open_client(gateway) as client:
+        flow = client.get_flow(flow_id)
+        if json_:
+            print_document(flow.raw)
+            return
+        _print_flow(flow)
+        click.echo()
+        table(("node", "kind", "state", "items", "child", "started", "reason"), _tree(client, flow, depth))
+
+
+def _print_flow(flow: Flow) -> None:
+    raw = flow.raw
+    pairs: list[tuple[str, str | Text]] = [
+        ("flow", f"{flow.id} ({flow.name}, version {flow.version})"),
+        ("state", _status_text(flow)),
+        ("priority", flow.priority.name),
+    ]
+    if raw["parent"]:
+        parent = raw["parent"]
+        item = f", item {parent['item']}" if parent["item"] is not None else ""
+        pairs.append(("parent", f"flow {parent['flow']}, node {parent['node']}{item}; root {raw['root_id']}"))
+    pairs += [("recoveries", str(flow.generation))] if flow.generation else []
+    pairs += [(name, _shorten(raw[name])) for name in ("inputs", "output") if name in raw]
+    pairs += [("error", flow.error)] if flow.error else []
+    pairs += [("labels", ", ".join(f"{k}={v}" for k, v in flow.labels.items()))] if flow.labels else []
+    for name in ("idempotency_key", "rerun_of", "schedule"):
+        pairs += [(name.replace("_", " "), str(raw[name]))] if raw[name] else []
+    for name in ("tick", "created_at", "finished_at"):
+        pairs += [(name.removesuffix("_at"), moment(raw[name]))] if raw[name] else []
+    fields(pairs)
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
+
+
+def _tree(client: SyncClient, flow: Flow, depth: int) -> Iterator[list[str | Text]]:
+    flows = 1
+
+    def rows(shown: Flow, level: int) -> Iterator[list[str | Text]]:
+        nonlocal flows
+        for node in shown.nodes:
+            yield _row(node, level)
+            if node["flow"] is None or level >= depth:
+                continue
+            if flows >= _MAX_FLOWS:
+                yield ["  " * (level + 1) + "…", "", "", "", "", "", f"more than {_MAX_FLOWS} flows"]
+                return
+            flows += 1
+            yield from rows(client.get_flow(node["flow"]["id"]), level + 1)
+
+    yield from rows(flow, 0)
+
+
+def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
+    items = node["items"]
+    counts = ""
+    if items is not None:
+        counts = f"{items['succeeded'] + items['unsuccessful']:,} of {items['total']:,}"
+        counts += f", {items['unsuccessful']:,} failed" if items["unsuccessful"] else ""
+    child = ""
+    if node["task"] is not None:
+        child = f"task {node['task']['id']} ({node['task']['state']})"
+    elif node["flow"] is not None:
+        child = f"flow {node['flow']['id']}"
+    case = f": {node['case']}" if node["case"] else ""
+    return [
+        "  " * level + node["name"],
+        node["kind"] + case,
+        state_text(node["status"]),
+        counts,
+        child,
+        moment(node["started_at"]),
+        (node["reason"] or "")[:120],
+    ]
+
+
+@click.command()
+@flow_argument
+@click.argument("node")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(sorted({state.value for state in State})),
+    help="List only tasks, or child flows, in this state. The option is repeatable.",
+)
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most items to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all items, without a limit.")
+@gateway_option
+@json_option
+def items(
+    flow_id: int,
+    node: str,
+    states: tuple[str, ...],
+    limit: int,
+    all_: bool,
+    gateway: str | None,
+    json_: bool,
+) -> None:
+    """Lists the tasks or child flows of a node, by item and recovery."""
+    with open_client(gateway) as client:
+        found = client.flow_children(flow_id, node, state=states, limit=None if all_ else limit)
+        if json_:
+            for child in found:
+                print_document(child)
+            return
+        rows = [_child_row(child) for child in found]
+    if rows:
+        table(("item", "recovery", "child", "state", "started", "ended", "error"), rows)
+    else:
+        console().print(f"node {node} has no such task or child flow", markup=False)
+
+
+def _child_row(child: Mapping[str, Any]) -> list[str | Text]:
+    task, flow = child["task"], child["flow"]
+    shown = task or flow
+    error = (
+        task["error"] and f"{task['error']['kind']}: {task['error']['message']}" if task else flow["error"]
+    )
+    return [
+        "" if child["item"] is None else str(child["item"]),
+        str(child["generation"] or ""),
+        f"task {task['id']}" if task else f"flow {flow['id']}",
+        state_text(task["state"] if task else flow["status"]),
+        moment(shown["created_at"]),
+        moment(shown["finished_at"]),
+        (error or "")[:120],
+    ]
+
+
+@click.command()
+@flow_argument
+@gateway_option
+@json_option
+@click.pass_context
+def watch(ctx: click.Context, /, flow_id: int, gateway: str | None, json_: bool) -> None:
+    """Watches a flow until it has ended; the status is 1 unless it succeeds."""
+    with open_client(gateway) as client:
+        ctx.exit(watch_flow(client, flow_id, json_=json_))
+
+
+def watch_flow(client: SyncClient, flow_id: int, *, generation: int = 0, json_: bool) -> int:
+    """Watches a flow until it has ended in a generation, and returns the exit status."""
+    flow: Flow | None = None
+    with progress(quiet=json_) as bar:
+        task = bar.add_task("", total=None)
+        for flow in client.watch_flow(flow_id, generation=generation):
+            if json_:
+                print_document({"id": flow.id, "status": flow.status, "nodes": flow.counts})
+            ended = sum(count for status, count in flow.counts.items() if status in FINAL_NODES)
+            bar.update(task, total=len(flow.nodes), completed=ended, description=counts_text(flow.counts))
+    assert flow is not None
+    if not json_:
+        click.echo(f"flow {flow.id} {flow.status}: {counts_text(flow.counts)}")
+        if flow.error:
+            click.echo(f"  {flow.error}")
+    return 0 if flow.status is FlowStatus.SUCCEEDED else _NOT_SUCCEEDED
+
+
+@click.command()
+@flow_argument
+@gateway_option
+@json_option
+def why(flow_id: int, gateway: str | None, json_: bool) -> None:
+    """Explains why a flow has not ended, or why it failed: the path to what blocks it.
+
+    At the end of the path may be a task, which is explained as by `penstock tasks why`.
+    """
+    with open_client(gateway) as client:
+        answer = client.why_flow(flow_id)
+        leaf = answer["path"][-1]
+        task = None
+        if leaf["reason"] in ("task", "map") and leaf["task"] is not None:
+            task = client.why(leaf["task"])
+    if json_:
+        print_document({**answer, "task": task})
+        return
+    for level, step in enumerate(answer["path"]):
+        click.echo(f"{'  ' * level}flow {step['flow']} ({step['name']}): {step['sentence']}")
+    if task is not None:
+        indent = "  " * len(answer["path"])
+        click.echo(f"{indent}task {task['id']} ({task['type']}, {task['state']}): {task['sentence']}")

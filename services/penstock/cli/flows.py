@@ -1,0 +1,171 @@
+"""The verbs about flows; those of this module need no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from penstock.cli.flow_files import FILE, REFUSED, print_faults, valid, validated
+from penstock.cli.flow_graphs import diff, graph
+from penstock.cli.flow_operations import cancel, pause, recover, rerun, resume
+from penstock.cli.flow_submission import definitions, send_event, submit, upload, versions
+from penstock.cli.flow_views import get, items, list_, watch, why
+from penstock.cli.groups import Group
+from penstock.cli.output import console, counted, json_option, print_document, state_text, table
+from penstock.core.flow.plan import Plan
+from penstock.core.flow.simulation import Simulation, Span
+from penstock.core.flow.simulation import simulate as run
+from penstock.core.flow.state import FlowStatus
+
+# The status of a bad outcome, as for every other verb.
+_NOT_SUCCEEDED = 1
+
+
+@click.group(cls=Group)
+def flows() -> None:
+    """Uploads, starts, shows and steers flows; validates, draws and simulates their definitions.
+
+    A verb that steers changes one flow by its id, and many by ids or by a filter.
+    """
+
+
+for _verb in (
+    submit,
+    send_event,
+    upload,
+    definitions,
+    versions,
+    list_,
+    get,
+    items,
+    watch,
+    why,
+    graph,
+    diff,
+    pause,
+    resume,
+    cancel,
+    recover,
+    rerun,
+):
+    flows.add_command(_verb)
+
+
+@flows.command()
+@click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="NAME",
+    help="A task type that exists. With this option, tasks of all other types are faults. The option is repeatable.",
+)
+@json_option
+def validate(files: tuple[Path, ...], types: tuple[str, ...], json_: bool) -> None:
+    """Validates definitions in YAML or JSON; prints every fault with its place.
+
+    With several files, their child flows are looked up among them. With one file, child flows are
+    not checked. The status is 3 if a definition is invalid.
+    """
+    found = validated(files, frozenset(types) if types else None)
+    for file, (document, faults) in found.items():
+        if json_ or faults:
+            print_faults(file, faults, json_=json_)
+        else:
+            name = f"{document['flow']}, version {document['version']}"
+            console().print(
+                f"{file}: flow {name} is valid: {counted(len(document['nodes']), 'node')}", markup=False
+            )
+    if any(faults for _, faults in found.values()):
+        click.get_current_context().exit(REFUSED)
+
+
+@flows.command()
+@click.argument("file", type=FILE)
+@click.option(
+    "--assume",
+    type=FILE,
+    metavar="FILE",
+    help="Durations, outcomes, cases and lengths of lists, in YAML or JSON. Default: each task takes a second and "
+    "succeeds, each switch takes its else, and each list has one item.",
+)
+@json_option
+def simulate(file: Path, assume: Path | None, json_: bool) -> None:
+    """Runs a definition on paper; prints when nodes start and end, the critical path and the slots.
+
+    The run has as many slots as it needs, and evaluates no expression. A `*` marks the nodes that
+    decide when the flow ends. The status is 1 if the flow does not succeed.
+    """
+    definition = valid(file)
+    # With the SDK alone the package of assumptions cannot be imported.
+    from penstock.flows.assumptions import read_assumptions  # noqa: PLC0415
+
+    assumptions, faults = read_assumptions(assume.read_bytes() if assume else None, definition)
+    if assume is not None and faults:
+        # Faults are printed where the result would be, as by `validate`.
+        print_faults(assume, faults, json_=json_)
+        click.get_current_context().exit(REFUSED)
+    simulation = run(Plan.from_wire(definition), assumptions)
+    if json_:
+        print_document(_document(simulation))
+    else:
+        _print_simulation(simulation)
+    if simulation.status != FlowStatus.SUCCEEDED:
+        click.get_current_context().exit(_NOT_SUCCEEDED)
+
+
+def _document(simulation: Simulation) -> dict[str, Any]:
+    nodes = [
+        {"node": span.node, "state": span.status, "started_s": span.started_s, "ended_s": span.ended_s}
+        for span in simulation.spans
+    ]
+    return {
+        "state": simulation.status,
+        "takes_s": simulation.takes_s,
+        "nodes": nodes,
+        "critical_path": simulation.critical_path,
+        "slots": simulation.slots,
+        "late": simulation.late,
+    }
+
+
+def _print_simulation(simulation: Simulation) -> None:
+    rows: list[list[str | Text]] = []
+    for span in simulation.spans:
+        mark = "*" if span.node in simulation.critical_path else ""
+        rows.append(
+            [
+                mark,
+                span.node,
+                state_text(span.status),
+                _seconds(span.started_s),
+                _seconds(span.ended_s),
+                _bar(span, simulation.takes_s),
+            ]
+        )
+    table(("", "node", "state", "start", "end", ""), rows)
+    console().print(f"{simulation.status} after {_seconds(simulation.takes_s)}", markup=False)
+    console().print(f"critical path: {' → '.join(simulation.critical_path)}", markup=False)
+    console().print(
+        f"slots: {counted(simulation.slots, 'task')} at the same time, without those of child flows"
+    )
+    for node in simulation.late:
+        console().print(f"late: {node or 'the flow'} ran longer than warn_after_s", markup=False)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:,.10g} s"
+
+
+# Characters of the longest bar.
+_WIDTH = 40
+
+
+def _bar(span: Span, takes_s: float) -> str:
+    if span.started_s is None or span.ended_s is None:
+        return ""
+    before, end = (round(_WIDTH * at / takes_s) if takes_s else 0 for at in (span.started_s, span.ended_s))
+    return " " * min(before, _WIDTH - 1) + "━" * max(end - before, 1)

@@ -1,0 +1,297 @@
+"""The verbs `penstock schedules`: flows that start by cron, and runs over a past range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import click
+
+from penstock.cli.backfills import backfill, backfills, stop
+from penstock.cli.gateway import gateway_option, labels_of, open_client, without_empty
+from penstock.cli.groups import Group
+from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, naming_options
+from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
+from penstock.cli.output import (
+    DEFAULT_LIMIT,
+    console,
+    fields,
+    json_option,
+    moment,
+    print_document,
+    state_text,
+    table,
+)
+from penstock.cli.param_types import Moment, Whole
+from penstock.core.schedule_policy import CatchUp, Overlap
+from penstock.core.task import Priority
+from penstock.errors import Invalid, NotFound
+
+_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
+
+
+@click.group(cls=Group)
+def schedules() -> None:
+    """Starts flows by cron, in a time zone; runs them over a past range.
+
+    The service `flows` starts them. `penstock schedules next` shows when, and `penstock schedules
+    skips` which ticks started no flow, and why.
+    """
+
+
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@click.option("--flow", required=True, type=FLOW_NAME, help="The definition whose flows start.")
+@click.option(
+    "--cron",
+    required=True,
+    metavar="EXPRESSION",
+    help='Minute, hour, day, month and day of the week: "30 2 * * *".',
+)
+@click.option("--zone", help="The time zone, such as Europe/Berlin. Default: UTC.")
+@click.option(
+    "--version", type=Whole(1), help="The version of the definition. Default: the newest at each tick."
+)
+@click.option(
+    "--input",
+    "input_",
+    metavar="EXPRESSION",
+    help="The inputs of the flow, in CEL. The expression reads `schedule`, `tick` and `local_tick`: "
+    "'{\"day\": local_tick}'. Default: no inputs.",
+)
+@click.option("--priority", type=_PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A label of the flows. The option is repeatable.",
+)
+@click.option(
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="URL|JSON|@FILE",
+    help=f"A target that is called when a flow of the schedule ends. {CALLBACK_FORMS}",
+)
+@click.option(
+    "--events",
+    type=click.Choice(["final", "all"]),
+    help="The transitions of the flows that are published. Default: final.",
+)
+@click.option(
+    "--catch-up",
+    type=click.Choice([each.value for each in CatchUp]),
+    help="Which missed ticks start after an outage. Default: latest.",
+)
+@click.option(
+    "--catch-up-limit", type=Whole(), help="The most missed ticks that --catch-up all starts. Default: 100."
+)
+@click.option(
+    "--catch-up-rate",
+    type=click.FloatRange(min=0.001, max=100),
+    help="The flows a second that --catch-up all starts with --overlap allow. Default: 10.",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice([each.value for each in Overlap]),
+    help="What a tick does while a flow of the schedule is running. Default: skip.",
+)
+@click.option(
+    "--paused/--not-paused",
+    default=None,
+    help="Whether no tick starts a flow. Default: no, and as it is for an existing schedule.",
+)
+@gateway_option
+@json_option
+def add(
+    name: str,
+    input_: str | None,
+    labels: tuple[str, ...],
+    callbacks: tuple[str, ...],
+    gateway: str | None,
+    json_: bool,
+    **options: Any,
+) -> None:
+    """Creates a schedule, or replaces its settings; options that are missing mean defaults."""
+    settings = without_empty(
+        input=input_, labels=labels_of(labels), callbacks=callbacks_of(callbacks), **options
+    )
+    with open_client(gateway) as client:
+        try:
+            schedule = client.put_schedule(name, **settings)
+        except Invalid as error:
+            raise naming_options(error) from None
+    if json_:
+        print_document(schedule)
+    else:
+        state = "paused" if schedule["paused"] else f"next at {moment(schedule['next_tick'])}"
+        click.echo(
+            f"schedule {name}: flow {schedule['flow']} by {schedule['cron']}, {schedule['zone']}; {state}"
+        )
+
+
+@schedules.command("list")
+@click.option("--flow", type=FLOW_NAME, help="List only schedules of this definition.")
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most schedules to list."
+)
+@click.option("--all", "all_", is_flag=True, help="List all schedules, without a limit.")
+@gateway_option
+@json_option
+def list_(flow: str | None, limit: int, all_: bool, gateway: str | None, json_: bool) -> None:
+    """Lists schedules by name, with their next and their last tick."""
+    with open_client(gateway) as client:
+        found = list(client.schedules(flow=flow, limit=None if all_ else limit))
+    if json_:
+        for schedule in found:
+            print_document(schedule)
+    elif found:
+        table(
+            ("name", "flow", "cron", "zone", "state", "next", "last", "started"),
+            (
+                (
+                    each["name"],
+                    each["flow"],
+                    each["cron"],
+                    each["zone"],
+                    _state(each),
+                    "" if each["paused"] else moment(each["next_tick"]),
+                    moment(each["last_tick"]),
+                    f"{each['started']:,}",
+                )
+                for each in found
+            ),
+        )
+    else:
+        console().print("no schedules; create one with `penstock schedules add NAME`")
+
+
+def _state(schedule: Mapping[str, Any]) -> Any:
+    if schedule["paused"]:
+        return state_text("paused")
+    return state_text("failed") if schedule["error"] else "active"
+
+
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@gateway_option
+@json_option
+def get(name: str, gateway: str | None, json_: bool) -> None:
+    """Shows one schedule with its rules, its queue and its last error."""
+    with open_client(gateway) as client:
+        schedule = client.schedule(name)
+    if json_:
+        print_document(schedule)
+        return
+    moments = ("next_tick", "last_tick", "created_at", "updated_at")
+    shown = {
+        **schedule,
+        **{field: moment(schedule[field]) for field in moments},
+        "queued": ", ".join(map(moment, schedule["queued"])) or "none",
+        "version": schedule["version"] or "newest",
+        "labels": ", ".join(f"{label}={value}" for label, value in schedule["labels"].items()) or "none",
+        "callbacks": ", ".join(
+            each if isinstance(each, str) else each["url"] for each in schedule["callbacks"]
+        )
+        or "none",
+    }
+    fields((field.replace("_", " "), "" if value is None else str(value)) for field, value in shown.items())
+
+
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@gateway_option
+@json_option
+def pause(name: str, gateway: str | None, json_: bool) -> None:
+    """Pauses a schedule: no tick starts a flow, and running flows go on."""
+    with open_client(gateway) as client:
+        schedule = client.pause_schedule(name)
+    if json_:
+        print_document(schedule)
+    else:
+        click.echo(f"schedule {name} is paused")
+
+
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@gateway_option
+@json_option
+def resume(name: str, gateway: str | None, json_: bool) -> None:
+    """Resumes a schedule with its next tick from now; the ticks of the pause stay skipped."""
+    with open_client(gateway) as client:
+        schedule = client.resume_schedule(name)
+    if json_:
+        print_document(schedule)
+    else:
+        click.echo(f"schedule {name} goes on, next at {moment(schedule['next_tick'])}")
+
+
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@gateway_option
+@json_option
+def remove(name: str, gateway: str | None, json_: bool) -> None:
+    """Removes a schedule and stops its backfills; its flows stay."""
+    with open_client(gateway) as client:
+        removed = client.remove_schedule(name)
+    if not removed:
+        raise NotFound(f"there is no schedule {name!r}")
+    if json_:
+        print_document({"name": name, "removed": True})
+    else:
+        click.echo(f"schedule {name} is removed; its flows stay")
+
+
+@schedules.command("next")
+@click.argument("name", type=SCHEDULE_NAME)
+@click.option("--count", type=Whole(1), default=10, show_default=True, help="The number of ticks.")
+@click.option("--after", type=Moment(), help="Show the ticks after this moment. Default: now.")
+@gateway_option
+@json_option
+def next_(name: str, count: int, after: datetime | None, gateway: str | None, json_: bool) -> None:
+    """Shows the next ticks of a schedule, in its zone and in UTC."""
+    with open_client(gateway) as client:
+        ticks = client.schedule_ticks(name, count=count, after=after)
+    if json_:
+        for tick in ticks:
+            print_document(tick)
+    else:
+        table(("in its zone", "in UTC"), ((tick["local"], tick["tick"]) for tick in ticks))
+
+
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@click.option(
+    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most records to list."
+)
+@gateway_option
+@json_option
+def skips(name: str, limit: int, gateway: str | None, json_: bool) -> None:
+    """Lists the ticks of the last 30 days that started no flow, latest first, with the reason."""
+    with open_client(gateway) as client:
+        found = list(client.schedule_skips(name, limit=limit))
+    if json_:
+        for skip in found:
+            print_document(skip)
+    elif found:
+        table(
+            ("first tick", "last tick", "ticks", "reason", "error"),
+            (
+                (
+                    moment(skip["first_tick"]),
+                    moment(skip["last_tick"]),
+                    "many" if skip["ticks"] is None else f"{skip['ticks']:,}",
+                    skip["reason"],
+                    skip["detail"] or "",
+                )
+                for skip in found
+            ),
+        )
+    else:
+        console().print("no tick was skipped")
+
+
+for _command in (backfill, backfills, stop):
+    schedules.add_command(_command)

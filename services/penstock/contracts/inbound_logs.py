@@ -1,0 +1,33 @@
+"""Reads the records of task logs and validates them by their schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.contracts.parsing import parse
+from penstock.contracts.task_log import chunk_from_wire
+from penstock.contracts.validation import conform
+from penstock.core.log_chunk import Chunk
+
+# Name of the schema in schemas/messages.
+SCHEMA = "task-logs"
+
+
+def decode_logs(data: bytes) -> list[Chunk]:
+    """The chunks of a record.
+
+    Raises:
+        InvalidRecord: the record breaks `task-logs.schema.json`.
+        TooLarge: it is larger than any record of task logs.
+    """
+    return read_logs(parse(data))
+
+
+def read_logs(raw: Any) -> list[Chunk]:
+    """The chunks of a document.
+
+    Raises:
+        InvalidRecord: the document breaks `task-logs.schema.json`.
+    """
+    conform(raw, SCHEMA)
+    return [chunk_from_wire(chunk, raw["worker"]) for chunk in raw["chunks"]]

@@ -1,0 +1,126 @@
+"""Removes secrets from texts: in a worker from all that leaves it, in a gateway from lines. Pure.
+
+Redacted are the values of environment variables whose names end as those of secrets do, values that
+are registered, and what has the form of a secret: passwords and tokens by name, credentials
+in URLs, bearer tokens, private keys, and keys of well-known services.
+
+All patterns take linear time: a handler may log any text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+REDACTED = "[redacted]"
+
+# Shorter values, such as `KEY=1`, are also in texts that have no secret.
+SHORTEST_VALUE = 6
+# Levels of a field's value; what is deeper becomes text.
+MAX_DEPTH = 10
+
+_NAMES = r"(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"
+_ENVIRONMENT_NAME = re.compile(r"(?:_|^)(?:TOKEN|SECRET|PASSWORD|PASSPHRASE|KEY)$", re.IGNORECASE)
+_FIELD_NAME = re.compile(rf"{_NAMES}|^authorization$", re.IGNORECASE)
+
+# A text without any of these needs no pattern. In lower case.
+_TRIGGERS = (
+    "passw", "passphrase", "secret", "token", "key", "credential", "bearer", "basic", "://",
+    "eyj", "akia", "asia", "gh", "xox", "sk", "aiza", "pk_", "-----begin",
+)  # fmt: skip
+
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]*+(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
+        ),
+        REDACTED,
+    ),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@\"'<>]{1,1000}@", re.IGNORECASE), rf"\1{REDACTED}@"),
+    (re.compile(r"\b(bearer|basic)(\s{1,5})[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE), rf"\1\2{REDACTED}"),
+    (
+        re.compile(
+            rf"({_NAMES}[\w.-]{{0,40}}[\"']?[ \t]{{0,5}}[=:][ \t]{{0,5}})"
+            rf"(?!{re.escape(REDACTED)})(?:\"[^\"\n]*+\"?|'[^'\n]*+'?|[^\s\"',;&)}}\]]++)",
+            re.IGNORECASE,
+        ),
+        rf"\1{REDACTED}",
+    ),
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
+    (
+        re.compile(
+            r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|xox[abeoprs]-[\w-]{10,}"
+            r"|sk[-_](?:live|test|proj|ant)?[-_]?[A-Za-z0-9_-]{16,}|AIza[\w-]{30,}|pk_\w{16,})"
+        ),
+        REDACTED,
+    ),
+)
+
+
+class Redactor:
+    """Redacts texts; may be used from any thread.
+
+    Args:
+        environment: the values of its secrets are redacted.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._values: set[str] = set()
+        self._known: re.Pattern[str] | None = None
+        self._add(value for name, value in (environment or {}).items() if _ENVIRONMENT_NAME.search(name))
+
+    def add(self, value: str) -> None:
+        """Redacts a value from now on, wherever it appears.
+
+        Raises:
+            ValueError: it has fewer than `SHORTEST_VALUE` characters.
+        """
+        if len(value.strip()) < SHORTEST_VALUE:
+            raise ValueError(f"a value to redact must have at least {SHORTEST_VALUE} characters")
+        self._add([value])
+
+    def _add(self, values: Iterable[str]) -> None:
+        for value in values:
+            stripped = value.strip()
+            if len(stripped) >= SHORTEST_VALUE:
+                # A secret with several lines appears line by line.
+                parts = [part for part in stripped.splitlines() if len(part) >= SHORTEST_VALUE]
+                for part in (stripped, *parts):
+                    self._values |= {part, quote(part, safe=""), repr(part)[1:-1]}
+        if self._values:
+            # Longer ones first: one may begin with another.
+            found = sorted(self._values, key=len, reverse=True)
+            self._known = re.compile("|".join(map(re.escape, found)))
+
+    def text(self, text: str) -> str:
+        """The text without secrets."""
+        if self._known is not None:
+            text = self._known.sub(REDACTED, text)
+        lowered = text.lower()
+        if any(trigger in lowered for trigger in _TRIGGERS):
+            for pattern, replacement in _PATTERNS:
+                text = pattern.sub(replacement, text)
+        return text
+
+    def fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields without secrets: those with the name of one are replaced whole."""
+        return self._members(fields, 0)
+
+    def _members(self, members: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        return {
+            self.text(str(name)): REDACTED if _FIELD_NAME.search(str(name)) else self._value(value, depth)
+            for name, value in members.items()
+        }
+
+    def _value(self, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if depth < MAX_DEPTH and isinstance(value, Mapping):
+            return self._members(value, depth + 1)
+        if depth < MAX_DEPTH and isinstance(value, list | tuple):
+            return [self._value(item, depth + 1) for item in value]
+        return self.text(str(value))

@@ -1,0 +1,135 @@
+"""Definitions as the owner of flows reads them; they never change, so each is read once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import orjson
+
+from penstock.cel import Expression, compile_expression
+from penstock.core.flow.plan import NodeKind, Plan
+from penstock.core.flow.repeated import RepeatedDecisions
+from penstock.errors import InvalidExpression, NotFound
+from penstock.postgres.queries import query
+
+# Definitions that one process keeps. A thousand nodes take about a megabyte.
+_KEPT = 500
+
+FLOW_VARIABLES = frozenset({"inputs", "nodes", "flow"})
+ITEM_VARIABLES = FLOW_VARIABLES | {"item", "index"}
+
+
+class Definition:
+    """A definition, with what its expressions read.
+
+    Args:
+        document: a valid definition (`schemas/flows/definition.schema.json`).
+
+    Attributes:
+        document: the definition.
+        plan: what `penstock.core.flow` decides by.
+        decisions: decides by the plan.
+        nodes: the nodes as written, by name.
+        inputs: the declared inputs.
+        output: the expression of the flow's output, if it has one.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+        self.plan = Plan.from_wire(document)
+        self.decisions = RepeatedDecisions(self.plan)
+        self.nodes: Mapping[str, Mapping[str, Any]] = document["nodes"]
+        self.inputs: Mapping[str, Mapping[str, Any]] = document.get("inputs", {})
+        self.output: str | None = document.get("output")
+        self._reads = {name: frozenset(_read(_expressions(node))) for name, node in self.nodes.items()}
+
+    def reads(self, name: str) -> frozenset[str]:
+        """The nodes that the expressions of a node read."""
+        return self._reads[name]
+
+    @cached_property
+    def output_reads(self) -> frozenset[str]:
+        """The nodes that the output of the flow reads."""
+        return frozenset(_read([self.output] if self.output else []))
+
+    @cached_property
+    def listed_maps(self) -> frozenset[str]:
+        """The maps whose output, the list of their items' results, is read.
+
+        That of other maps is not collected: it may have 100,000 results.
+        """
+        texts = [text for node in self.nodes.values() for text in _expressions(node)]
+        texts += [self.output] if self.output else []
+        found: set[str] = set()
+        for expression in _compiled(texts):
+            for path in expression.paths:
+                if path.names[0] == "nodes" and len(path.names) > 1 and path.names[2:3] in ((), ("output",)):
+                    found.add(path.names[1])
+        return frozenset(name for name in found if self.plan.nodes[name].kind is NodeKind.MAP)
+
+
+def _expressions(node: Mapping[str, Any]) -> Iterator[str]:
+    for part in (node, node.get("each", {})):
+        for field in ("input", "key", "until"):
+            if field in part:
+                yield part[field]
+    if node["kind"] == NodeKind.MAP:
+        yield node["items"]
+    for case in node.get("cases", ()):
+        yield case["when"]
+
+
+def _compiled(texts: Iterable[str]) -> Iterator[Expression]:
+    for text in texts:
+        try:
+            yield compile_expression(text, ITEM_VARIABLES)
+        except InvalidExpression:
+            # Its node fails when it is evaluated. A later release may refuse what this one stored.
+            continue
+
+
+def _read(texts: Iterable[str]) -> Iterator[str]:
+    for expression in _compiled(texts):
+        for path in expression.paths:
+            if path.names[0] == "nodes" and len(path.names) > 1:
+                yield path.names[1]
+
+
+class Definitions:
+    """The definitions that this process has read."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, int], Definition] = OrderedDict()
+
+    async def load(self, connection: Any, wanted: Iterable[tuple[str, int]]) -> None:
+        """Reads those definitions that are not known.
+
+        Args:
+            connection: of the caller's transaction, inside `translated`.
+            wanted: names and versions.
+        """
+        missing = {key for key in wanted if key not in self._known}
+        if not missing:
+            return
+        rows = await connection.fetch(
+            query("flows.definitions"), [key[0] for key in missing], [key[1] for key in missing]
+        )
+        for row in rows:
+            self._known[row["name"], row["version"]] = Definition(orjson.loads(row["definition"]))
+        while len(self._known) > max(_KEPT, len(missing)):
+            self._known.popitem(last=False)
+
+    def get(self, name: str, version: int) -> Definition:
+        """A definition that `load` has read.
+
+        Raises:
+            NotFound: it does not exist.
+        """
+        found = self._known.get((name, version))
+        if found is None:
+            raise NotFound(f"there is no definition {name!r} with version {version}")
+        self._known.move_to_end((name, version))
+        return found

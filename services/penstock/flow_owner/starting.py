@@ -1,0 +1,309 @@
+"""Starts nodes and items: their tasks, child flows, waits and timers, and the answers of switches.
+
+An expression that fails, fails its node or item, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from penstock.core.access import namespace_of
+from penstock.core.flow import tick_wait
+from penstock.core.flow.messages import (
+    Chosen,
+    Ended,
+    ItemEnded,
+    Listed,
+    OpenItems,
+    Recovered,
+    ReopenItems,
+    Start,
+)
+from penstock.core.flow.plan import NodeKind
+from penstock.core.flow.state import Outcome
+from penstock.core.flow.waiting import event_problem
+from penstock.core.task import Priority
+from penstock.errors import InvalidExpression, NotFound
+from penstock.flow_owner.batch import Batch
+from penstock.flow_owner.evaluation import Item
+from penstock.postgres.flow_writes import NewChild, NewLimit, NewNote, NewTask, NewWait
+from penstock.postgres.flows import FlowRow
+from penstock.postgres.queries import query
+
+# Most items of a list: their numbers are integers in the database, and each has a task.
+MAX_ITEMS = 1_000_000
+
+
+async def start(batch: Batch, flow: FlowRow, action: Start) -> None:
+    """Starts a node, or ends it if its expressions fail."""
+    node = batch.definition(flow).nodes[action.node]
+    await batch.load_nodes((flow.id, name) for name in batch.definition(flow).reads(action.node))
+    try:
+        match action.kind:
+            case NodeKind.TASK:
+                batch.tasks.append(_task(batch, flow, action.node, action.generation, node, None))
+            case NodeKind.FLOW:
+                await _start_child(batch, flow, action, node)
+            case NodeKind.SWITCH:
+                batch.add(flow.id, Chosen(action.node, action.generation, _choose(batch, flow, node)))
+            case NodeKind.WAIT:
+                _wait(batch, flow, action, node)
+            case NodeKind.TIMER:
+                _set_timer(batch, flow, action, node)
+            case NodeKind.MAP:
+                _list(batch, flow, action, node)
+    except (InvalidExpression, NotFound) as error:
+        batch.add(flow.id, Ended(action.node, action.generation, Outcome.FAILED, str(error)))
+
+
+async def open_items(batch: Batch, flow: FlowRow, action: OpenItems) -> None:
+    """Starts the children of the next items of a map."""
+    indexes = range(action.first, action.first + action.count)
+    await _open(batch, flow, action.node, action.generation, indexes)
+
+
+async def reopen_items(batch: Batch, flow: FlowRow, action: ReopenItems) -> None:
+    """Starts items of a map again that did not succeed in an earlier generation.
+
+    A late result may have made one of them succeed since; then it has ended already.
+    """
+    row = batch.nodes[flow.id, action.node]
+    assert row.state.items is not None
+    each = batch.definition(flow).nodes[action.node]["each"]
+    await batch.write()
+    # The cursor may have moved in the same decision; items behind it have no child yet.
+    arguments = (flow.id, action.node, action.generation, row.state.items.opened, action.count)
+    if each["kind"] == NodeKind.TASK:
+        found = await batch.connection.fetch(query("flows.reopen_tasks"), *arguments)
+        indexes = [record["item"] for record in found]
+        await _open(batch, flow, action.node, action.generation, indexes)
+    else:
+        found = await batch.connection.fetch(query("flows.reopen_flows"), *arguments)
+        indexes = [record["item"] for record in found]
+        continued = {record["id"] for record in found if record["id"] is not None}
+        await _continue(batch, continued, action.generation)
+        missing = [record["item"] for record in found if record["id"] is None]
+        await _open(batch, flow, action.node, action.generation, missing)
+    for number in range(action.count - len(indexes)):
+        batch.add(flow.id, ItemEnded(action.node, -1 - number, action.generation, Outcome.SUCCEEDED))
+
+
+async def _open(batch: Batch, flow: FlowRow, name: str, generation: int, indexes: Sequence[int]) -> None:
+    each = batch.definition(flow).nodes[name]["each"]
+    await batch.load_nodes((flow.id, read) for read in batch.definition(flow).reads(name))
+    values = batch.scope(flow).resolved(batch.nodes[flow.id, name].list)
+    batch.work += len(indexes)
+    if "spawned" in each:
+        await _load_types(batch, [values[index] for index in indexes])
+    for index in indexes:
+        item = Item(values[index], index)
+        try:
+            if "spawned" in each:
+                batch.tasks.append(_spawned(batch, flow, name, generation, item))
+            elif each["kind"] == NodeKind.TASK:
+                batch.tasks.append(_task(batch, flow, name, generation, each, item))
+            else:
+                batch.children.append(await _child(batch, flow, name, generation, each, item))
+        except (InvalidExpression, NotFound):
+            batch.add(flow.id, ItemEnded(name, index, generation, Outcome.FAILED))
+
+
+def _task(
+    batch: Batch, flow: FlowRow, name: str, generation: int, node: Mapping[str, Any], item: Item | None
+) -> NewTask:
+    scope = batch.scope(flow)
+    return NewTask(
+        type=node["type"],
+        stage=node.get("stage"),
+        priority=int(Priority[node.get("priority", Priority.MEDIUM.name)]),
+        context=scope.context(node.get("input"), namespace_of(node["type"]), item),
+        key=scope.key(node.get("key"), item),
+        traceparent=flow.traceparent,
+        flow_id=flow.id,
+        root_id=flow.root_id,
+        flow_priority=flow.priority,
+        node=name,
+        generation=generation,
+        item=item.index if item else None,
+    )
+
+
+async def _load_types(batch: Batch, children: Iterable[Any]) -> None:
+    names = {
+        child["type"] for child in children if isinstance(child, dict) and isinstance(child.get("type"), str)
+    }
+    if unknown := names - batch.types:
+        found = await batch.connection.fetch(query("flows.known_types"), sorted(unknown))
+        batch.types |= {record["name"] for record in found}
+
+
+def _spawned(batch: Batch, flow: FlowRow, name: str, generation: int, item: Item) -> NewTask:
+    """The task of a child that a stage has named, with its type, context and further fields."""
+    child = item.value
+    if not isinstance(child, dict) or child.get("type") not in batch.types:
+        raise InvalidExpression(f"child {item.index} names no task type")
+    if namespace_of(child["type"]) != namespace_of(flow.name):
+        raise InvalidExpression(f"child {item.index} has a type of another namespace")
+    scope = batch.scope(flow)
+    return NewTask(
+        type=child["type"],
+        stage=child.get("stage"),
+        priority=int(Priority[child["priority"]]) if "priority" in child else flow.priority,
+        context=scope.encoded(child.get("context"), namespace_of(child["type"]), ""),
+        key=child.get("key"),
+        traceparent=flow.traceparent,
+        flow_id=flow.id,
+        root_id=flow.root_id,
+        flow_priority=flow.priority,
+        node=name,
+        generation=generation,
+        item=item.index,
+    )
+
+
+async def _start_child(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -> None:
+    if action.recovers:
+        child = await batch.connection.fetchval(query("flows.child"), flow.id, action.node, None)
+        if child is not None:
+            await _continue(batch, {child}, action.generation)
+            return
+    batch.children.append(await _child(batch, flow, action.node, action.generation, node, None))
+
+
+async def _continue(batch: Batch, children: set[int], generation: int) -> None:
+    """Recovers child flows in place, as children of a new generation of their node."""
+    if not children:
+        return
+    await batch.load_flows(children)
+    await batch.connection.execute(query("flows.adopt"), sorted(children), [generation] * len(children))
+    for child_id in sorted(children):
+        child = batch.loaded[child_id]
+        assert child.parent is not None
+        child.parent = child.parent.in_generation(generation)
+        next_generation = child.state.generation + 1
+        note = NewNote(
+            root_id=child.root_id, flow_id=child_id, kind="recover", detail={"generation": next_generation}
+        )
+        batch.send(note, Recovered(next_generation))
+
+
+async def _child(
+    batch: Batch, flow: FlowRow, name: str, generation: int, node: Mapping[str, Any], item: Item | None
+) -> NewChild:
+    child = node["flow"]
+    version = node.get("version") or flow.versions.get(child)
+    if version is None:
+        raise NotFound(f"there was no definition {child!r} when the flow started")
+    await batch.definitions.load(batch.connection, {(child, int(version))})
+    definition = batch.definitions.get(child, int(version))
+    text = node.get("input")
+    given = {} if text is None else batch.scope(flow).value(text, item)
+    inputs = with_defaults(given, definition.inputs, child, text or "")
+    return NewChild(
+        parent=flow,
+        node=name,
+        generation=generation,
+        item=item.index if item else None,
+        name=child,
+        version=int(version),
+        unfinished=len(definition.nodes),
+        inputs=batch.scope(flow).encoded(inputs, namespace_of(child), text or ""),
+    )
+
+
+def with_defaults(
+    given: Any, declared: Mapping[str, Mapping[str, Any]], name: str, text: str
+) -> dict[str, Any]:
+    """The inputs of a child flow: those that its parent gives, and defaults.
+
+    Raises:
+        InvalidExpression: they are not those that its definition declares.
+    """
+    if not isinstance(given, dict):
+        raise InvalidExpression(f"the inputs of flow {name!r} are an object", expression=text)
+    unknown = sorted(given.keys() - declared.keys())
+    missing = sorted(key for key, each in declared.items() if "default" not in each and key not in given)
+    if unknown:
+        raise InvalidExpression(f"flow {name!r} has no input {unknown[0]!r}", expression=text)
+    if missing:
+        raise InvalidExpression(f"flow {name!r} needs the input {missing[0]!r}", expression=text)
+    return {key: given[key] if key in given else each["default"] for key, each in declared.items()}
+
+
+def _choose(batch: Batch, flow: FlowRow, node: Mapping[str, Any]) -> str:
+    for case in node["cases"]:
+        value = batch.scope(flow).value(case["when"])
+        if not isinstance(value, bool):
+            raise InvalidExpression("a condition is true or false", expression=case["when"])
+        if value:
+            return str(case["case"])
+    return str(node["else"])
+
+
+def _wait(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -> None:
+    namespace = namespace_of(flow.name)
+    if "flow" in node:
+        namespace = tick_wait.NAMESPACE
+        event, key = _awaited_run(flow, node["flow"])
+        batch.waiting_runs.add(flow.id)
+    else:
+        # The definition was stored by an earlier release, or is that of a stage.
+        if (problem := event_problem(flow.name, node["event"])) is not None:
+            raise NotFound(problem)
+        event, key = node["event"], batch.scope(flow).key(node.get("key")) or ""
+        batch.waiting.add(flow.id)
+    batch.waits.append(
+        NewWait(
+            root_id=flow.root_id,
+            flow_id=flow.id,
+            node=action.node,
+            generation=action.generation,
+            namespace=namespace,
+            event=event,
+            key=key,
+        )
+    )
+
+
+def _awaited_run(flow: FlowRow, awaited: str) -> tuple[str, str]:
+    problem = tick_wait.problem_of(flow.name, awaited)
+    if problem is None and flow.tick is None:
+        problem = "the flow has no tick, because no schedule started it: start it by a schedule"
+    if problem is not None:
+        raise NotFound(f"there can be no run of {awaited!r} to wait for: {problem}")
+    assert flow.tick is not None
+    return tick_wait.awaited_run(awaited, flow.tick)
+
+
+def _set_timer(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -> None:
+    assert batch.now is not None
+    if "until" in node:
+        at = batch.scope(flow).moment(node["until"])
+    else:
+        at = batch.now + timedelta(seconds=node["delay_s"])
+    batch.limits.append(
+        NewLimit(
+            root_id=flow.root_id,
+            flow_id=flow.id,
+            node=action.node,
+            generation=action.generation,
+            kind="timer",
+            at=at,
+        )
+    )
+
+
+def _list(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -> None:
+    scope = batch.scope(flow)
+    values = scope.value(node["items"])
+    if not isinstance(values, list):
+        raise InvalidExpression("the items of a map are a list", expression=node["items"])
+    if len(values) > MAX_ITEMS:
+        raise InvalidExpression(
+            f"{len(values):,} items; {MAX_ITEMS:,} is the limit: nest two maps", expression=node["items"]
+        )
+    row = batch.changed_node(flow, action.node)
+    row.list = scope.encoded(values, namespace_of(flow.name), node["items"])
+    batch.add(flow.id, Listed(action.node, action.generation, len(values)))

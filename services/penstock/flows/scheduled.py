@@ -1,0 +1,119 @@
+"""The flow of a tick: the inputs that its schedule gives it, and its start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from penstock.cel import compile_expression
+from penstock.contracts.context import ContentType, Context
+from penstock.errors import Invalid, InvalidExpression, InvalidRecord
+from penstock.http.problems import Faults
+from penstock.postgres.flow_definitions import Reached
+from penstock.postgres.flow_starts import FlowStart
+from penstock.postgres.schedule_rows import Settings
+
+# The values that the expression of a schedule reads.
+VARIABLES = frozenset({"schedule", "tick", "local_tick"})
+
+
+def check_input(expression: str) -> None:
+    """Checks the expression for the inputs.
+
+    Raises:
+        InvalidRecord: it is wrong; with the place.
+    """
+    try:
+        compiled = compile_expression(expression, VARIABLES)
+    except InvalidExpression as error:
+        raise InvalidRecord(_text(error), pointer="/input") from error
+    if compiled.type not in ("DYN", "MAP"):
+        raise InvalidRecord(
+            f'the inputs are an object, and the expression gives {compiled.type}: write {{"name": value, …}}',
+            pointer="/input",
+        )
+
+
+def inputs_at(settings: Settings, tick: datetime) -> Mapping[str, Any]:
+    """The inputs that a schedule gives to the flow of a tick.
+
+    Raises:
+        InvalidRecord: they cannot be evaluated, or are no object.
+    """
+    if settings.input is None:
+        return {}
+    moment = tick.astimezone(UTC)
+    data = {
+        "schedule": settings.name,
+        "tick": moment.isoformat().replace("+00:00", "Z"),
+        "local_tick": moment.astimezone(ZoneInfo(settings.zone)).isoformat(),
+    }
+    try:
+        value = compile_expression(settings.input, VARIABLES).evaluate(data)
+    except InvalidExpression as error:
+        raise InvalidRecord(_text(error), pointer="/input") from error
+    if not isinstance(value, dict):
+        raise InvalidRecord("the inputs are an object, and the expression gave none", pointer="/input")
+    return value
+
+
+def scheduled_start(
+    settings: Settings,
+    tick: datetime,
+    reached: Reached,
+    *,
+    backfill: int | None = None,
+    rerun_of: int | None = None,
+) -> FlowStart:
+    """The start of a tick's flow; its inputs are inline.
+
+    Args:
+        settings: of the schedule.
+        tick: nominal time.
+        reached: has its definition, if there is one.
+        backfill: the backfill that starts it.
+        rerun_of: the flow of the tick that it repeats.
+
+    Raises:
+        Invalid: there is no such definition, or its inputs do not fit.
+    """
+    outline = reached.get(settings.flow, settings.version)
+    if outline is None:
+        which = "" if settings.version is None else f"version {settings.version} of "
+        raise InvalidRecord(
+            f"there is no {which}flow definition {settings.flow!r}: upload it first",
+            pointer="/flow" if settings.version is None else "/version",
+        )
+    given = inputs_at(settings, tick)
+    faults = list(outline.input_faults(given, "/input"))
+    if faults:
+        raise faults[0] if len(faults) == 1 else Faults(faults)
+    inputs = Context(ContentType.JSON, value=outline.with_defaults(given))
+    inputs.require_shallow()
+    return FlowStart(
+        name=outline.name,
+        version=outline.version,
+        versions=reached.versions_of(outline) or None,
+        unfinished=outline.nodes,
+        inputs=inputs,
+        priority=settings.priority,
+        labels=settings.labels,
+        events=settings.events,
+        callbacks=settings.callbacks or None,
+        rerun_of=rerun_of,
+        schedule=settings.name,
+        tick=tick,
+        backfill=backfill,
+    )
+
+
+def reason(error: Invalid) -> str:
+    """An error as the record of skipped ticks has it."""
+    return str(error)[:1_000]
+
+
+def _text(error: InvalidExpression) -> str:
+    place = f" (at {error.line}:{error.column} of the expression)" if error.line else ""
+    return f"{error.reason}{place}"

@@ -1,0 +1,102 @@
+"""The chunks of a task's log: from segments, and from there to the end of the topic.
+
+The two meet at the offset that PostgreSQL has with the segments, in one snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import asyncpg
+
+from penstock.core.log_chunk import Chunk
+from penstock.errors import KafkaUnavailable
+from penstock.gateway.log_attempts import window
+from penstock.gateway.log_segments import SegmentReader
+from penstock.gateway.log_tail import LogTail
+from penstock.kafka.topics import TASK_LOGS
+from penstock.objects import ObjectStore
+from penstock.postgres import task_logs
+from penstock.settings import Kafka
+
+# Seconds for the lines that are on the topic to be read.
+TAIL_S = 10.0
+
+Attempt = tuple[int, int]
+
+
+class LogSource:
+    """Finds and reads the chunks of logs.
+
+    Args:
+        settings: where Kafka is.
+        pool: the database.
+        objects: has the segments.
+        tail: reads the topic.
+    """
+
+    def __init__(
+        self, settings: Kafka, pool: asyncpg.Pool[asyncpg.Record], objects: ObjectStore, tail: LogTail
+    ) -> None:
+        self._topic = settings.prefix + TASK_LOGS.name
+        self._pool = pool
+        self._segments = SegmentReader(objects)
+        self.tail = tail
+
+    async def find(self, row: Mapping[str, Any], attempt: Attempt | None) -> task_logs.StoredLog:
+        """What is stored of the log of a task, or of one of its attempts.
+
+        Raises:
+            KafkaUnavailable, PostgresUnavailable: no server.
+        """
+        begin, end = window(row, attempt)
+        partitions = await self.tail.partitions()
+        return await task_logs.find(self._pool, row["id"], begin, end, self._topic, partitions)
+
+    async def stored(
+        self, row: Mapping[str, Any], attempt: Attempt | None, log: task_logs.StoredLog, first: int = 0
+    ) -> AsyncIterator[Chunk]:
+        """The chunks that are in segments, from line `first` on; blocks before it are not read.
+
+        Raises:
+            CorruptObject: a segment is damaged, or missing.
+            ObjectsUnavailable: the store does not answer.
+        """
+        async for chunk in self._segments.chunks(log.segments, row["id"], first=first):
+            if is_wanted(chunk, row["id"], attempt):
+                yield chunk
+
+    async def chunks(
+        self, row: Mapping[str, Any], attempt: Attempt | None, first: int = 0
+    ) -> AsyncIterator[Chunk]:
+        """The chunks that there are now; those of lines before `first` may be missing.
+
+        Raises:
+            CorruptObject: as `stored`.
+            Unavailable: a server does not answer.
+        """
+        log = await self.find(row, attempt)
+        async for chunk in self.stored(row, attempt, log, first):
+            yield chunk
+        task_id = row["id"]
+        async with self.tail.reading(task_id, log.next_offset) as reader:
+            end = await self.tail.end(reader.number)
+            deadline_s = asyncio.get_running_loop().time() + TAIL_S
+            while True:
+                for chunk in reader.take():
+                    if is_wanted(chunk, task_id, attempt):
+                        yield chunk
+                if reader.offset >= end:
+                    return
+                if asyncio.get_running_loop().time() > deadline_s:
+                    raise KafkaUnavailable("the newest lines could not be read in time")
+                await reader.wait(1.0)
+
+
+def is_wanted(chunk: Chunk, task_id: int, attempt: Attempt | None) -> bool:
+    """Whether a chunk is of a task, and of the attempt if one is given."""
+    if chunk.run.task_id != task_id:
+        return False
+    return attempt is None or (chunk.run.step, chunk.run.attempt) == attempt

@@ -1,0 +1,216 @@
+"""Bounds of the connections of a listener, in all and by address, and of the bytes of their bodies.
+
+At a bound the connection that has waited longest for its request gives way, so slow clients cannot
+keep others out. Only when each of them waits for an answer, a new one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Protocol
+
+from penstock.errors import Throttled
+from penstock.http.problems import Problem
+from penstock.http.server import RETRY_AFTER_S, status_problem
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """The limits of one listener.
+
+    Attributes:
+        connections: most connections at once.
+        by_address: most of them from one address.
+        body_bytes: most bytes of bodies in memory.
+        head_s: seconds for the head of a request, from the connection or its first byte on.
+        body_s: seconds for a body, and one more for each `body_rate` bytes that have come.
+        body_rate: bytes a second.
+        idle_s: seconds between two requests. Longer than the 60 s after which balancers and
+            proxies give up a connection, because theirs would otherwise meet a closed one.
+        write_s: seconds in which a client must take a part of an answer.
+    """
+
+    connections: int
+    by_address: int
+    body_bytes: int
+    head_s: float = 10.0
+    body_s: float = 20.0
+    body_rate: float = 16 * 1024
+    idle_s: float = 65.0
+    write_s: float = 30.0
+
+
+# For the few clients of probes and metrics.
+FEW = ConnectionLimits(connections=100, by_address=100, body_bytes=1_000_000)
+
+
+# Why a connection is refused, and why the server ends one, as metrics have them.
+BOUNDS = ("address", "all")
+END_REASONS = ("head", "body", "idle", "write", "bound", "bodies")
+
+
+@dataclass
+class ConnectionCounts:
+    """The connections of a process's listeners, for its metrics.
+
+    Attributes:
+        open: that are open now.
+        refused: by bound, one of `BOUNDS`.
+        ended: by the server, by reason, one of `END_REASONS`: the client was too slow, or its
+            connection gave way at a bound.
+    """
+
+    open: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+
+
+class Guarded(Protocol):
+    """A connection, as the guard sees it.
+
+    Attributes:
+        address: what connections are counted by.
+        held_bytes: bytes of its body in memory.
+    """
+
+    address: str
+    held_bytes: int
+
+    @property
+    def serves(self) -> bool:
+        """Whether a request is read and not answered."""
+        ...
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether a part of a request's body has not come."""
+        ...
+
+    def end(self, reason: str, problem: Problem | None) -> None:
+        """Ends the connection for a reason, with an answer unless another has begun."""
+        ...
+
+    def end_if_overdue(self, now_s: float, elapsed_s: float) -> None:
+        """Ends the connection if its client is too slow."""
+        ...
+
+
+class ConnectionGuard:
+    """The connections of one listener.
+
+    Args:
+        limits: the limits.
+        counts: counts them; None counts nothing.
+    """
+
+    def __init__(self, limits: ConnectionLimits, counts: ConnectionCounts | None = None) -> None:
+        self.limits = limits
+        self.counts = counts or ConnectionCounts()
+        self._open: set[Guarded] = set()
+        self._by_address: Counter[str] = Counter()
+        # The connections whose request is not read, by the time since when; and the same by
+        # address. Those with a body may have read it meanwhile.
+        self._waiting: OrderedDict[Guarded, None] = OrderedDict()
+        self._waiting_by_address: dict[str, OrderedDict[Guarded, None]] = {}
+        self._held_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begins to end overdue connections."""
+        limits = self.limits
+        every_s = min(1.0, min(limits.head_s, limits.body_s, limits.idle_s, limits.write_s) / 4)
+        self._timer = asyncio.get_running_loop().call_later(every_s, self.start)
+        now_s = asyncio.get_running_loop().time()
+        for connection in list(self._open):
+            connection.end_if_overdue(now_s, every_s)
+
+    def stop(self) -> None:
+        """Ends no further connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def admit(self, connection: Guarded) -> Problem | None:
+        """Counts a new connection, or returns why it is refused."""
+        limits, address = self.limits, connection.address
+        if self._by_address[address] >= limits.by_address:
+            victim = self._longest_waiting(self._waiting_by_address.get(address))
+            if victim is None:
+                self.counts.refused["address"] += 1
+                detail = f"This address has {limits.by_address:,} requests under way"
+                return status_problem(HTTPStatus.TOO_MANY_REQUESTS, detail, "")
+            victim.end("bound", None)
+        if len(self._open) >= limits.connections:
+            victim = self._longest_waiting(self._waiting)
+            if victim is None:
+                self.counts.refused["all"] += 1
+                detail = f"The server has {limits.connections:,} requests under way"
+                return status_problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, "")
+            victim.end("bound", None)
+        self._open.add(connection)
+        self.counts.open += 1
+        self._by_address[address] += 1
+        self.wait(connection)
+        return None
+
+    def wait(self, connection: Guarded) -> None:
+        """Notes that a connection waits for its next request."""
+        self.serve(connection)
+        if connection in self._open:
+            self._waiting[connection] = None
+            self._waiting_by_address.setdefault(connection.address, OrderedDict())[connection] = None
+
+    def serve(self, connection: Guarded) -> None:
+        """Notes that the request of a connection is read."""
+        self._waiting.pop(connection, None)
+        of_address = self._waiting_by_address.get(connection.address)
+        if of_address is not None:
+            of_address.pop(connection, None)
+            if not of_address:
+                del self._waiting_by_address[connection.address]
+
+    def remove(self, connection: Guarded) -> None:
+        """Forgets a connection that ends."""
+        if connection in self._open:
+            self._open.remove(connection)
+            self.counts.open -= 1
+            self.serve(connection)
+            self.release(connection)
+            self._by_address[connection.address] -= 1
+            if not self._by_address[connection.address]:
+                del self._by_address[connection.address]
+
+    def hold(self, connection: Guarded, size_bytes: int) -> None:
+        """Counts bytes of a body. Beyond the limit, the largest body that is being read gives way.
+
+        Raises:
+            Throttled: the largest is this one.
+        """
+        connection.held_bytes += size_bytes
+        self._held_bytes += size_bytes
+        while self._held_bytes > self.limits.body_bytes:
+            largest = max(
+                (other for other in self._open if other is connection or other.reads_body),
+                key=lambda other: other.held_bytes,
+                default=connection,
+            )
+            self.release(largest)
+            reason = f"requests with {self.limits.body_bytes:,} bytes of bodies are under way"
+            if largest is connection:
+                raise Throttled(reason, retry_after_s=RETRY_AFTER_S)
+            largest.end("bodies", status_problem(HTTPStatus.TOO_MANY_REQUESTS, reason, ""))
+
+    def release(self, connection: Guarded) -> None:
+        """Forgets the bytes of a body."""
+        self._held_bytes -= connection.held_bytes
+        connection.held_bytes = 0
+
+    def _longest_waiting(self, waiting: OrderedDict[Guarded, None] | None) -> Guarded | None:
+        while waiting:
+            connection = next(iter(waiting))
+            if not connection.serves:
+                return connection
+            self.serve(connection)
+        return None

@@ -1,0 +1,444 @@
+"""Inserts the records of a topic into PostgreSQL, exactly once.
+
+One loop reads. A lane for each partition inserts its records in batches, so that reading and
+validation continue while PostgreSQL works. The records in flight are bounded: a partition with too
+many is paused, and resumed when half of them are inserted. It is no `Batcher`: a rebalance drops
+the records that a lane has not inserted.
+
+While the object store is away, a partition is held at its next record with a large value, and while
+another transaction locks what a record needs, such as its idempotency key, at that record. A
+partition has one position, so the records behind it wait; all other partitions go on. The reader is
+one module, because reading, inserting and seeking share the position of each partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import asyncpg
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+
+from penstock.core.admission import partitions_to_pause
+from penstock.core.position import checksum
+from penstock.errors import (
+    IdempotencyConflict,
+    Invalid,
+    KafkaUnavailable,
+    LockConflict,
+    ObjectsUnavailable,
+    SessionLost,
+    ValueRefused,
+)
+from penstock.ingest.checked_positions import checked_positions
+from penstock.ingest.handler import Gathering, RecordHandler
+from penstock.ingest.holds import Holds
+from penstock.ingest.partition_queues import PartitionQueues
+from penstock.ingest.rejections import Rejections
+from penstock.ingest.settings import IngestSettings
+from penstock.kafka.connection import make_consumer, start, stop, translated
+from penstock.kafka.fetch_guard import FetchGuard
+from penstock.kafka.offset_reader import OffsetReader
+from penstock.kafka.topics import service_group
+from penstock.postgres.ingest_positions import OffsetRange
+
+log = logging.getLogger(__name__)
+
+# Bytes in flight at which a partition is paused; one fetch may add a megabyte.
+MAX_IN_FLIGHT_BYTES = 4 * 1024 * 1024
+# Seconds between two attempts to insert the record at which a partition is held.
+HELD_RETRY_S = 1.0
+# Transactions at a time: one is prepared while another waits for its commit.
+TRANSACTIONS = 2
+# Seconds between two looks at a partition that gathers records.
+GATHER_LOOK_S = 0.25
+
+T = TypeVar("T")
+
+
+class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # aiokafka is untyped
+    """Reads the records of one topic and inserts them.
+
+    Args:
+        settings: of the service.
+        group: name of the consumer group, without the prefix.
+        handler: of the records.
+        pool: of the database.
+        producer: for rejections.
+        offsets: checks the stored positions against the topic.
+        gathering: how much is inserted at once; None inserts what was read.
+
+    Attributes:
+        topic: name of the topic, without the prefix.
+        inserted: records that are in PostgreSQL, or rejected.
+        rejected: records that were rejected.
+    """
+
+    def __init__(
+        self,
+        settings: IngestSettings,
+        group: str,
+        handler: RecordHandler[T],
+        pool: asyncpg.Pool[asyncpg.Record],
+        producer: AIOKafkaProducer,
+        offsets: OffsetReader,
+        gathering: Gathering | None = None,
+    ) -> None:
+        self._settings = settings
+        self._gathering = gathering
+        self._batch_rows = gathering.rows if gathering else settings.ingest_batch
+        self._batch_bytes = gathering.size_bytes if gathering else MAX_IN_FLIGHT_BYTES
+        self._group = service_group(settings.prefix, group)
+        self._handler = handler
+        self._pool = pool
+        self._rejections = Rejections(producer, settings.prefix, handler.topic, handler.rejected_topic)
+        self._offsets = offsets
+        self.topic = handler.topic.name
+        self._topic = settings.prefix + self.topic
+        self._next: dict[int, int] = {}
+        # The identity that is stored beside each offset.
+        self._identities: dict[int, str | None] = {}
+        self._queues = PartitionQueues(self._batch_rows, gathering.size_bytes if gathering else None)
+        self._lanes: dict[int, asyncio.Task[None]] = {}
+        self._transactions = asyncio.Semaphore(TRANSACTIONS)
+        # Held partitions share one of their own: many of them would delay all others.
+        self._held_transaction = asyncio.Semaphore(1)
+        self._paused: set[int] = set()
+        self._holds = Holds(self._topic)
+        self._attempts = 0  # at held records
+        self._closing = False
+        self.inserted = 0
+        self.rejected = 0
+        # Work in progress, and how far it has advanced: marks for the stall detector.
+        self._progress: dict[str, int] = {}
+        self._rebalances = 0
+        self._assigned = False
+        self._seeking: asyncio.Task[None] | None = None
+        self._consumer: AIOKafkaConsumer = make_consumer(settings, self._group)
+        self._guard = FetchGuard(self._consumer)
+
+    async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        """Drops records that are not inserted; the new owner reads them."""
+        self._assigned = False
+        self._rebalances += 1
+        self._guard.forget()
+        for tp in revoked:
+            self._next.pop(tp.partition, None)
+            self._paused.discard(tp.partition)
+            self._holds.end(tp.partition)
+            self._rejections.forget(tp.partition)
+            self._queues.drop(tp.partition)
+
+    async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+        """Seeks to the offsets in PostgreSQL; the offsets in Kafka are not used."""
+        self._assigned = True
+        if assigned:
+            # In a task: aiokafka swallows exceptions of a listener, and its `stop` awaits its end.
+            self._seeking = asyncio.create_task(self._seek(assigned))
+            await asyncio.wait({self._seeking})
+
+    def positions(self) -> dict[int, int]:
+        """The next offset of each assigned partition; all records before it are in PostgreSQL."""
+        return dict(self._next)
+
+    def progress(self) -> dict[str, Hashable]:
+        """Work in progress, each with a mark that changes as it advances; empty at rest."""
+        return dict(self._progress)
+
+    def is_busy(self, number: int) -> bool:
+        """Whether records of a partition are in flight, or it has no valid position yet."""
+        lane = self._lanes.get(number)
+        return (lane is not None and not lane.done()) or (
+            self._seeking is not None and not self._seeking.done()
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Records that were read and are not in PostgreSQL yet."""
+        return self._queues.rows
+
+    @property
+    def paused(self) -> int:
+        """Partitions that are paused, because too many of their records are in flight."""
+        return len(self._paused)
+
+    @property
+    def held(self) -> int:
+        """Partitions that wait at their next record."""
+        return len(self._holds)
+
+    async def probe(self) -> None:
+        """Returns while this process is in its group.
+
+        Raises:
+            KafkaUnavailable: it is joining, or the group rebalances.
+        """
+        if not self._assigned:
+            raise KafkaUnavailable(f"joining the group {self._group}")
+
+    def group_progress(self) -> dict[str, Hashable]:
+        """As `progress`, for joining the group, which needs a broker; a rebalance is progress."""
+        return {} if self._assigned else {f"joining the group {self._group}": self._rebalances}
+
+    @contextmanager
+    def _in_progress(self, name: str, mark: int = 0) -> Iterator[None]:
+        self._progress[name] = mark
+        try:
+            yield
+        finally:
+            self._progress.pop(name, None)
+
+    async def _seek(self, assigned: Sequence[TopicPartition]) -> None:
+        with self._in_progress(f"seeking to the stored offsets of {self.topic}"):
+            starts = await checked_positions(self._pool, self._offsets, self._topic, assigned)
+            current = self._consumer.assignment()
+            for tp, position in starts.items():
+                if tp not in current:
+                    continue  # revoked meanwhile
+                self._queues.drop(tp.partition)
+                # In a log that replaced another, the same offset is another record.
+                self._rejections.forget(tp.partition)
+                self._holds.end(tp.partition)
+                self._next[tp.partition] = position.offset
+                self._identities[tp.partition] = position.identity()
+                self._guard.start({tp: position})
+                self._consumer.seek(tp, position.offset)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Inserts records until `stopping` is set.
+
+        Raises:
+            PostgresUnavailable, KafkaUnavailable: batches in flight may not be inserted; their
+                records are read again.
+        """
+        self._consumer.subscribe([self._topic], listener=self)
+        await start(self._consumer)
+        try:
+            while not stopping.is_set():
+                self._pause_or_resume()
+                with translated():
+                    fetched = await self._consumer.getmany(
+                        timeout_ms=500, max_records=self._settings.ingest_batch
+                    )
+                if self._seeking is not None and self._seeking.done():
+                    # Raises its error: without a seek, none of their records can be inserted.
+                    self._seeking.result()
+                for lane in [lane for lane in self._lanes.values() if lane.done()]:
+                    lane.result()
+                for tp, records in fetched.items():
+                    self._add(tp, records)
+                if broken := [tp for tp in self._guard.broken if tp in self._consumer.assignment()]:
+                    # A log was replaced or lost its tail under this process.
+                    await self._seek(broken)
+            self._closing = True
+            await asyncio.gather(*self._lanes.values())
+        finally:
+            if self._seeking is not None:
+                self._seeking.cancel()
+            for lane in self._lanes.values():
+                lane.cancel()
+            # The first error leaves this method; errors of other lanes have the same cause.
+            await asyncio.gather(*self._lanes.values(), return_exceptions=True)
+            await stop(self._consumer)
+
+    def _add(self, tp: TopicPartition, records: Sequence[Any]) -> None:
+        number = tp.partition
+        if number not in self._next:
+            return  # revoked, or not sought yet
+        self._queues.add(number, records)
+        lane = self._lanes.get(number)
+        if lane is None or (lane.done() and not lane.exception()):
+            self._lanes[number] = asyncio.create_task(self._run_lane(tp))
+
+    async def _run_lane(self, tp: TopicPartition) -> None:
+        queues, number = self._queues, tp.partition
+        while queues.waiting(number) and not self._closing:
+            is_held = number in self._holds
+            # When the service stops meanwhile, the next owner reads them again.
+            if self._gathering and not is_held and not await self._gathered(number, self._gathering):
+                break
+            async with self._held_transaction if is_held else self._transactions:
+                records = queues.take(number, self._most(number))
+                if not records:
+                    break  # dropped meanwhile
+                drops = queues.drops(number)
+                try:
+                    name = f"inserting {self.topic}/{number} from {records[0].offset}"
+                    # Each attempt at a held record has another mark: many of them are no stall.
+                    with self._in_progress(name, self._attempts if is_held else 0):
+                        held = await self._insert(tp, records, name)
+                except ObjectsUnavailable as error:
+                    self._holds.hold(number, records[0].offset, error)
+                    # Those that are inserted already are skipped.
+                    held = records
+                finally:
+                    queues.end(number, records)
+                queues.put_back(number, held, drops)
+            self._pause_or_resume()
+            if held:
+                # Not in a transaction, which the other partitions need.
+                self._attempts += 1
+                with self._in_progress(f"held at a record of {self.topic}/{number}", self._attempts):
+                    await asyncio.sleep(HELD_RETRY_S)
+            else:
+                self._holds.end(number)
+        if number not in self._next:
+            self._holds.end(number)  # revoked while it was held
+
+    def _most(self, number: int) -> int:
+        """How many records of a partition to insert next.
+
+        At a lock it is one: a larger batch would wait for it as well. A gathered batch is inserted
+        whole.
+        """
+        return 1 if self._holds.is_locked(number) and not self._gathering else self._batch_rows
+
+    async def _gathered(self, number: int, gathering: Gathering) -> bool:
+        """Waits until a partition has a full batch, or its first record has waited long enough.
+
+        Returns:
+            Whether the batch is to be inserted; False when the service stops.
+        """
+        deadline_s = asyncio.get_running_loop().time() + gathering.seconds
+        looks = 0
+        # Read anew after each wait: other tasks change them.
+        while not self._closing and 0 < self._queues.waiting(number) < gathering.rows:
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if self._queues.load(number).size_bytes >= gathering.size_bytes or left_s <= 0:
+                break
+            looks += 1
+            with self._in_progress(f"gathering {self.topic}/{number}", looks):
+                await asyncio.sleep(min(GATHER_LOOK_S, left_s))
+        return not self._closing
+
+    def _pause_or_resume(self) -> None:
+        assigned = {tp.partition: tp for tp in self._consumer.assignment()}
+        load = {number: self._queues.load(number) for number in assigned}
+        before = self._paused & assigned.keys()
+        now = partitions_to_pause(
+            load,
+            before,
+            rows=2 * self._batch_rows,
+            size_bytes=max(MAX_IN_FLIGHT_BYTES, 2 * self._batch_bytes if self._gathering else 0),
+        )
+        if now - before:
+            log.info(
+                "Partitions are paused because PostgreSQL is behind",
+                extra={
+                    "event": "partitions_paused",
+                    "topic": self._topic,
+                    "partitions": sorted(now - before),
+                },
+            )
+        self._consumer.pause(*(assigned[number] for number in now - before))
+        self._consumer.resume(*(assigned[number] for number in before - now))
+        self._paused = now
+
+    async def _read(
+        self, tp: TopicPartition, records: Sequence[Any], first: int, name: str
+    ) -> tuple[list[T], dict[int, tuple[bytes | None, bytes]], Sequence[Any]]:
+        """The submissions of records, the rejections by offset, and the records that are held."""
+        items: list[T] = []
+        reader = self._handler.open_batch()
+        rejected: dict[int, tuple[bytes | None, bytes]] = {}
+        for index, record in enumerate(records):
+            if record.offset < first or self._rejections.is_written(tp.partition, record.offset):
+                continue  # fetched before the seek, or rejected by an earlier attempt
+            try:
+                items.append(await reader.read(record))
+            except Invalid as invalid:
+                rejected[record.offset] = self._rejections.of(record, invalid)
+                self.rejected += 1
+            except ObjectsUnavailable as error:
+                self._holds.hold(tp.partition, record.offset, error)
+                return items, rejected, records[index:]
+            # An advance for each record: a batch of large values takes long in the object store.
+            self._progress[name] += 1
+        return items, rejected, ()
+
+    async def _insert(self, tp: TopicPartition, records: Sequence[Any], name: str) -> Sequence[Any]:
+        """Inserts records; returns those that are held.
+
+        Args:
+            tp: their partition.
+            records: in the order of their offsets.
+            name: of the work in progress.
+        """
+        number = tp.partition
+        drops = self._queues.drops(number)
+        first, identity = self._next.get(number), self._identities.get(number)
+        if first is None:
+            return ()  # revoked between fetch and now
+        items, rejected, held = await self._read(tp, records, first, name)
+        records = records[: len(records) - len(held)]
+        following = records[-1].offset + 1 if records else first
+        if following <= first:
+            return held
+        # Before the offset: after a crash they may be there twice, but none is lost.
+        await self._rejections.write(number, rejected)
+        last = records[-1]
+        position = dataclasses.replace(
+            self._guard.position(tp, following), checksum=checksum(last.timestamp, last.key, last.value)
+        )
+        source = OffsetRange(self._topic, number, first, following, identity, position.identity())
+        left = await self._store(tp, records, items, source, name, drops)
+        # Sought anew meanwhile: they are read again.
+        return [*left, *held] if self._queues.drops(number) == drops else ()
+
+    async def _store(
+        self,
+        tp: TopicPartition,
+        records: Sequence[Any],
+        items: Sequence[T],
+        source: OffsetRange,
+        name: str,
+        drops: int,
+    ) -> Sequence[Any]:
+        """Stores the submissions of records, and the position behind them; returns records held."""
+        number = tp.partition
+        try:
+            try:
+                await self._handler.insert(items, source)
+            except (ValueRefused, IdempotencyConflict) as refused:
+                if len(records) > 1:
+                    return await self._insert_parts(tp, records, (len(records) + 1) // 2, name, drops)
+                rejection = self._rejections.of(records[0], refused)
+                await self._rejections.write(number, {records[0].offset: rejection})
+                self.rejected += 1
+                await self._handler.insert([], source)
+        except LockConflict as locked:
+            if len(records) > 1 and not self._gathering:
+                # Each part with a locked row waits for it, and many halves would have it.
+                return await self._insert_parts(tp, records, 1, name, drops)
+            self._holds.hold(number, records[0].offset, locked)
+            return records
+        except SessionLost as error:
+            log.info(
+                "Another process has inserted these records; reading on from its offset",
+                extra={"event": "ingest_fenced", "topic": self._topic, "partition": number, "error": error},
+            )
+            await self._seek([t for t in self._consumer.assignment() if t == tp])
+            return ()
+        # If it differs, the partition was revoked meanwhile, and perhaps assigned again.
+        if self._next.get(number) == source.first:
+            self._next[number] = source.following
+            self._identities[number] = source.following_identity
+            self._rejections.forget(number, source.following)
+        self.inserted += source.following - source.first
+        return ()
+
+    async def _insert_parts(
+        self, tp: TopicPartition, records: Sequence[Any], size: int, name: str, drops: int
+    ) -> Sequence[Any]:
+        """As `_insert`, so many records at a time; the record at fault will be alone."""
+        for first in range(0, len(records), size):
+            if self._queues.drops(tp.partition) != drops:
+                # Sought anew: the stored position has no meaning for the rest of these records.
+                return ()
+            if held := await self._insert(tp, records[first : first + size], name):
+                return [*held, *records[first + size :]]
+        return ()

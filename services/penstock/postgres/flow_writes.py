@@ -1,0 +1,263 @@
+"""The rows of flows as their owner writes them, many flows in a statement.
+
+Every function runs in a transaction of its caller, inside
+`penstock.postgres.connection.translated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import orjson
+
+from penstock.contracts.context import Context
+from penstock.core.flow.state import EdgeState, FlowState, Items
+from penstock.postgres.advance import transition_event
+from penstock.postgres.flows import FlowRow, NodeRow, ParentPlace, WaitingTask
+from penstock.postgres.outbox import PendingEvent, sparse
+from penstock.postgres.queries import query
+from penstock.postgres.tasks import encode_ref
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """A waiting task, and the context of the stage that it enters."""
+
+    task: WaitingTask
+    context: Context
+
+
+class NewTask(NamedTuple):
+    """The task of a node or item, in the order of the statement's columns."""
+
+    type: str
+    stage: str | None
+    priority: int
+    context: Context
+    key: str | None
+    traceparent: str | None
+    flow_id: int
+    root_id: int
+    flow_priority: int
+    node: str
+    generation: int
+    item: int | None
+
+
+class NewChild(NamedTuple):
+    """A child flow to insert."""
+
+    parent: FlowRow
+    node: str
+    generation: int
+    item: int | None
+    name: str
+    version: int
+    unfinished: int
+    inputs: Context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewLimit:
+    """A moment to report; `node` is empty for a limit of the flow, `kind` may be `timer`."""
+
+    root_id: int
+    flow_id: int
+    node: str
+    generation: int
+    kind: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWait:
+    """A wait for an event."""
+
+    root_id: int
+    flow_id: int
+    node: str
+    generation: int
+    namespace: str
+    event: str
+    key: str
+
+
+class NewNote(NamedTuple):
+    """A row of the inbox. The end of a child flow is a `task` whose `detail` names the child."""
+
+    root_id: int
+    flow_id: int
+    kind: str
+    node: str | None = None
+    generation: int | None = None
+    item: int | None = None
+    state: str | None = None
+    detail: Mapping[str, Any] | None = None
+
+
+async def write_flows(connection: Any, flows: Sequence[FlowRow], ended: Sequence[int]) -> None:
+    """Writes the states, outputs and errors of flows; those that have ended wait for nothing."""
+    states = [flow.state for flow in flows]
+    await connection.execute(
+        query("flows.write_flows"),
+        [flow.id for flow in flows],
+        [state.status.value for state in states],
+        sparse([state.generation or None for state in states]),
+        sparse([state.paused or None for state in states]),
+        sparse([state.stop and state.stop.value for state in states]),
+        [state.unfinished for state in states],
+        [state.live for state in states],
+        sparse([state.unsuccessful or None for state in states]),
+        sparse([flow.output.data if flow.output else None for flow in flows]),
+        sparse([encode_ref(flow.output.ref) if flow.output else None for flow in flows]),
+        sparse([flow.error for flow in flows]),
+        ended,
+    )
+
+
+async def write_version(connection: Any, flow: FlowRow) -> None:
+    """Writes the version of a flow, the versions below it, and its inputs."""
+    await connection.execute(
+        query("flows.write_version"),
+        flow.id,
+        flow.version,
+        orjson.dumps(flow.versions).decode() if flow.versions else None,
+        flow.inputs.data,
+        encode_ref(flow.inputs.ref),
+    )
+
+
+async def write_nodes(connection: Any, changed: Mapping[tuple[int, str], NodeRow]) -> None:
+    """Writes nodes."""
+    rows = list(changed.values())
+    states = [row.state for row in rows]
+    items = [state.items or Items() for state in states]
+    await connection.execute(
+        query("flows.write_nodes"),
+        [key[0] for key in changed],
+        [key[1] for key in changed],
+        [state.status.value for state in states],
+        sparse([state.generation or None for state in states]),
+        sparse([_edge_states_text(state.edge_states) for state in states]),
+        sparse([state.case for state in states]),
+        sparse([state.timed_out and state.timed_out.value for state in states]),
+        sparse([state.recovers or None for state in states]),
+        sparse([each.total for each in items]),
+        sparse([each.opened or None for each in items]),
+        sparse([each.succeeded or None for each in items]),
+        sparse([each.unsuccessful or None for each in items]),
+        sparse([each.retry or None for each in items]),
+        sparse([each.enough or None for each in items]),
+        sparse([state.reason or None for state in states]),
+        sparse([row.list.data if row.list else None for row in rows]),
+        sparse([encode_ref(row.list.ref) if row.list else None for row in rows]),
+        sparse([row.output.content_type.value if row.output else None for row in rows]),
+        sparse([row.output.data if row.output else None for row in rows]),
+        sparse([encode_ref(row.output.ref) if row.output else None for row in rows]),
+    )
+
+
+async def insert_tasks(connection: Any, tasks: Sequence[NewTask]) -> None:
+    """Inserts tasks; one whose place in its flow is taken already is left out."""
+    contexts = [task.context for task in tasks]
+    await connection.execute(
+        query("flows.insert_tasks"),
+        [task.type for task in tasks],
+        sparse([task.stage for task in tasks]),
+        [task.priority for task in tasks],
+        [context.content_type.value for context in contexts],
+        [context.data for context in contexts],
+        sparse([encode_ref(context.ref) for context in contexts]),
+        sparse([task.key for task in tasks]),
+        sparse([task.traceparent for task in tasks]),
+        *_columns(tasks, "flow_id", "root_id", "flow_priority", "node"),
+        sparse([task.generation or None for task in tasks]),
+        sparse([task.item for task in tasks]),
+    )
+
+
+async def insert_children(connection: Any, children: Sequence[NewChild]) -> list[FlowRow]:
+    """Inserts child flows; returns them in the order given.
+
+    A child that exists already is an error of the owner, so the transaction ends.
+    """
+    rows = await connection.fetch(
+        query("flows.insert_children"),
+        [child.parent.root_id for child in children],
+        [child.parent.id for child in children],
+        [child.node for child in children],
+        sparse([child.generation or None for child in children]),
+        sparse([child.item for child in children]),
+        *_columns(children, "name", "version", "unfinished"),
+        [child.parent.priority for child in children],
+        [child.inputs.data for child in children],
+        sparse([encode_ref(child.inputs.ref) for child in children]),
+    )
+    return [
+        FlowRow(
+            id=row["id"],
+            root_id=child.parent.root_id,
+            parent=ParentPlace(child.parent.id, child.node, child.generation, child.item),
+            name=child.name,
+            version=child.version,
+            versions=child.parent.versions,
+            state=FlowState(unfinished=child.unfinished),
+            priority=child.parent.priority,
+            inputs=child.inputs,
+            traceparent=child.parent.traceparent,
+            schedule=child.parent.schedule,
+            tick=child.parent.tick,
+        )
+        for row, child in zip(rows, children, strict=True)
+    ]
+
+
+async def wake(connection: Any, wakes: Sequence[Wake]) -> list[PendingEvent]:
+    """Lets waiting tasks enter their next stages; returns the events of those that still waited."""
+    rows = await connection.fetch(
+        query("flows.wake"),
+        [each.task.id for each in wakes],
+        [each.task.step for each in wakes],
+        [each.task.stage for each in wakes],
+        [each.context.data for each in wakes],
+        [encode_ref(each.context.ref) for each in wakes],
+    )
+    return [
+        PendingEvent(transition_event(row, "woken", {}), row["callbacks"], row["events"], row["traceparent"])
+        for row in rows
+    ]
+
+
+async def write_limits(connection: Any, limits: Sequence[NewLimit]) -> None:
+    """Writes moments to report."""
+    columns = _columns(limits, "root_id", "flow_id", "node", "generation", "kind", "at")
+    await connection.execute(query("flows.write_limits"), *columns)
+
+
+async def write_waits(connection: Any, waits: Sequence[NewWait]) -> None:
+    """Writes waits; `match_events` compares them with the events after the commit."""
+    columns = _columns(waits, "root_id", "flow_id", "node", "generation", "namespace", "event", "key")
+    await connection.execute(query("flows.write_waits"), *columns)
+
+
+async def write_inbox(connection: Any, notes: Sequence[NewNote]) -> None:
+    """Writes rows of the inbox, without a notification."""
+    await connection.execute(
+        query("flows.write_inbox"),
+        *_columns(notes, "root_id", "flow_id", "kind", "node", "generation", "item", "state"),
+        sparse([None if note.detail is None else orjson.dumps(note.detail).decode() for note in notes]),
+    )
+
+
+def _columns(rows: Sequence[Any], *names: str) -> list[list[Any]]:
+    return [list(map(attrgetter(name), rows)) for name in names]
+
+
+def _edge_states_text(edge_states: Mapping[int, EdgeState]) -> str | None:
+    if not edge_states:
+        return None
+    return orjson.dumps({str(position): state.value for position, state in edge_states.items()}).decode()

@@ -1,0 +1,153 @@
+"""The rows of a pipeline's flows: of the tables `flow`, `flow_node`, and what belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from penstock.contracts.context import Context
+from penstock.core.flow.waiting import waiting_definition
+from penstock.core.task import Priority, State
+from penstock.postgres.advance import Ending
+from penstock.postgres.tasks import encode_ref
+from penstock.testing.clock import Clock
+from penstock.testing.database import Row
+from penstock.testing.tables import Tasks
+from penstock.testing.task_rows import TaskRow
+
+_FLOW = (
+    *("id", "root_id", "parent_id", "parent_node", "parent_generation", "parent_item", "name", "version"),
+    *("versions", "status", "generation", "paused", "stop", "unfinished", "live", "unsuccessful", "priority"),
+    *("inputs", "inputs_ref", "output", "output_ref", "error", "idempotency_key", "events", "callbacks"),
+    *("labels", "traceparent", "rerun_of", "schedule", "tick", "task_id", "task_step", "task_stage"),
+    *("definition", "created_at", "updated_at", "finished_at", "backfill"),
+)
+_DEFAULTS: dict[str, Any] = {
+    "status": "running",
+    "generation": 0,
+    "paused": False,
+    "live": 0,
+    "unsuccessful": 0,
+    "priority": int(Priority.MEDIUM),
+    "events": "final",
+}
+NOTE = ("root_id", "flow_id", "kind", "node", "generation", "item", "state", "detail")
+RUNNING = "running"
+
+
+class FlowTables:
+    """The tables of flows.
+
+    Args:
+        clock: of the pipeline.
+        tasks: the tasks of the pipeline.
+
+    Attributes:
+        flows: by id.
+        inbox: what the owner has not applied yet.
+        nodes: by flow and name.
+        past_nodes: by flow, name and generation.
+        limits: by flow, node, generation and kind.
+        waits: by flow and node.
+        events: by namespace and id, in the order of their arrival.
+    """
+
+    def __init__(self, clock: Clock, tasks: Tasks) -> None:
+        self._clock = clock
+        self._tasks = tasks
+        self.flows: dict[int, Row] = {}
+        self.inbox: list[Row] = []
+        self.nodes: dict[tuple[int, str], Row] = {}
+        self.past_nodes: dict[tuple[int, str, int], Row] = {}
+        self.limits: dict[tuple[int, str, int, str], Row] = {}
+        self.waits: dict[tuple[int, str], Row] = {}
+        self.events: dict[tuple[str, str], Row] = {}
+
+    def note(self, **columns: Any) -> None:
+        """Adds a row to the inbox."""
+        empty = dict.fromkeys((*NOTE, "task_id", "result_type", "result", "result_ref", "error"))
+        self.inbox.append(Row(empty | columns))
+
+    def insert_flow(self, **columns: Any) -> Row:
+        """Adds a flow."""
+        now = self._clock.now
+        given = {name: value for name, value in columns.items() if value is not None}
+        flow = Row(dict.fromkeys(_FLOW) | _DEFAULTS | given)
+        flow |= {"id": self._tasks.next_id(), "created_at": now, "updated_at": now}
+        flow["root_id"] = flow["root_id"] or flow["id"]
+        self.flows[flow["id"]] = flow
+        return flow
+
+    def suspend(self, row: TaskRow, ending: Ending) -> None:
+        """Adds the flow that a waiting task waits for (`flows.suspend`)."""
+        definition = waiting_definition(ending.outcome, ending.terms or {})
+        inputs = ending.context or Context.encode({})
+        place = row.flow
+        flow = self.insert_flow(
+            root_id=row.id if place is None else place.root_id,
+            name=row.type,
+            version=0,
+            definition=orjson.dumps(definition).decode(),
+            unfinished=1,
+            priority=int(row.priority) if place is None else place.priority,
+            inputs=inputs.data,
+            inputs_ref=encode_ref(inputs.ref),
+            task_id=row.id,
+            task_step=row.step,
+            task_stage=ending.next_stage,
+        )
+        self.note(root_id=flow["root_id"], flow_id=flow["id"], kind="began")
+
+    def end_task(self, row: TaskRow, before: State) -> None:
+        """Reports the end of a task to its flow, and ends its children (trigger `end_in_flow`)."""
+        place, result = row.flow, row.result
+        if place is not None:
+            self.note(
+                root_id=place.root_id,
+                flow_id=place.flow_id,
+                kind="task",
+                node=place.node,
+                generation=place.generation,
+                item=place.item,
+                state=row.state.value,
+                task_id=row.id,
+                result_type=result.content_type.value if result else None,
+                result=result.data if result else None,
+                result_ref=encode_ref(result.ref) if result else None,
+                error=orjson.dumps(row.error.to_wire()).decode() if row.error else None,
+            )
+        if before is State.WAITING:
+            for flow in self.flows.values():
+                if flow["task_id"] == row.id and flow["status"] == RUNNING:
+                    self.note(root_id=flow["root_id"], flow_id=flow["id"], kind="cancel")
+
+    def take_inbox(self) -> list[Row]:
+        """Takes all rows of the inbox."""
+        taken, self.inbox = self.inbox, []
+        return taken
+
+    def take_due(self) -> list[Row]:
+        """Takes the limits that are due, in the order of their moments."""
+        due = sorted(
+            (limit for limit in self.limits.values() if limit["at"] <= self._clock.now),
+            key=lambda limit: (limit["at"], limit["flow_id"], limit["node"]),
+        )
+        for limit in due:
+            del self.limits[limit["flow_id"], limit["node"], limit["generation"], limit["kind"]]
+        return due
+
+    def next_due(self) -> datetime | None:
+        """When the next limit is due."""
+        return min((limit["at"] for limit in self.limits.values()), default=None)
+
+    def children(self, flow_id: int, node: str | None) -> Iterator[Row]:
+        """The child flows of a flow, or of one of its nodes, the latest generation of each last."""
+        found = [
+            flow
+            for flow in self.flows.values()
+            if flow["parent_id"] == flow_id and node in (None, flow["parent_node"])
+        ]
+        yield from sorted(found, key=lambda flow: flow["parent_generation"])

@@ -1,0 +1,402 @@
+"""The lines that handlers have logged, until they are shipped. Bounded, and safe for all threads.
+
+Adding a line never waits for a server and never raises. When the buffer is full, the oldest lines
+of the noisiest run are dropped, and a mark counts them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.contracts.progress import Progress, progress_line
+from penstock.contracts.result import StageResult
+from penstock.contracts.task_log import encode_json
+from penstock.core.attempt import AttemptId
+from penstock.core.completion import Outcome
+from penstock.core.log_chunk import PLATFORM_SOURCE, Chunk, RawLine, RunId
+from penstock.core.log_limits import LINE_BYTES, RunBuffer, cut
+from penstock.core.redaction import Redactor
+from penstock.logs import STANDARD
+
+# Bytes of all runs that wait.
+BUFFER_BYTES = 16 * 1024 * 1024
+# Bytes that are dropped at once when it is full.
+DROP_BYTES = 256 * 1024
+# Waiting bytes at which they are shipped at once.
+FLUSH_BYTES = 64 * 1024
+# Bytes of one run in one flush: others must not wait behind a noisy one.
+RUN_BYTES = 128 * 1024
+# Bytes of the fields of a line.
+FIELDS_BYTES = 8 * 1024
+# Characters of one text that are looked at; the rest is dropped.
+TEXT_CHARS = 1024 * 1024
+# Source of the lines of `Task.progress`, and seconds between two of them in one run.
+PROGRESS_SOURCE = "progress"
+PROGRESS_S = 1.0
+
+_FORMATTER = logging.Formatter()
+# Attributes of a record without fields; comparing their names takes as long as all else.
+_PLAIN = len(vars(logging.makeLogRecord({})))
+_SOURCE_CHARS = 200
+# Sources that are kept: there are as many as loggers.
+_SOURCES = 1_000
+
+
+class LogBuffer:
+    """The lines of all runs of a worker.
+
+    Args:
+        worker_id: of the worker.
+        redactor: removes secrets.
+        wake: called when lines wait, and with True when they must be shipped at once; from any
+            thread.
+    """
+
+    def __init__(self, worker_id: str, redactor: Redactor, wake: Callable[[bool], object]) -> None:
+        self.redactor = redactor
+        self._worker_id = worker_id
+        self._wake = wake
+        self._prefix = os.urandom(4).hex()
+        self._count = 0
+        self._lock = threading.Lock()
+        # Runs that have something to ship, in the order in which that began.
+        self._waiting: dict[RunLog, None] = {}
+        # Runs with lines that are kept for their end.
+        self._keeping: set[RunLog] = set()
+        self._sources: dict[str, str] = {}
+        self._bytes = 0
+        self._ready = 0
+        self._woken = self._urgent = False
+        # Lines for which marks stand that were taken, by reason.
+        self.dropped: Counter[str] = Counter()
+
+    def begin(self, attempt_id: AttemptId) -> RunLog:
+        """The log of a run that begins."""
+        with self._lock:
+            self._count += 1
+            return RunLog(self, RunId(*attempt_id, f"{self._prefix}-{self._count:x}"))
+
+    def take(self, most_bytes: int) -> list[Chunk]:
+        """Removes lines for one flush, without secrets: at most `RUN_BYTES` of each run."""
+        now_ms = _now_ms()
+        taken: list[Chunk] = []
+        with self._lock:
+            self._woken = self._urgent = False
+            for run in list(self._waiting):
+                if most_bytes <= 0:
+                    break
+                before = run.lines.size_bytes, run.lines.ready_bytes
+                run.flush_partials(now_ms)
+                first, lines = run.lines.take(min(RUN_BYTES, most_bytes), now_ms)
+                self._account(run, before)
+                most_bytes -= before[1] - run.lines.ready_bytes
+                end = None
+                if not run.lines:
+                    end = run.how_ended
+                    if not run.partials and run.progress is None:
+                        del self._waiting[run]
+                else:
+                    # Behind the others, in the next flush.
+                    del self._waiting[run]
+                    self._waiting[run] = None
+                if lines or end is not None:
+                    taken.append(Chunk(run.id, self._worker_id, first, lines, end))
+            if self._waiting:
+                self._signal(urgent=self._ready >= FLUSH_BYTES)
+        return [self._redacted(chunk) for chunk in taken]
+
+    def source_of(self, name: str) -> str:
+        """The source of a line, bounded and without secrets."""
+        known = self._sources.get(name)
+        if known is None:
+            known = self.redactor.text(str(name))[:_SOURCE_CHARS]
+            if len(self._sources) < _SOURCES:
+                self._sources[name] = known
+        return known
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the lines that wait."""
+        return self._bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def _redacted(self, chunk: Chunk) -> Chunk:
+        redact = self.redactor.text
+        lines: list[RawLine] = []
+        for line in chunk.lines:
+            text = redact(line[3])
+            if line[2] == PLATFORM_SOURCE and len(line) > 4 and "dropped_lines" in line[4]:
+                self.dropped[line[4]["reason"]] += line[4]["dropped_lines"]
+            lines.append(line if text is line[3] else (*line[:3], cut(text), *line[4:]))
+        return Chunk(chunk.run, chunk.worker, chunk.first, lines, chunk.end)
+
+    def _add(self, run: RunLog, now_s: float, lines: list[RawLine], *, urgent: bool) -> None:
+        with self._lock:
+            if run.how_ended is not None:
+                return
+            before = run.lines.size_bytes, run.lines.ready_bytes
+            if lines[0][2] == PLATFORM_SOURCE:
+                # A failure is the last line.
+                run.flush_partials(_now_ms(), every=True)
+            for line in lines:
+                run.lines.add(now_s, line)
+            self._account(run, before)
+            self._await(run, urgent=urgent)
+            if self._bytes > BUFFER_BYTES:
+                self._shrink()
+
+    def _write(self, run: RunLog, source: str, text: str) -> list[str]:
+        """Adds to the partial line of a stream; returns the lines that are complete."""
+        with self._lock:
+            if run.how_ended is not None:
+                return []
+            *complete, rest = (run.partials.pop(source, "") + text).split("\n")
+            # A carriage return begins the line again, as on a terminal.
+            complete = [line.rstrip("\r").rpartition("\r")[2] for line in complete]
+            if rest:
+                run.partials[source] = rest[-LINE_BYTES:] if "\r" in rest else rest
+                self._await(run, urgent=False)
+            return complete
+
+    def _add_progress(self, run: RunLog, progress: Progress) -> None:
+        with self._lock:
+            if run.how_ended is not None:
+                return
+            now_s = time.monotonic()
+            run.progress = _now_ms(), progress
+            before = run.lines.size_bytes, run.lines.ready_bytes
+            run.flush_progress(now_s)
+            self._account(run, before)
+            self._await(run, urgent=False)
+
+    def _end(self, run: RunLog, how: str) -> None:
+        with self._lock:
+            if run.how_ended is not None:
+                return
+            now_ms = _now_ms()
+            before = run.lines.size_bytes, run.lines.ready_bytes
+            run.flush_partials(now_ms, every=True)
+            run.lines.end(now_ms)
+            self._account(run, before)
+            run.how_ended = how
+            # A run without lines needs no end: nothing was shipped.
+            if run.logged:
+                self._await(run, urgent=True)
+
+    def _account(self, run: RunLog, before: tuple[int, int]) -> None:
+        self._bytes += run.lines.size_bytes - before[0]
+        self._ready += run.lines.ready_bytes - before[1]
+        if run.lines.size_bytes > run.lines.ready_bytes:
+            self._keeping.add(run)
+        else:
+            self._keeping.discard(run)
+
+    def _await(self, run: RunLog, *, urgent: bool) -> None:
+        run.logged = True
+        self._waiting[run] = None
+        self._signal(urgent=urgent or self._ready >= FLUSH_BYTES)
+
+    def _signal(self, *, urgent: bool) -> None:
+        if not self._woken or (urgent and not self._urgent):
+            self._woken = True
+            self._urgent = self._urgent or urgent
+            self._wake(urgent)
+
+    def _shrink(self) -> None:
+        noisiest = max({*self._waiting, *self._keeping}, key=lambda run: run.lines.size_bytes)
+        before = noisiest.lines.size_bytes, noisiest.lines.ready_bytes
+        noisiest.lines.drop_oldest(max(DROP_BYTES, self._bytes - BUFFER_BYTES), _now_ms())
+        self._account(noisiest, before)
+
+
+class RunLog:
+    """The log of one run. Its methods may be called from any thread, and never raise.
+
+    Args:
+        buffer: of the worker.
+        id_: of the run.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_progress_due_s",
+        "how_ended",
+        "id",
+        "lines",
+        "logged",
+        "partials",
+        "progress",
+    )
+
+    def __init__(self, buffer: LogBuffer, id_: RunId) -> None:
+        self.id = id_
+        self.lines = RunBuffer(time.monotonic())
+        # The last line of each stream, while it has no line feed.
+        self.partials: dict[str, str] = {}
+        # The last report of progress that is not a line yet, and its time in milliseconds.
+        self.progress: tuple[int, Progress] | None = None
+        self._progress_due_s = 0.0
+        self.how_ended: str | None = None
+        self.logged = False
+        self._buffer = buffer
+
+    def add(
+        self, level: int, source: str, text: str, fields: Mapping[str, Any] | None = None, at_ms: int = 0
+    ) -> None:
+        """Adds one entry, which may have several lines.
+
+        Args:
+            level: as in `logging`.
+            source: `stdout`, `stderr`, or the name of a logger.
+            text: what was logged.
+            fields: its structured values.
+            at_ms: milliseconds since 1970; 0 is now.
+        """
+        if getattr(_adding, "active", False) or self.how_ended is not None:
+            # A value whose text is logged while it is made.
+            return
+        _adding.active = True
+        try:
+            lines = self._lines(level, source, text, fields, at_ms or _now_ms())
+            self._buffer._add(  # noqa: SLF001 (the two classes are one)
+                self, time.monotonic(), lines, urgent=level >= logging.ERROR
+            )
+        except Exception:  # noqa: BLE001, S110 (logging must not fail the handler)
+            pass
+        finally:
+            _adding.active = False
+
+    def add_record(self, record: logging.LogRecord) -> None:
+        """Adds an entry of the standard library's logging."""
+        if getattr(_adding, "active", False):
+            return
+        _adding.active = True
+        try:
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[0] is not None:
+                text += "\n" + (record.exc_text or _FORMATTER.formatException(record.exc_info))
+            if record.stack_info:
+                text += "\n" + record.stack_info
+            values, fields = record.__dict__, None
+            if len(values) > _PLAIN and (extra := values.keys() - STANDARD):
+                fields = {name: values[name] for name in sorted(extra)}
+        except Exception as error:  # noqa: BLE001 (the arguments do not fit, or cannot be printed)
+            text, fields = f"{record.msg!r} cannot be formatted: {error!r}", None
+        finally:
+            _adding.active = False
+        self.add(record.levelno, record.name, text, fields, int(record.created * 1000))
+
+    def write(self, source: str, text: str) -> None:
+        """Adds the text of a stream, `stdout` or `stderr`; its lines end with line feeds."""
+        if "\n" in text and source not in self.partials:
+            # The usual case: complete lines, redacted together.
+            whole, _, text = text.rpartition("\n")
+            self.add(logging.INFO, source, whole)
+        if not text or getattr(_adding, "active", False):
+            return
+        _adding.active = True
+        try:
+            complete = self._buffer._write(self, source, text)  # noqa: SLF001 (the two classes are one)
+        finally:
+            _adding.active = False
+        for line in complete:
+            self.add(logging.INFO, source, line)
+
+    def add_progress(self, progress: Progress) -> None:
+        """Adds a line with a report of progress; of several within a second, the last one."""
+        if getattr(_adding, "active", False):
+            return
+        _adding.active = True
+        try:
+            self._buffer._add_progress(self, progress)  # noqa: SLF001 (the two classes are one)
+        finally:
+            _adding.active = False
+
+    def end(self, how: str) -> None:
+        """Ends the log; later lines are not part of it.
+
+        Args:
+            how: how the run ended, such as `done`.
+        """
+        # An object that is collected meanwhile may log.
+        _adding.active = True
+        try:
+            self._buffer._end(self, how)  # noqa: SLF001 (the two classes are one)
+        finally:
+            _adding.active = False
+
+    def redacted(self, text: str) -> str:
+        """The text without secrets."""
+        return self._buffer.redactor.text(text)
+
+    def flush_progress(self, now_s: float, *, every: bool = False) -> None:
+        """Makes a line of the last report of progress, if one is due. The buffer is locked."""
+        if self.progress is not None and (every or now_s >= self._progress_due_s):
+            (at_ms, report), self.progress = self.progress, None
+            self._progress_due_s = now_s + PROGRESS_S
+            text = progress_line(report.fraction, report.message)
+            fields = [] if report.fraction is None else [{"fraction": round(report.fraction, 4)}]
+            self.lines.add(now_s, (at_ms, logging.INFO, PROGRESS_SOURCE, text, *fields))
+
+    def flush_partials(self, now_ms: int, *, every: bool = False) -> None:
+        """Makes lines of text without a line feed, and of progress. The buffer is locked."""
+        self.flush_progress(time.monotonic(), every=every)
+        for source, text in list(self.partials.items()):
+            # A progress bar that overwrites itself is kept until it ends.
+            if every or "\r" not in text:
+                del self.partials[source]
+                redacted = self._buffer.redactor.text(text.rstrip("\r").rpartition("\r")[2])
+                self.lines.add(time.monotonic(), (now_ms, logging.INFO, source, cut(redacted)))
+
+    def _lines(
+        self, level: int, source: str, text: str, fields: Mapping[str, Any] | None, at_ms: int
+    ) -> list[RawLine]:
+        redactor = self._buffer.redactor
+        if len(text) > TEXT_CHARS:
+            # At a line feed, so that no secret is divided.
+            kept = text[: max(text.rfind("\n", 0, TEXT_CHARS), 0)] or text[:TEXT_CHARS]
+            text = f"{redactor.text(kept)}\n… [{len(text) - len(kept):,} more characters are not kept]"
+        elif len(text) > LINE_BYTES // 4 or "\n" in text:
+            # Before it is divided or cut. All others are redacted when they are shipped.
+            text = redactor.text(text)
+        level = max(0, min(int(level), 1000))
+        source = self._buffer.source_of(source)
+        parts = text.split("\n") if "\n" in text else [text]
+        lines: list[RawLine] = [(at_ms, level, source, cut(part.rstrip("\r"))) for part in parts]
+        if fields:
+            lines[0] = (*lines[0], self._bounded(redactor.fields(fields)))
+        return lines
+
+    @staticmethod
+    def _bounded(fields: dict[str, Any]) -> dict[str, Any]:
+        size = len(encode_json(fields))
+        return fields if size <= FIELDS_BYTES else {"dropped_fields_bytes": size}
+
+    def conclude(self, result: StageResult | None) -> None:
+        """Ends the log with the result of its run; a failure is its last line.
+
+        Args:
+            result: None for a run that was cancelled.
+        """
+        if result is None:
+            self.end("cancelled")
+            return
+        if result.outcome is Outcome.FAIL and result.error is not None:
+            failure = f"{result.error.kind}: {result.error.message}"
+            self.add(logging.ERROR, PLATFORM_SOURCE, (result.error.traceback or failure).rstrip())
+        self.end("handed_back" if result.handed_back else result.outcome.value)
+
+
+_adding = threading.local()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

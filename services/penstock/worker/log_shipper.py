@@ -1,0 +1,228 @@
+"""Ships the lines of handlers, on the platform client's loop, by a connection of its own.
+
+Lines are sent 200 ms after the first one, or at once when 64 KiB wait, an error is logged or an
+attempt ends. Claims, heartbeats and results never wait for them. While Kafka is away the lines stay
+in the buffer, which drops the oldest ones of the noisiest run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from aiokafka import AIOKafkaProducer
+
+from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
+from penstock.contracts.task_log import (
+    MAX_CHUNKS,
+    MAX_LINES,
+    RECORD_BYTES,
+    chunk_to_wire,
+    encode_record,
+    partition_of,
+)
+from penstock.core.log_chunk import Chunk
+from penstock.errors import PenstockError
+from penstock.kafka.connection import translated
+from penstock.kafka.topics import TASK_LOGS
+from penstock.worker.gateway_client import LOGS_ROUTE, GatewayClient
+from penstock.worker.log_buffer import LogBuffer
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.2
+# Ends of attempts that come together are sent together.
+GATHER_S = 0.01
+# Bytes of one flush.
+FLUSH_MOST_BYTES = 2 * 1024 * 1024
+# Seconds until lines are sent again after a refusal that no repetition helps.
+REFUSED_S = 60.0
+# Bytes of a record as it is sent, below the broker's limit also without compression.
+ENCODED_BYTES = 900_000
+
+
+class LogTransport(Protocol):
+    """Sends chunks."""
+
+    async def send(self, chunks: Sequence[Chunk]) -> None:
+        """Returns once Kafka has them.
+
+        Raises:
+            Unavailable: some may not be there; sending all of them again is harmless.
+            PenstockError: they are refused, and would be refused again.
+        """
+        ...
+
+
+class LogShipper:
+    """Ships what a buffer has. Its methods are called in the loop of `run`.
+
+    Args:
+        buffer: of the worker.
+    """
+
+    def __init__(self, buffer: LogBuffer) -> None:
+        self._buffer = buffer
+        self._waiting = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._idle = asyncio.Event()
+
+    def wake(self, urgent: bool) -> None:
+        """Tells that lines wait, and whether they must be shipped at once."""
+        self._idle.clear()
+        self._waiting.set()
+        if urgent:
+            self._urgent.set()
+
+    async def run(self, transport: LogTransport) -> None:
+        """Ships until cancelled."""
+        while True:
+            if not self._buffer:
+                self._idle.set()
+                await self._waiting.wait()
+            if not self._urgent.is_set():
+                await self._linger()
+            await asyncio.sleep(GATHER_S)
+            self._waiting.clear()
+            self._urgent.clear()
+            await self._ship(transport, self._buffer.take(FLUSH_MOST_BYTES))
+
+    async def drain(self, within_s: float) -> None:
+        """Ships all that waits, for at most so many seconds."""
+        self.wake(urgent=True)
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning(
+                "Lines of task logs were not shipped before the worker ended",
+                extra={
+                    "event": "task_logs_lost",
+                    "bytes": self._buffer.waiting_bytes,
+                },
+            )
+
+    async def _linger(self) -> None:
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self._urgent.wait()
+        except TimeoutError:
+            return
+
+    async def _ship(self, transport: LogTransport, chunks: Sequence[Chunk]) -> None:
+        if not chunks:
+            return
+        while True:
+            try:
+                await retry_until_available(
+                    lambda: transport.send(chunks),
+                    waiting_for="task logs",
+                    backoff=WORKER_BACKOFF,
+                )
+            except PenstockError as error:
+                # Also a fatal one: the worker works without task logs.
+                log.error(  # noqa: TRY400 (the error is a field)
+                    "Task logs are refused; trying again later",
+                    extra={"event": "task_logs_refused", "error": str(error)},
+                )
+                await asyncio.sleep(REFUSED_S)
+            else:
+                return
+
+
+class KafkaLogTransport:
+    """Writes chunks to the topic, each to the partition of its task.
+
+    Args:
+        producer: started, acks=all, of its own.
+        prefix: of topics.
+        worker_id: of the worker.
+    """
+
+    def __init__(self, producer: AIOKafkaProducer, prefix: str, worker_id: str) -> None:
+        self._producer = producer
+        self._topic = prefix + TASK_LOGS.name
+        self._worker_id = worker_id
+
+    async def send(self, chunks: Sequence[Chunk]) -> None:
+        """See `LogTransport.send`."""
+        with translated():
+            count = len(await self._producer.partitions_for(self._topic))
+            by_partition: defaultdict[int, list[Chunk]] = defaultdict(list)
+            for chunk in chunks:
+                by_partition[partition_of(chunk.run.task_id, count)].append(chunk)
+            # In the order of each partition.
+            sent = [
+                await self._producer.send(self._topic, value, partition=partition)
+                for partition, some in by_partition.items()
+                for value in records_of(self._worker_id, some)
+            ]
+            await asyncio.gather(*sent)
+
+
+class HttpLogTransport:
+    """Sends chunks to a gateway.
+
+    Args:
+        gateway: of its own.
+        worker_id: of the worker.
+    """
+
+    def __init__(self, gateway: GatewayClient, worker_id: str) -> None:
+        self._gateway = gateway
+        self._worker_id = worker_id
+
+    async def send(self, chunks: Sequence[Chunk]) -> None:
+        """See `LogTransport.send`."""
+        for some in batches_of(chunks):
+            entries = [chunk_to_wire(chunk) for chunk in some]
+            await self._gateway.post(LOGS_ROUTE, {"worker": self._worker_id, "chunks": entries})
+
+
+def records_of(worker_id: str, chunks: Sequence[Chunk]) -> Iterator[bytes]:
+    """The values of records with these chunks, in their order."""
+    for some in batches_of(chunks):
+        value = encode_record(worker_id, some)
+        if len(value) <= ENCODED_BYTES:
+            yield value
+        else:
+            # Control characters take six bytes each.
+            for half in _halves(some):
+                yield from records_of(worker_id, half)
+
+
+def batches_of(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks by record, within its bounds."""
+    some: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        for part in _divided(chunk):
+            part_bytes = 200 + sum(len(line[3]) + 60 for line in part.lines)
+            if some and (size + part_bytes > RECORD_BYTES or len(some) == MAX_CHUNKS):
+                yield some
+                some, size = [], 0
+            some.append(part)
+            size += part_bytes
+    if some:
+        yield some
+
+
+def _divided(chunk: Chunk) -> Iterator[Chunk]:
+    for begin in range(0, max(1, len(chunk.lines)), MAX_LINES):
+        lines = chunk.lines[begin : begin + MAX_LINES]
+        last = begin + MAX_LINES >= len(chunk.lines)
+        yield Chunk(chunk.run, chunk.worker, chunk.first + begin, lines, chunk.end if last else None)
+
+
+def _halves(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+    if len(chunks) > 1:
+        yield chunks[: len(chunks) // 2]
+        yield chunks[len(chunks) // 2 :]
+        return
+    [chunk] = chunks
+    middle = len(chunk.lines) // 2
+    yield [Chunk(chunk.run, chunk.worker, chunk.first, chunk.lines[:middle])]
+    yield [Chunk(chunk.run, chunk.worker, chunk.first + middle, chunk.lines[middle:], chunk.end)]

@@ -1,0 +1,138 @@
+"""The counts of a worker, and its metrics server: /metrics, /livez and /readyz.
+
+The platform client's loop serves it, so a handler that blocks the loop of handlers fails no probe.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from penstock.contracts.ready import ReadyTask
+from penstock.core.log_limits import DROP_REASONS
+from penstock.errors import PenstockError
+from penstock.metrics import (
+    WORKER_ATTEMPTS,
+    WORKER_BLOCKED,
+    WORKER_LOG_LINES_DROPPED,
+    WORKER_RUNNING,
+    WORKER_SLOTS,
+    WORKER_WAITING,
+    Sample,
+)
+from penstock.worker.settings import WorkerSettings
+
+NAME = "worker"
+# The stage of attempts for which the worker has no handler: tasks may name any number of stages.
+NO_STAGE = ""
+
+# Outcomes of attempts that have none of a handler.
+HANDED_BACK = "handed_back"
+CANCELLED = "cancelled"
+
+Stage = tuple[str, str]
+# Returns when the worker is ready, and raises a PenstockError otherwise.
+Probe = Callable[[], Awaitable[None]]
+
+
+class AttemptCounts:
+    """Counts the attempts of a worker that have ended.
+
+    Args:
+        stages: (type, stage) of its handlers.
+    """
+
+    def __init__(self, stages: Collection[Stage]) -> None:
+        self._stages = stages
+        # By type, stage and outcome.
+        self.ended: Counter[tuple[str, str, str]] = Counter()
+
+    def add(self, ready: ReadyTask, outcome: str) -> None:
+        """Adds an attempt that has ended."""
+        stage = ready.fence.stage
+        if (ready.type, stage) not in self._stages:
+            stage = NO_STAGE
+        self.ended[ready.type, stage, outcome] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The counts of a worker, as of a scrape.
+
+    Attributes:
+        stages: (type, stage) of its handlers.
+        slots: most handlers at once.
+        ended: attempts that have ended, by type, stage and outcome.
+        running: the attempts that run.
+        waiting: how many attempts wait for a handler.
+        dropped: lines of task logs that were dropped, by reason.
+        blocked: times that a handler blocked the event loop.
+    """
+
+    stages: Collection[Stage]
+    slots: int
+    ended: Mapping[tuple[str, str, str], int]
+    running: Iterable[ReadyTask]
+    waiting: int
+    dropped: Mapping[str, int]
+    blocked: Mapping[Stage, int]
+
+
+def samples(counts: Counts) -> Iterator[Sample]:
+    """The current values of a worker."""
+    yield Sample(WORKER_SLOTS, counts.slots)
+    yield Sample(WORKER_WAITING, counts.waiting)
+    for ended, count in sorted(counts.ended.items()):
+        yield Sample(WORKER_ATTEMPTS, count, ended)
+    running = Counter((ready.type, ready.fence.stage) for ready in counts.running)
+    for stage in sorted(counts.stages):
+        yield Sample(WORKER_RUNNING, running[stage], stage)
+        yield Sample(WORKER_BLOCKED, counts.blocked.get(stage, 0), stage)
+    for reason in DROP_REASONS:
+        yield Sample(WORKER_LOG_LINES_DROPPED, counts.dropped.get(reason, 0), (reason,))
+
+
+@asynccontextmanager
+async def serving(settings: WorkerSettings, count: Callable[[], Counts], probe: Probe) -> AsyncIterator[None]:
+    """Runs the metrics server while the block runs, unless the port is 0.
+
+    Args:
+        settings: the address to listen on.
+        count: gives the current counts; called for each scrape.
+        probe: whether the worker can reach Kafka or its gateway, and goes on.
+
+    Raises:
+        CannotStart: the address cannot be listened on.
+    """
+    if not settings.metrics_port:
+        yield
+        return
+    from penstock.metrics.server import serving_page  # noqa: PLC0415 (the server is not needed otherwise)
+    from penstock.metrics.text_page import TextPage  # noqa: PLC0415 (as above)
+
+    page = TextPage(NAME, lambda: samples(count()))
+    async with serving_page(settings, page, {_check_of(settings): probe}):
+        yield
+
+
+async def stand_in(settings: WorkerSettings, error: PenstockError) -> None:
+    """Runs the metrics server of a worker that waits for its start: alive, and not ready."""
+    if settings.metrics_port:
+        from penstock.metrics.server import stand_in_page  # noqa: PLC0415 (as above)
+        from penstock.metrics.text_page import TextPage  # noqa: PLC0415 (as above)
+
+        await stand_in_page(settings, TextPage(NAME, lambda: ()), error)
+
+
+async def end_stand_in(settings: WorkerSettings) -> None:
+    """Ends the server of `stand_in`, if it runs."""
+    if settings.metrics_port:
+        from penstock.metrics.server import end_stand_in as end  # noqa: PLC0415 (as above)
+
+        await end()
+
+
+def _check_of(settings: WorkerSettings) -> str:
+    return "gateway" if settings.worker_gateway else "kafka"

@@ -1,0 +1,65 @@
+"""Kafka answers, and takes no records: too few replicas are in sync."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.kafka.connection import admin_client
+from penstock.local.cluster import three_brokers
+from penstock.local.supervisor import Supervisor
+from penstock.settings import Platform
+from tests.chaos.outage_wave import metered, nothing_charged, wave_through
+from tests.chaos.scenario import run_scenario
+from tests.chaos.test_outages import LEASE_MS, OutageScenario
+from tests.support.callback_targets import target_server
+from tests.support.topics import require_replicas
+
+# The broker that is stopped.
+STOPPED = 3
+# The shortest stall; the outage is longer.
+STALL_S = 20
+
+
+@pytest.mark.long
+async def test_topics_that_take_no_records_are_charged_to_no_attempt(tmp_path):
+    """S11, T4, O2: no topic takes records, for longer than a stall. The services that write report
+    it, none ends, and everything goes on by itself."""
+    log = (tmp_path / "cluster.log").open("w", encoding="utf-8", buffering=1)
+    supervisor = Supervisor(lambda name, line: print(name, line, file=log), run_dir=tmp_path / "cluster-run")
+    try:
+        async with (
+            three_brokers(supervisor, tmp_path / "cluster") as cluster,
+            target_server() as target,
+            run_scenario(
+                tmp_path,
+                "refused writes",
+                workers=1,
+                environment={**metered(), "PENSTOCK_STALL_TIMEOUT_S": str(STALL_S)},
+                lease_ms=LEASE_MS,
+                kafka=cluster.servers,
+                kind=OutageScenario,
+            ) as scenario,
+        ):
+            scenario.targets = [f"{target.url}/{number}" for number in range(5)]
+            scenario.workers.start(environment={"PENSTOCK_WORKER_GATEWAY": scenario.deployment.gateway_url})
+            settings = Platform.load(scenario.deployment.environment)
+            async with admin_client(settings) as admin:
+                names = [name for name in await admin.list_topics() if name.startswith(settings.prefix)]
+            await require_replicas(settings, names, 3)
+
+            @asynccontextmanager
+            async def outage() -> AsyncIterator[None]:
+                await cluster.stop(STOPPED)
+                yield
+                await cluster.start(STOPPED)
+
+            reports = dict.fromkeys(("gateway", "stages"), frozenset({"writes"}))
+            async with nothing_charged(scenario, target):
+                await wave_through(scenario, "no writes", outage, reports, seconds=2 * STALL_S)
+    finally:
+        await asyncio.to_thread(supervisor.close)
+        log.close()

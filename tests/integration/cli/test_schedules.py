@@ -1,0 +1,251 @@
+"""`penstock schedules`, the client, the gateway and the loop together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.gateways import running_gateway
+from tests.support.services import make_topics
+from tests.support.waiting import wait_until
+
+from penstock.cli.main import cli
+from penstock.client import Client, FlowFilter
+from penstock.flow_owner.schedule_loop import ScheduleLoop
+from penstock.objects import ObjectStore
+from penstock.postgres.connection import open_pool
+from penstock.settings import Platform
+
+Invoke = Callable[..., Awaitable[Result]]
+
+NIGHTLY = {
+    "flow": "nightly",
+    "version": 1,
+    "inputs": {"day": {}},
+    "nodes": {"load": {"kind": "task", "type": "media", "input": "inputs.day"}},
+}
+
+
+@pytest.fixture
+async def url(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[str]:
+    await make_topics(kafka_servers, prefix)
+    async with running_gateway(
+        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
+    ) as gateway:
+        async with Client(gateway.url) as client:
+            await client.register_type("media")
+            await client.put_flow_definition(NIGHTLY)
+        yield gateway.url
+
+
+@pytest.fixture
+def schedules(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Runs the command line in a thread, because this process's event loop serves the gateway."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_GATEWAY", url)
+
+    async def invoke(*arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, cli, ["schedules", *arguments])
+
+    return invoke
+
+
+@pytest.fixture
+async def pool(database: str, tmp_path: Path) -> AsyncIterator[asyncpg.Pool]:
+    """A pool beside a running loop."""
+    async with open_pool(database, "test") as pool:
+        loop = ScheduleLoop(Platform(postgres=database), pool, ObjectStore((tmp_path / "objects").as_uri()))
+        running = asyncio.create_task(loop.run())
+        yield pool
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def documents(result: Result) -> list:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+async def end_flows(pool: asyncpg.Pool, status: str, number: int) -> None:
+    """Ends the first flows, as their owner would."""
+
+    async def have_started() -> bool:
+        return await pool.fetchval("SELECT count(*) FROM flow WHERE backfill IS NOT NULL") >= number
+
+    await wait_until(have_started)
+    await pool.execute("UPDATE flow SET status = $1, finished_at = now() WHERE status = 'running'", status)
+
+
+NIGHT = ("add", "night", "--flow", "nightly", "--cron", "30 2 * * *", "--input", '{"day": local_tick}')
+
+
+async def test_a_schedule_from_the_command_line(schedules: Invoke, pool: asyncpg.Pool) -> None:
+    """F4: created, listed, shown, previewed, paused, resumed, replaced and removed."""
+    added = await schedules(*NIGHT, "--zone", "Europe/Berlin", "--overlap", "queue_one", "--label", "a=b")
+    assert "flow nightly by 30 2 * * *, Europe/Berlin; next at " in added.output
+    ticks = documents(
+        await schedules("next", "night", "--after", "2026-10-24T12:00:00+0000", "--count", "2", "--json")
+    )
+    assert [tick["local"] for tick in ticks] == ["2026-10-25T02:30:00+02:00", "2026-10-26T02:30:00+01:00"]
+    assert (
+        "2026-10-25T00:30:00Z"
+        in (await schedules("next", "night", "--after", "2026-10-24T12:00:00+0000")).output
+    )
+    [shown] = documents(await schedules("get", "night", "--json"))
+    assert (shown["overlap"], shown["catch_up"], shown["labels"]) == ("queue_one", "latest", {"a": "b"})
+    assert "local_tick" in (await schedules("get", "night")).output
+    assert "is paused" in (await schedules("pause", "night")).output
+    # A deployment that puts its schedules again does not resume one.
+    [kept] = documents(await schedules(*NIGHT, "--json"))
+    assert (kept["paused"], kept["zone"], kept["overlap"]) == (True, "UTC", "skip")
+    assert [each["name"] for each in documents(await schedules("list", "--json"))] == ["night"]
+    assert "paused" in (await schedules("list", "--flow", "nightly")).output
+    assert "goes on, next at" in (await schedules("resume", "night")).output
+    assert "no tick was skipped" in (await schedules("skips", "night")).output
+    # A tick that has passed starts a flow by the running loop.
+    await pool.execute(
+        "UPDATE schedule SET position = now() - interval '3 days', next_tick = now() - interval '2 days', next_at = now()"
+    )
+    assert "goes on" in (await schedules("resume", "night")).output
+    await pool.execute("SELECT pg_notify('penstock_schedules', '')")
+    await wait_until(lambda: pool.fetchval("SELECT count(*) FROM flow WHERE schedule = 'night'"))
+    assert "catch_up" in (await schedules("skips", "night")).output
+    assert "is removed" in (await schedules("remove", "night")).output
+    gone = await schedules("get", "night")
+    assert gone.exit_code != 0
+    assert "penstock schedules list" in gone.output
+    assert (await schedules("remove", "night")).exit_code == gone.exit_code
+
+
+async def test_the_flows_of_a_schedule_have_its_callbacks_and_are_listed(
+    schedules: Invoke, pool: asyncpg.Pool, url: str, tmp_path: Path
+) -> None:
+    """F4: a schedule gives its flows the events and callbacks that a start gives; the values of
+    headers are secrets. Lists and operations take the schedule as a filter."""
+    target = {"url": "https://example.com/done", "headers": {"x-token": "secret"}}
+    (tmp_path / "target.json").write_text(json.dumps(target))
+    [stored] = documents(
+        await schedules(*NIGHT, "--callback", f"@{tmp_path / 'target.json'}", "--events", "all", "--json")
+    )
+    assert stored["events"] == "all"
+    assert stored["callbacks"] == [{**target, "headers": {"x-token": "***"}}]
+    shown = (await schedules("get", "night")).output
+    assert "https://example.com/done" in shown
+    assert "secret" not in shown
+    refused = await schedules(*NIGHT, "--callback", "ftp://example.com")
+    assert refused.exit_code != 0
+    assert "--callback" in refused.output
+    assert documents(await schedules("get", "night", "--json"))[0]["events"] == "all"
+    await pool.execute(
+        "UPDATE schedule SET position = now() - interval '1 day', next_tick = now() - interval '2 s', next_at = now()"
+    )
+    await pool.execute("SELECT pg_notify('penstock_schedules', '')")
+    row = await wait_until(lambda: pool.fetchrow("SELECT * FROM flow WHERE schedule = 'night'"))
+    assert row["events"] == "all"
+    assert [json.loads(each) for each in row["callbacks"]] == [target]
+    since = datetime.now(UTC) - timedelta(days=3)
+    async with Client(url) as client:
+        other = await client.submit_flow("nightly", {"day": "monday"})
+        backfill = await client.backfill("night", since, max_running=1, wait=False)
+        started = await wait_until(
+            lambda: pool.fetchrow("SELECT * FROM flow WHERE backfill = $1", backfill["id"])
+        )
+        assert (started["events"], started["callbacks"]) == ("all", row["callbacks"])
+        found = [flow.id async for flow in client.list_flows(schedule="night")]
+        assert found == sorted([row["id"], started["id"]], reverse=True)
+        assert other.id not in found
+        operated = await client.operate_flows("pause", FlowFilter(schedule="night"), dry_run=True)
+        assert operated.count == 2
+    # Missing options mean defaults.
+    [replaced] = documents(await schedules(*NIGHT, "--json"))
+    assert (replaced["events"], replaced["callbacks"]) == ("final", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "text"),
+    [
+        (("--flow", "nightly", "--cron", "0 0 LW * */8"), "--cron", "never runs"),
+        (("--flow", "nightly", "--cron", "99 * * * *"), "--cron", "wrong minute"),
+        (("--flow", "nightly", "--cron", "0 0 * * *", "--zone", "Mars"), "--zone", "no time zone"),
+        (("--flow", "absent", "--cron", "0 0 * * *"), "--flow", "absent"),
+        (("--flow", "nightly", "--cron", "0 0 * * *"), "--input", "needs the input 'day'"),
+        (("--flow", "nightly", "--cron", "0 0 * * *", "--input", "tick +"), "--input", "Syntax error"),
+        (("--flow", "nightly", "--cron", "0 0 * * *", "--input", "tick"), "--input", "an object"),
+        (("--flow", "nightly", "--cron", "0 0 * * *", "--catch-up", "all"), "--overlap", "queue_all"),
+    ],
+)
+async def test_a_schedule_that_cannot_work_is_refused(
+    schedules: Invoke, arguments: tuple[str, ...], option: str, text: str
+) -> None:
+    """F4: where it is created, with the option at fault."""
+    refused = await schedules("add", "night", *arguments)
+    assert refused.exit_code == 3, refused.output
+    assert f"{option}:" in refused.output
+    assert text in refused.output
+
+
+async def test_all_faults_of_a_schedule_are_printed(schedules: Invoke) -> None:
+    """O8: one attempt names every option at fault."""
+    rules = ("--catch-up", "all", "--overlap", "skip", "--callback", "ftp://x")
+    refused = await schedules(
+        *("add", "night", "--flow", "absent", "--cron", "99 * * * *", "--zone", "Mars", "--input", "tick +"),
+        *rules,
+    )
+    assert refused.exit_code == 3, refused.output
+    options = [line.split()[1] for line in refused.stderr.splitlines()]
+    assert options == ["--cron:", "--zone:", "--overlap:", "--callback", "--input:"]
+    refused = await schedules("add", "night", "--flow", "absent", "--cron", "99 * * * *", "--zone", "Mars")
+    assert [line.split()[1] for line in refused.stderr.splitlines()] == ["--cron:", "--zone:", "--flow:"]
+    refused = await schedules(
+        "add", "night", "--flow", "nightly", "--cron", "0 0 LW * */8", "--input", '{"dya": 1}'
+    )
+    assert [line.split()[1] for line in refused.stderr.splitlines()] == ["--input", "--input:", "--cron:"]
+
+
+async def test_a_backfill_from_the_command_line(schedules: Invoke, pool: asyncpg.Pool) -> None:
+    """F4: dry run, progress to the end, a status that tells of a failure, the list, and a stop."""
+    assert (await schedules(*NIGHT)).exit_code == 0
+    day = ("backfill", "night", "--since", "2026-01-01T00:00:00+0000", "--until", "2026-01-10T00:00:00+0000")
+    assert "9 of 9 ticks would start a flow; 0 have one" in (await schedules(*day, "--dry-run")).output
+    running = asyncio.create_task(schedules(*day, "--by", "ann"))
+    await end_flows(pool, "succeeded", 9)
+    done = await running
+    assert (done.exit_code, "9 of 9 ticks started a flow (9 succeeded)" in done.output) == (0, True), (
+        done.output
+    )
+    rerun = asyncio.create_task(schedules(*day, "--rerun", "--max-running", "9", "--json"))
+    await end_flows(pool, "failed", 18)
+    failed = await rerun
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["flows"] == {"failed": 9}
+    [again] = documents(await schedules(*day, "--json"))
+    assert (again["started"], again["already_run"], again["state"]) == (0, 9, "done")
+    [slow] = documents(
+        await schedules(
+            "backfill",
+            "night",
+            "--since",
+            "2026-05-01",
+            "--until",
+            "2026-06-01",
+            "--rate",
+            "1",
+            "--no-wait",
+            "--json",
+        )
+    )
+    stopped = await schedules("stop", str(slow["id"]), "--cancel", "--by", "bob")
+    assert f"backfill {slow['id']} is stopped" in stopped.output
+    listed = documents(await schedules("backfills", "--schedule", "night", "--json"))
+    assert [(each["by"], each["state"]) for each in listed][-1] == ("ann", "done")
+    assert "stopped" in (await schedules("backfills")).output
+    future = await schedules("backfill", "night", "--since", "2026-01-01", "--until", "2096-01-01")
+    assert "--until: it is in the future" in future.stderr
+    assert (future.exit_code, "future" in future.output) == (3, True)
+    assert (await schedules("stop", "999999")).exit_code == 4

@@ -1,0 +1,138 @@
+"""Advances flows without a service: the tests end the tasks."""
+
+from __future__ import annotations
+
+import sys
+
+import orjson
+from tests.support.random_flows import definition
+
+from penstock.contracts.context import Context
+from penstock.flow_owner.batch import Batch
+from penstock.flow_owner.contents import Contents
+from penstock.flow_owner.definitions import Definitions
+from penstock.flow_owner.rounds import apply
+from penstock.objects import ObjectStore
+from penstock.postgres.connection import translated
+from penstock.postgres.flow_starts import FlowStart, match_events, match_runs, start
+from penstock.postgres.queries import query
+
+SHARDS = list(range(64))
+
+
+class Owner:
+    """One owner of all shards.
+
+    Args:
+        pool: of the database.
+        objects: URL of the object store.
+        budget: see `Batch`.
+    """
+
+    def __init__(self, pool, objects="memory:///", budget=sys.maxsize):
+        self.pool = pool
+        self.budget = budget
+        self.definitions = Definitions()
+        self.contents = Contents(ObjectStore(objects))
+
+    async def define(self, *documents):
+        """Stores definitions, without their validation."""
+        for document in documents:
+            await self.pool.execute(
+                "INSERT INTO flow_definition (name, version, definition) VALUES ($1, $2, $3)",
+                document["flow"],
+                document["version"],
+                orjson.dumps(document).decode(),
+            )
+
+    async def start(self, document, inputs=None, versions=None, **fields):
+        """Starts a flow; returns its id."""
+        given = FlowStart(
+            name=document["flow"],
+            version=document["version"],
+            unfinished=len(document["nodes"]),
+            inputs=Context.encode(inputs or {}),
+            versions=versions,
+            **fields,
+        )
+        [started] = await start(self.pool, [given])
+        return started.id
+
+    async def command(self, flow_id, kind, **detail):
+        """Writes a command to the inbox."""
+        await self.pool.execute(
+            "INSERT INTO flow_inbox (root_id, flow_id, kind, detail) SELECT root_id, id, $2, $3 FROM flow WHERE id = $1",
+            flow_id,
+            kind,
+            orjson.dumps(detail).decode() if detail else None,
+        )
+
+    async def advance(self, limit=2_000):
+        """Applies the inbox until it is empty, and what is due."""
+        while await self.advance_once(limit):
+            pass
+
+    async def advance_once(self, limit=2_000, connection=None):
+        """One transaction; False when nothing was to be done."""
+        if connection is None:
+            async with self.pool.acquire() as connection:
+                return await self.advance_once(limit, connection)
+        with translated():
+            async with connection.transaction():
+                inbox = await connection.fetch(query("flows.take"), SHARDS, limit, [])
+                due = await connection.fetch(query("flows.due"), SHARDS, limit, [])
+                batch = Batch(connection, self.definitions, self.contents, "urn:test", self.budget)
+                missing = await apply(batch, inbox, due)
+                assert not missing
+                for unstored in batch.unstored.values():
+                    await self.contents.store(unstored.values())
+        await match_events(self.pool, flow_ids=sorted(batch.waiting))
+        await match_runs(self.pool, sorted(batch.waiting_runs | batch.ended_runs))
+        return bool(inbox or due)
+
+    async def tasks(self, flow_id=None):
+        """Live tasks of flows, by id."""
+        return await self.pool.fetch(
+            "SELECT * FROM task WHERE state = 'ready' AND ($1::bigint IS NULL OR flow_id = $1) ORDER BY id",
+            flow_id,
+        )
+
+    async def end(self, task, state="succeeded", result=None):
+        """Ends a task as any service of any release does."""
+        error = None if state == "succeeded" else orjson.dumps({"kind": "E", "message": "it broke"}).decode()
+        await self.pool.execute(
+            """UPDATE task SET state = $2, finished_at = now(), result_type = 'json', result = $3, error = $4
+               WHERE id = $1""",
+            task["id"],
+            state,
+            orjson.dumps(result),
+            error,
+        )
+
+    async def run(self, decide=lambda task: ("succeeded", None)):
+        """Advances flows and ends their tasks until nothing moves; returns the ended tasks."""
+        ended = []
+        await self.advance()
+        while tasks := await self.tasks():
+            for task in tasks:
+                await self.end(task, *decide(task))
+                ended.append(task)
+            await self.advance()
+        return ended
+
+    async def flow(self, flow_id):
+        """The row of a flow."""
+        return await self.pool.fetchrow("SELECT * FROM flow WHERE id = $1", flow_id)
+
+    async def nodes(self, flow_id):
+        """The states of the nodes that have a row."""
+        rows = await self.pool.fetch("SELECT name, status FROM flow_node WHERE flow_id = $1", flow_id)
+        return {row["name"]: row["status"] for row in rows}
+
+
+def task(*after, **fields):
+    """A node with a task."""
+    return {"kind": "task", "type": "a", **({"after": list(after)} if after else {}), **fields}
+
+
+__all__ = ["Owner", "definition", "task"]

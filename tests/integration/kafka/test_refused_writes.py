@@ -1,0 +1,183 @@
+"""Topics that take no records for now, on a cluster with too few replicas in sync.
+
+The topics of a test need all three replicas for a write, and one of three brokers is stopped. All
+other topics take records, and all of them can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.support.callback_targets import make_callback
+from tests.support.memory_folder import make_folder
+from tests.support.services import read, running_service
+from tests.support.topics import require_replicas
+from tests.support.waiting import in_time, wait_until
+
+from penstock.contracts.context import Context
+from penstock.contracts.submission import Submission
+from penstock.errors import KafkaUnavailable
+from penstock.kafka import pending_writes
+from penstock.kafka.connection import create_topics, make_producer, running
+from penstock.kafka.outbox import publish, send_all
+from penstock.kafka.pending_writes import probe_writes
+from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, ready
+from penstock.local.cluster import Cluster, three_brokers
+from penstock.local.supervisor import Supervisor
+from penstock.metrics.server import readiness
+from penstock.postgres import tasks, types
+from penstock.postgres.connection import open_pool
+from penstock.settings import Kafka
+from penstock.task_sync.app import create_app
+from penstock.task_sync.settings import TaskSyncSettings
+
+# The broker that is stopped.
+STOPPED = 3
+
+
+# In a loop of its own, because each test has its own one.
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    folder = make_folder()
+    log = (folder / "log").open("w", encoding="utf-8", buffering=1)
+    supervisor = Supervisor(lambda name, line: print(name, line, file=log), run_dir=folder / "run")
+    try:
+        async with three_brokers(supervisor, folder) as cluster:
+            yield cluster
+    finally:
+        await asyncio.to_thread(supervisor.close)
+        log.close()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def kafka(cluster: Cluster, prefix: str) -> Kafka:
+    settings = Kafka(kafka=cluster.servers, prefix=prefix, session_timeout_s=6.0)
+    await create_topics(settings, [*PLATFORM, ready("held", 2), ready("free", 2)])
+    return settings
+
+
+async def require_all_replicas(settings: Kafka, *topics: str) -> None:
+    await require_replicas(settings, [settings.prefix + topic for topic in topics], 3)
+
+
+@asynccontextmanager
+async def too_few_replicas(cluster: Cluster) -> AsyncIterator[None]:
+    await cluster.stop(STOPPED)
+    try:
+        yield
+    finally:
+        await cluster.start(STOPPED)
+
+
+async def test_a_topic_that_takes_no_records_delays_no_other(
+    cluster: Cluster, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S11, O2: records for a topic without enough replicas wait for a limited time. The error and
+    the probe name the topic and the reason, further records are refused at once, and all other
+    topics take theirs. The records that waited are written when the replicas are back."""
+    await require_all_replicas(kafka, EVENTS.name)
+    topic, other = kafka.prefix + EVENTS.name, kafka.prefix + CALLBACKS.name
+    async with running(make_producer(kafka)) as producer:
+        await send_all(producer, topic, [(b"1", b"{}")])
+        async with too_few_replicas(cluster):
+            monkeypatch.setattr(pending_writes, "WRITE_S", 2.0)
+            with pytest.raises(KafkaUnavailable, match=r"events: too few replicas are in sync"):
+                await send_all(producer, topic, [(b"1", b"{}")])
+            with pytest.raises(KafkaUnavailable, match=r"events: too few replicas are in sync"):
+                # Without `WRITE_S` once more.
+                await in_time(send_all(producer, topic, [(b"1", b"{}")] * 1_000), 1.0)
+            await send_all(producer, other, [(b"1", b"{}")])
+            document, status = await readiness({"writes": probe_writes})
+            assert (document["status"], status) == ("ready in part", 200)
+            assert topic in document["checks"]["writes"]
+
+        async def takes_records() -> bool:
+            with suppress(KafkaUnavailable):
+                await send_all(producer, topic, [(b"1", b"{}")])
+                return True
+            return False
+
+        await wait_until(takes_records)
+        await probe_writes()
+    # The first one, the one that waited, and the last one.
+    assert len(await read(cluster.servers, topic)) == 3
+
+
+async def test_events_that_wait_hold_up_no_callbacks(
+    cluster: Cluster, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S11: the topic of events takes no records, and callbacks of the same transactions leave."""
+    monkeypatch.setattr(pending_writes, "WRITE_S", 1.0)
+    await require_all_replicas(kafka, EVENTS.name)
+    async with running(make_producer(kafka)) as producer, too_few_replicas(cluster):
+        for number in range(2):
+            callbacks = [make_callback("http://127.0.0.1/", number)]
+            with pytest.raises(KafkaUnavailable):
+                await publish(producer, kafka, [b"1"], [b"{}"], callbacks)
+        assert len(await read(cluster.servers, kafka.prefix + CALLBACKS.name)) == 2
+
+
+async def test_a_ready_topic_that_takes_no_records_holds_only_its_type(
+    cluster: Cluster, kafka: Kafka, database: str
+) -> None:
+    """S11, O2: a type's ready topic takes no records for longer than a stall. Task-sync releases
+    all other types meanwhile, reports the topic, and goes on with the type by itself."""
+    await require_all_replicas(kafka, "ready.held")
+    settings = TaskSyncSettings(
+        kafka=kafka.kafka,
+        prefix=kafka.prefix,
+        postgres=database,
+        objects="memory:///",
+        session_timeout_s=6.0,
+        stall_timeout_s=12.0,
+    )
+
+    async def submit(pool: Any, type_name: str) -> list[int]:
+        submission = Submission(type=type_name, context=Context.encode(None))
+        return [found.id for found in await tasks.submit(pool, [submission])]
+
+    async def records(type_name: str) -> int:
+        return len(await read(cluster.servers, f"{kafka.prefix}ready.{type_name}"))
+
+    async with open_pool(database, "test") as pool:
+        for name in ("held", "free"):
+            await types.register(pool, types.TaskType(name=name, first_stage="one", partitions=2))
+        async with running_service(create_app(settings)):
+            await submit(pool, "held")
+            await submit(pool, "free")
+            await wait_until(lambda: records("held"))
+            await wait_until(lambda: records("free"))
+            async with too_few_replicas(cluster):
+                await submit(pool, "held")
+                await submit(pool, "free")
+                await wait_until(lambda: _is(records, "free", 2))
+                await wait_until(_reports_held)
+                # Without any other work, the time of a stall passes.
+                await asyncio.sleep(settings.stall_timeout_s + 2)
+                await submit(pool, "free")
+                await wait_until(lambda: _is(records, "free", 3))
+                assert await records("held") == 1
+            await wait_until(lambda: _is(records, "held", 2))
+            await wait_until(_reports_nothing)
+
+
+async def _is(records: Any, name: str, count: int) -> bool:
+    return await records(name) == count
+
+
+async def _reports_held() -> bool:
+    with suppress(KafkaUnavailable):
+        await probe_writes()
+        return False
+    return True
+
+
+async def _reports_nothing() -> bool:
+    return not await _reports_held()

@@ -1,0 +1,195 @@
+"""Migrations beside traffic: what they lock, how long, and what a crash leaves."""
+
+import asyncio
+import shutil
+import time
+
+import asyncpg
+import pytest
+from tests.support.migration_rules import BATCH, fill, violations
+from tests.support.waiting import in_time, wait_until
+
+from penstock.contracts.files import schemas_folder
+from penstock.errors import CannotStart
+from penstock.postgres import migrations
+from penstock.postgres.migrations import migrate
+
+FOLDER = schemas_folder() / "postgres" / "migrations"
+FILES = sorted(FOLDER.glob("*.sql"))
+# The migrations of releases before this rule.
+RELEASED = "0030_due_by_type"
+ROWS = 5 * BATCH
+
+
+@pytest.fixture
+async def released(empty_database, tmp_path):
+    """The folder of the released migrations, which the database has; its tables have rows."""
+    for file in FILES:
+        if file.stem <= RELEASED:
+            shutil.copy(file, tmp_path)
+    await migrate(empty_database, folder=tmp_path)
+    connection = await asyncpg.connect(empty_database)
+    await fill(connection, ROWS)
+    yield tmp_path
+    await connection.close()
+
+
+@pytest.fixture
+async def db(empty_database, released):
+    connection = await asyncpg.connect(empty_database)
+    yield connection
+    await connection.close()
+
+
+async def test_no_migration_stops_a_busy_table_for_long(empty_database, released, db):
+    """O6: no transaction of a migration examines the rows of tasks, callbacks or attempts, for
+    which their writers would wait. A migration creates one index of these, concurrently."""
+    found = {}
+    for file in FILES:
+        if file.stem > RELEASED:
+            text = file.read_text()
+            if "CONCURRENTLY" in text:
+                shutil.copy(file, released)
+                assert await migrate(empty_database, folder=released) == [file.stem]
+            elif broken := await violations(db, text):
+                found[file.name] = broken
+            else:
+                await db.execute("INSERT INTO penstock.migration (name) VALUES ($1)", file.stem)
+                shutil.copy(file, released)
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE INDEX slow ON penstock.task (stage)",
+        "CREATE UNIQUE INDEX slow ON penstock.callback (id, state)",
+        "UPDATE penstock.task SET labels = '{}'",
+        "DO $$ BEGIN UPDATE penstock.attempt SET worker = 'w'; END $$",
+        "ALTER TABLE penstock.task ADD COLUMN slow double precision DEFAULT random()",
+        "ALTER TABLE penstock.task ALTER COLUMN attempt TYPE bigint",
+        "ALTER TABLE penstock.task ALTER COLUMN updated_at SET NOT NULL, ADD CONSTRAINT slow CHECK (step >= 0)",
+        "ALTER TABLE penstock.attempt ADD CONSTRAINT slow FOREIGN KEY (task_id) REFERENCES penstock.task (id)",
+        "CREATE TABLE penstock.slow AS SELECT id FROM penstock.task",
+    ],
+)
+async def test_a_migration_that_breaks_the_rule_is_found(db, text):
+    """O6: the test above fails for a new migration that would stop services."""
+    assert await violations(db, text) != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ALTER TABLE penstock.task ADD COLUMN quick bigint, ADD COLUMN other text DEFAULT 'x' NOT NULL",
+        "ALTER TABLE penstock.task ADD CONSTRAINT quick CHECK (step >= 0) NOT VALID",
+        "CREATE TABLE penstock.quick (a int); CREATE INDEX quick_a ON penstock.quick (a)",
+    ],
+)
+async def test_a_migration_of_a_moment_is_permitted(db, text):
+    """O6: a lock that is held for a moment stops nobody for long."""
+    assert await violations(db, text) == []
+
+
+async def test_traffic_goes_on_while_an_index_waits_for_a_transaction(empty_database, released):
+    """O6: a transaction that stays open delays the migration, and neither delays the other
+    sessions, which write and lock rows meanwhile."""
+    shutil.copytree(FOLDER, released, dirs_exist_ok=True)
+    open_session, other = [await asyncpg.connect(empty_database) for _ in range(2)]
+    transaction = open_session.transaction(isolation="repeatable_read")
+    await transaction.start()
+    await open_session.execute("UPDATE penstock.attempt SET worker = 'w' WHERE task_id < 0")
+    migrating = asyncio.ensure_future(migrate(empty_database, folder=released))
+    waits = (
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() "
+        "AND query LIKE '%CREATE%CONCURRENTLY%' AND wait_event = 'virtualxid'"
+    )
+    try:
+        await wait_until(lambda: other.fetchval(waits))
+        for _ in range(50):
+            await in_time(
+                other.execute(
+                    "UPDATE penstock.task SET step = step WHERE id = (SELECT min(id) FROM penstock.task)"
+                )
+            )
+            await in_time(insert_one(other))
+        assert not migrating.done()
+    finally:
+        await transaction.rollback()
+    assert set(await in_time(migrating)) == {file.stem for file in FILES if file.stem > RELEASED}
+    for connection in (open_session, other):
+        await connection.close()
+
+
+async def insert_one(connection):
+    await connection.execute(
+        "INSERT INTO penstock.task (type, state, stage, content_type, context) VALUES ('t', 'ready', 's', 'json', '1')"
+    )
+
+
+async def test_an_index_that_a_crash_left_is_built_again(empty_database, released, db):
+    """O1, O6: a migration that is ended while it builds an index leaves it invalid. The next run
+    completes it, and applies nothing twice."""
+    shutil.copytree(FOLDER, released, dirs_exist_ok=True)
+    blocker = await asyncpg.connect(empty_database)
+    transaction = blocker.transaction(isolation="repeatable_read")
+    await transaction.start()
+    await blocker.execute("UPDATE penstock.attempt SET worker = 'w' WHERE task_id < 0")
+    for _ in range(2):
+        migrating = asyncio.ensure_future(migrate(empty_database, folder=released))
+        found = (
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+            "AND query LIKE '%CREATE%CONCURRENTLY%' AND wait_event = 'virtualxid'"
+        )
+        pid = await wait_until(lambda found=found: db.fetchval(found))
+        await db.execute("SELECT pg_terminate_backend($1)", pid)
+        with pytest.raises(Exception):  # noqa: B017, PT011 (the driver has several errors for a lost session)
+            await in_time(migrating)
+    invalid = "SELECT array_agg(indexrelid::regclass::text) FROM pg_index WHERE NOT indisvalid"
+    assert await db.fetchval(invalid) == ["penstock.task_flow"]
+    await transaction.rollback()
+    applied = await migrate(empty_database, folder=released)
+    assert applied[0] == "0039_task_flow"
+    assert await db.fetchval(invalid) is None
+    assert await db.fetchval(
+        "SELECT indisunique FROM pg_index WHERE indexrelid = 'penstock.task_flow'::regclass"
+    )
+    assert await migrate(empty_database, folder=released) == []
+    await blocker.close()
+
+
+async def test_an_index_is_alone_in_its_migration(empty_database, tmp_path):
+    """O6: a second statement could run without the first, so the migration is refused."""
+    (tmp_path / "0001_first.sql").write_text("CREATE TABLE penstock.thing (a int)")
+    (tmp_path / "0002_second.sql").write_text(
+        "CREATE INDEX CONCURRENTLY IF NOT EXISTS b ON penstock.thing (a); SELECT 1"
+    )
+    with pytest.raises(CannotStart, match="0002_second"):
+        await migrate(empty_database, folder=tmp_path)
+    (tmp_path / "0002_second.sql").write_text(
+        "CREATE INDEX CONCURRENTLY IF NOT EXISTS b ON penstock.thing (a)"
+    )
+    (tmp_path / "0003_third.sql").write_text("-- Drops it.\nDROP INDEX CONCURRENTLY IF EXISTS penstock.b;\n")
+    assert await migrate(empty_database, folder=tmp_path) == ["0002_second", "0003_third"]
+
+
+async def test_a_lock_that_is_not_free_is_given_up_at_once(empty_database, tmp_path, monkeypatch):
+    """O6: while a migration waits for a table, a statement on the table waits for a fraction of a
+    second at most."""
+    monkeypatch.setattr(migrations, "_RETRY_S", 0.5)
+    (tmp_path / "0001_first.sql").write_text("CREATE TABLE penstock.thing (a int)")
+    await migrate(empty_database, folder=tmp_path)
+    (tmp_path / "0002_second.sql").write_text("ALTER TABLE penstock.thing ADD COLUMN b int")
+    reader, other = [await asyncpg.connect(empty_database) for _ in range(2)]
+    async with reader.transaction():
+        await reader.fetch("SELECT * FROM penstock.thing")
+        migrating = asyncio.ensure_future(migrate(empty_database, folder=tmp_path))
+        # The server ends a statement that waits for longer.
+        await other.execute("SET statement_timeout = '1s'")
+        end_s = time.monotonic() + 2
+        while time.monotonic() < end_s:
+            await other.execute("INSERT INTO penstock.thing (a) VALUES (1)")
+        assert not migrating.done()
+    assert await in_time(migrating) == ["0002_second"]
+    for connection in (reader, other):
+        await connection.close()

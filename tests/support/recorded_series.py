@@ -1,0 +1,121 @@
+"""Records the series of real processes as Prometheus would store them, for tests of alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+# Seconds of a recorded step in promtool. Steps are recorded faster than that.
+STEP_S = 15
+# Moments in seconds since 1970 end with this.
+_MOMENT = "_timestamp_seconds"
+# A moment that changed within so many steps goes on changing.
+_MOVED_STEPS = 5
+# As promtool writes a series that has vanished from a scrape, and no sample.
+_STALE, _NONE = "stale", "_"
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class Recorder:
+    """Scrapes metrics ports in steps.
+
+    In promtool the first step is at 0. A moment that has changed is as old there as it is now, and
+    one that stands stays where it was, although more time passes between steps there.
+
+    Args:
+        ports: of the services, by name.
+    """
+
+    def __init__(self, ports: Mapping[str, int]) -> None:
+        self._ports = dict(ports)
+        self._values: dict[Series, list[str]] = {}
+        # Each moment has its last value, the step in which that changed, and its place in promtool.
+        self._moments: dict[Series, tuple[float, int, float]] = {}
+        self.steps = 0
+
+    async def step(self) -> None:
+        """Scrapes each port once."""
+        pages = await asyncio.gather(*(self._scrape(*service) for service in self._ports.items()))
+        found = {
+            series: self._moved(series, value) if series[0].endswith(_MOMENT) else value
+            for page in pages
+            for series, value in page.items()
+        }
+        for series in self._values.keys() | found.keys():
+            values = self._values.setdefault(series, [_NONE] * self.steps)
+            if series in found:
+                values.append(repr(found[series]))
+            else:
+                values.append(_STALE if values and values[-1] not in (_STALE, _NONE) else _NONE)
+        self.steps += 1
+
+    async def record(self, steps: int, every_s: float) -> None:
+        """Scrapes each port in intervals."""
+        for _ in range(steps):
+            await self.step()
+            await asyncio.sleep(every_s)
+
+    def _moved(self, series: Series, value: float) -> float:
+        known = self._moments.get(series)
+        if known is None or known[0] != value:
+            known = value, self.steps, self.steps * STEP_S - (time.time() - value)
+            self._moments[series] = known
+        return known[2]
+
+    def hold(self, steps: int) -> None:
+        """Repeats the last step, for an outage that lasts; counters do not grow in it.
+
+        Moments that changed until now go on changing.
+        """
+        for series, values in self._values.items():
+            last = _NONE if values[-1] == _STALE else values[-1]
+            step_s = STEP_S if self._goes_on(series) and last != _NONE else 0
+            self._values[series] = values + [
+                repr(float(last) + number * step_s) if step_s else last for number in range(1, steps + 1)
+            ]
+        self.steps += steps
+
+    def goes_on(self, name: str) -> dict[tuple[tuple[str, str], ...], bool]:
+        """Whether `hold` lets each series of moments go on, by its labels."""
+        return {labels: self._goes_on((found, labels)) for found, labels in self._values if found == name}
+
+    def _goes_on(self, series: Series) -> bool:
+        return self.steps - self._moments.get(series, (0.0, -_MOVED_STEPS, 0.0))[1] < _MOVED_STEPS
+
+    def last(self, name: str) -> dict[tuple[tuple[str, str], ...], str]:
+        """The last value of each series of a metric, by its labels."""
+        return {labels: values[-1] for (found, labels), values in self._values.items() if found == name}
+
+    def input_series(self) -> list[dict[str, Any]]:
+        """All series, as `input_series` of a test of promtool."""
+        return [
+            {
+                "series": f"{name}{{{','.join(f'{key}={value!r}'.replace(chr(39), chr(34)) for key, value in labels)}}}",
+                "values": " ".join(values),
+            }
+            for (name, labels), values in sorted(self._values.items())
+        ]
+
+    async def _scrape(self, service: str, port: int) -> dict[Series, float]:
+        target = (("instance", f"{service}:9100"), ("job", f"penstock-{service}"))
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(5)) as session,
+                session.get(f"http://127.0.0.1:{port}/metrics") as answer,
+            ):
+                text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return {("up", target): 0.0}
+        samples = {
+            (sample.name, tuple(sorted((*sample.labels.items(), *target)))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if not sample.name.endswith("_bucket")
+        }
+        return {("up", target): 1.0, **samples}

@@ -1,0 +1,103 @@
+"""With --json each error of each verb is one document on standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from penstock.cli import confirmation
+from penstock.cli.main import cli
+
+# Verbs that need no server, and so have no error here.
+_WITHOUT_SERVER = {("roles", "sql"), ("topics", "acls"), ("status",), ("down",)}
+
+
+def verbs(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Each verb that takes --json."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        verb = group.get_command(context, name)
+        assert verb is not None
+        if isinstance(verb, click.Group):
+            yield from verbs(verb, (*path, name))
+        if any("--json" in parameter.opts for parameter in verb.params):
+            yield (*path, name), verb
+
+
+VERBS = {path: verb for path, verb in verbs(cli) if path not in _WITHOUT_SERVER}
+
+
+def value(parameter: click.Parameter) -> str:
+    kind = type(parameter.type).__name__
+    if isinstance(parameter.type, click.Choice):
+        return str(parameter.type.choices[0])
+    return {"Whole": "7", "IntRange": "7", "Moment": "2026-01-01", "_RateOrNone": "5"}.get(kind, "abc")
+
+
+def document(outcome: Result) -> Any:
+    """The only line of standard error; nothing else is printed."""
+    [line] = outcome.stderr.splitlines()
+    found = json.loads(line)
+    assert found.keys() == {"error", "exit_status", "faults", "next"}
+    assert found["exit_status"] == outcome.exit_code != 0
+    assert outcome.stdout == ""
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_each_verb_prints_its_error_as_json(path: tuple[str, ...]) -> None:
+    """O8: here there is no deployment in the directory of the environment."""
+    parameters = VERBS[path].params
+    arguments = [value(each) for each in parameters if isinstance(each, click.Argument) and each.required]
+    for each in parameters:
+        if isinstance(each, click.Option) and each.required:
+            arguments += [each.opts[0], value(each)]
+    document(CliRunner().invoke(cli, [*path, *arguments, "--json"], input=""))
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_each_verb_prints_its_misuse_as_json(path: tuple[str, ...]) -> None:
+    """O8: an unknown option is named, wherever --json stands."""
+    for arguments in (["--nonsense", "--json"], ["--json", "--nonsense"]):
+        found = document(CliRunner().invoke(cli, [*path, *arguments]))
+        # The argument of this verb may be a negative number.
+        assert "--nonsense" in found["error"] or path == ("targets", "limit")
+        assert found["exit_status"] == 2
+
+
+@pytest.mark.parametrize("arguments", [["--nonsense"], ["nonsense"], ["types", "nonsense"]])
+def test_misuse_before_a_verb_is_json(arguments: list[str]) -> None:
+    """O8: no verb has read its options yet."""
+    assert "nonsense" in document(CliRunner().invoke(cli, [*arguments, "--json"]))["error"]
+
+
+def test_a_declined_confirmation_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: click alone would print Aborted! as text."""
+    monkeypatch.setattr(confirmation, "is_interactive", lambda: True)
+
+    @click.command()
+    @click.option("--json", "json_", is_flag=True)
+    def asks(json_: bool) -> None:
+        confirmation.confirm("3 tasks would be cancelled")
+
+    cli.add_command(asks, "asks")
+    try:
+        outcome = CliRunner().invoke(cli, ["asks", "--json"], input="n\n")
+    finally:
+        del cli.commands["asks"]
+    assert outcome.exit_code == 1
+    # The test's terminal does not show the answer, whose line break would end the question.
+    _question, _, error = outcome.stderr.partition("[y/N]:")
+    assert json.loads(error)["error"] == "aborted: the answer was no"

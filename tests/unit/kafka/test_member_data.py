@@ -1,0 +1,46 @@
+"""Members of a group of workers describe themselves."""
+
+import pytest
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kafka.member_data import MAX_BYTES, MemberData, assignor
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+
+
+@given(st.frozensets(TEXT, max_size=10), st.integers(1, 100_000))
+def test_a_worker_is_read_as_it_was_written(stages, slots):
+    """W1: any name of a stage is possible."""
+    data = MemberData.of_worker(stages, slots)
+    assert MemberData.decode(data.encode()) == data
+    assert data in (MemberData(stages, slots), MemberData(None, slots))
+
+
+def test_many_stages_are_left_out():
+    """Kafka keeps user data with each generation of a group, so it is bounded."""
+    assert MemberData.of_worker({"s" * 200 + str(n) for n in range(100)}, 7) == MemberData(None, 7)
+    assert len(MemberData.of_worker({"s" * 200 + str(n) for n in range(15)}, 7).encode()) <= MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [None, b"", b"\xff\x00", b"[]", b"1", b'{"stages": "s"}', b'{"stages": [1], "slots": "x", "gateway": 2}'],
+)
+def test_user_data_of_other_clients_is_ignored(raw):
+    """O6: members of an earlier release and other clients join the same group."""
+    assert MemberData.decode(raw) == MemberData()
+
+
+def test_members_with_and_without_data_share_a_group():
+    """O6: the broker refuses a member whose assignor has another name."""
+    made = assignor(MemberData({"s"}, 1))
+    assert (made.name, made.version) == (
+        RoundRobinPartitionAssignor.name,
+        RoundRobinPartitionAssignor.version,
+    )
+    metadata = made.metadata({"topic"})
+    assert list(metadata.subscription) == ["topic"]
+    assert MemberData.decode(metadata.user_data) == MemberData({"s"}, 1)
+    assert assignor(None) is RoundRobinPartitionAssignor

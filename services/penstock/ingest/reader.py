@@ -9,6 +9,10 @@ While the object store is away, a partition is held at its next record with a la
 another transaction locks what a record needs, such as its idempotency key, at that record. A
 partition has one position, so the records behind it wait; all other partitions go on. The reader is
 one module, because reading, inserting and seeking share the position of each partition.
+
+A database that was restored, or that failed over to a standby that lagged, has older positions and
+lacks the last records. Each batch finds this out by its position; a partition without new records
+is compared once in a while, so that its last records are inserted again as well.
 """
 
 from __future__ import annotations
@@ -44,6 +48,7 @@ from penstock.kafka.connection import make_consumer, start, stop, translated
 from penstock.kafka.fetch_guard import FetchGuard
 from penstock.kafka.offset_reader import OffsetReader
 from penstock.kafka.topics import service_group
+from penstock.postgres import ingest_positions
 from penstock.postgres.ingest_positions import OffsetRange
 
 log = logging.getLogger(__name__)
@@ -56,6 +61,8 @@ HELD_RETRY_S = 1.0
 TRANSACTIONS = 2
 # Seconds between two looks at a partition that gathers records.
 GATHER_LOOK_S = 0.25
+# Seconds between two comparisons of the positions of idle partitions with the stored ones.
+RECHECK_S = 15.0
 
 T = TypeVar("T")
 
@@ -71,6 +78,7 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         producer: for rejections.
         offsets: checks the stored positions against the topic.
         gathering: how much is inserted at once; None inserts what was read.
+        recheck_s: seconds between two comparisons of idle partitions with their stored positions.
 
     Attributes:
         topic: name of the topic, without the prefix.
@@ -87,8 +95,10 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         producer: AIOKafkaProducer,
         offsets: OffsetReader,
         gathering: Gathering | None = None,
+        recheck_s: float = RECHECK_S,
     ) -> None:
         self._settings = settings
+        self._recheck_s = recheck_s
         self._gathering = gathering
         self._batch_rows = gathering.rows if gathering else settings.ingest_batch
         self._batch_bytes = gathering.size_bytes if gathering else MAX_IN_FLIGHT_BYTES
@@ -208,6 +218,28 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
                 self._guard.start({tp: position})
                 self._consumer.seek(tp, position.offset)
 
+    async def _recheck(self) -> None:
+        """Seeks in each idle partition whose stored position is no longer the one it has here."""
+        idle = {number: at for number, at in self._next.items() if not self.is_busy(number)}
+        if not idle:
+            return
+        with self._in_progress(f"comparing the stored offsets of {self.topic}"):
+            stored = await ingest_positions.stored(self._pool, self._topic, idle)
+        moved = {
+            number
+            for number, offset in idle.items()
+            # A partition that was revoked, sought or read meanwhile has compared its position.
+            if self._next.get(number) == offset
+            and not self.is_busy(number)
+            and stored.get(number) != (offset, self._identities.get(number))
+        }
+        if moved:
+            log.warning(
+                "The stored position of a partition has moved without this process; reading on from there",
+                extra={"event": "ingest_moved", "topic": self._topic, "partitions": sorted(moved)},
+            )
+            await self._seek([tp for tp in self._consumer.assignment() if tp.partition in moved])
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Inserts records until `stopping` is set.
 
@@ -217,8 +249,13 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         """
         self._consumer.subscribe([self._topic], listener=self)
         await start(self._consumer)
+        loop = asyncio.get_running_loop()
+        rechecked_s = loop.time()
         try:
             while not stopping.is_set():
+                if loop.time() - rechecked_s >= self._recheck_s:
+                    await self._recheck()
+                    rechecked_s = loop.time()
                 self._pause_or_resume()
                 with translated():
                     fetched = await self._consumer.getmany(

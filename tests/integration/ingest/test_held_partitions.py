@@ -1,4 +1,4 @@
-"""Partitions that are held at a record, on the real Kafka and PostgreSQL.
+"""A reader whose partitions are held at a record or lose their position, on the real servers.
 
 The records of these tests are texts; the handler says which of them are locked, large or refused.
 """
@@ -13,6 +13,7 @@ from tests.support.waiting import wait_until
 
 from penstock.errors import InvalidRecord, LockConflict, ObjectsUnavailable, SessionLost, ValueRefused
 from penstock.ingest import Gathering, Ingest, IngestProgress
+from penstock.ingest.reader import RECHECK_S
 from penstock.ingest.settings import IngestSettings
 from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.offset_reader import OffsetReader
@@ -81,7 +82,7 @@ class System:
         return await read(self.settings.kafka, self.settings.prefix + SUBMITTED_REJECTED.name)
 
     @asynccontextmanager
-    async def reading(self, gathering=None, **ways):
+    async def reading(self, gathering=None, recheck_s=RECHECK_S, **ways):
         """Runs a reader until the end of the block; yields it, its handler and its progress."""
         handler = Handler(self.pool, self.inserted)
         for name, value in ways.items():
@@ -91,7 +92,9 @@ class System:
             running(make_consumer(self.settings, None)) as consumer,
         ):
             offsets = OffsetReader(consumer, self.settings.prefix)
-            ingest = Ingest(self.settings, "test", handler, self.pool, producer, offsets, gathering)
+            ingest = Ingest(
+                self.settings, "test", handler, self.pool, producer, offsets, gathering, recheck_s
+            )
             # A poll each half second.
             progress = IngestProgress(3.0, offsets, [ingest])
             stopping = asyncio.Event()
@@ -202,6 +205,24 @@ async def test_the_rest_of_a_dropped_batch_moves_no_position(system):
         await wait_until(lambda: "c" in system.inserted)
     assert went_back
     assert system.inserted == ["a", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("gathering", [None, GATHERING], ids=["read", "gathered"])
+async def test_an_idle_partition_is_read_again_from_a_position_that_went_back(system, gathering):
+    """T5: a database that fails over to a lagging standby lacks the last records. They are inserted
+    again without waiting for a new record, and only those of partitions that went back."""
+    await system.write("a", "b")
+    await system.write("other", partition=1)
+    async with system.reading(gathering, recheck_s=0.2) as (ingest, _, _):
+        await wait_until(lambda: len(system.inserted) == 3 and ingest.positions().get(0) == 2)
+        await system.pool.execute(
+            "UPDATE ingested SET next_offset = 1, identity = NULL WHERE next_offset = 2"
+        )
+        await wait_until(lambda: len(system.inserted) == 4)
+        await wait_until(lambda: ingest.positions()[0] == 2)
+        await system.pool.execute("DELETE FROM ingested WHERE next_offset = 2")
+        await wait_until(lambda: len(system.inserted) == 6)
+    assert sorted(system.inserted) == ["a", "a", "b", "b", "b", "other"]
 
 
 async def test_a_partition_that_is_not_read_is_found_beside_a_held_one(system):

@@ -224,7 +224,7 @@ class Pipeline:
                 await self.targets.wait()
                 try:
                     for target_id in await self.targets.refresh(self._is_in_flight):
-                        self._withdraw(self._router.target_changed(target_id, self._loop.time()))
+                        self._withdraw(self._router.target_changed(target_id))
                         self._admit()
                     await self.targets.save_due()
                     await self.targets.find_troubled(self._is_in_flight)

@@ -305,14 +305,13 @@ class Router:
                 withdrawn.append(self._postponed(in_flight, delay_s))
         return withdrawn
 
-    def target_changed(self, target_id: TargetId, now_s: float) -> list[Withdrawal]:
+    def target_changed(self, target_id: TargetId) -> list[Withdrawal]:
         """Applies a change in PostgreSQL: a target was disabled, enabled or given a rate."""
         target = self._cache.get(target_id)
         if target is not None and target.disabled:
             return self.hold_all(target_id)
         # Claims ahead would exceed the rate.
         withdrawn = self._withdraw_claims(target_id) if self._cache.rate_of(target_id) else []
-        self._pacer.rate_changed(target_id, now_s)
         for lanes in self._both:
             lanes.rate_changed(target_id)
         return withdrawn

@@ -3,7 +3,8 @@
 A path can have a lower rate of its own (`path_rate`). That rate limits the path's own calls and
 leaves the others alone.
 
-Both paths share one schedule per target, or the target would get twice its rate. The paths
+Both paths share one token bucket per target, or the target would get twice its rate. A bucket has
+room for one token, so calls are evenly spaced. The paths
 alternate: the path that made the last call yields the next one to a path that waits. It yields for
 one interval at most, because the other path may have no free slot. So neither path starves the
 other.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.core.target import TargetId
+from penstock.core.token_bucket import TokenBucket
 
 # A schedule outlives its last call by this many seconds, so that the alternation of the paths is
 # remembered.
@@ -24,9 +26,11 @@ _REMEMBERED_S = 60.0
 
 @dataclass(slots=True)
 class _Schedule:
-    # When the next call is due by the target's rate, and by the rate of each path that has one.
-    next_s: float
-    path_next_s: dict[object, float] = field(default_factory=dict)
+    # By the target's rate, and by the rate of each path that has one.
+    shared: TokenBucket | None = None
+    by_path: dict[object, TokenBucket] = field(default_factory=dict)
+    # When the last call was admitted.
+    called_s: float = 0.0
     # The path of the last call, the paths that were refused since their own last call, and whether
     # the last path has yielded once.
     last_path: object = None
@@ -36,7 +40,16 @@ class _Schedule:
     @property
     def end_s(self) -> float:
         """When every path may call."""
-        return max(self.next_s, *self.path_next_s.values()) if self.path_next_s else self.next_s
+        buckets = [*self.by_path.values(), *([self.shared] if self.shared else [])]
+        return self.called_s + max((1 / bucket.rate for bucket in buckets), default=0.0)
+
+
+def _filled(bucket: TokenBucket | None, rate: float, now_s: float) -> TokenBucket:
+    if bucket is None:
+        return TokenBucket(rate, now_s, capacity_s=0.0, full=True)
+    if bucket.rate != rate:
+        bucket.set_rate(rate, now_s)
+    return bucket
 
 
 class CallPacer:
@@ -73,45 +86,41 @@ class CallPacer:
             return None
         schedule = self._schedules.get(target_id)
         if schedule is None:
-            schedule = self._schedules[target_id] = _Schedule(now_s)
+            schedule = self._schedules[target_id] = _Schedule(called_s=now_s)
             slowest = min(limit for limit in (rate, path_rate) if limit)
             heapq.heappush(self._expiries, (now_s + 1 / slowest + _REMEMBERED_S, target_id))
-        if path_rate and now_s < (path_s := schedule.path_next_s.get(path, now_s)):
-            # Not counted as refused: another path that yields now would delay its call for nothing.
-            return path_s
+        bucket = None
+        if path_rate:
+            bucket = schedule.by_path[path] = _filled(schedule.by_path.get(path), path_rate, now_s)
+            if not bucket.available(now_s):
+                # Not counted as refused: another path that yields now would delay its call for
+                # nothing.
+                return now_s + bucket.wait_s()
         next_s = self._acquire_shared(schedule, rate, path, now_s) if rate else None
-        if next_s is None and path_rate:
-            schedule.path_next_s[path] = now_s + 1 / path_rate
+        if next_s is None:
+            schedule.called_s = now_s
+            if bucket is not None:
+                bucket.take()
         return next_s
 
     @staticmethod
     def _acquire_shared(schedule: _Schedule, rate: float, path: object, now_s: float) -> float | None:
         """As `acquire`, by the target's own rate."""
-        if now_s < schedule.next_s:
+        bucket = schedule.shared = _filled(schedule.shared, rate, now_s)
+        if not bucket.available(now_s):
             schedule.refused.add(path)
-            return schedule.next_s
+            return now_s + bucket.wait_s()
         if schedule.yielded:
             # The other paths did not call; they try again once they have a free slot.
             schedule.refused.clear()
         elif schedule.last_path is path and schedule.refused - {path}:
             schedule.yielded = True
             return now_s + 1 / rate
-        schedule.next_s = now_s + 1 / rate
+        bucket.take()
         schedule.last_path = path
         schedule.refused.discard(path)
         schedule.yielded = False
         return None
-
-    def rate_changed(self, target_id: TargetId, now_s: float) -> None:
-        """Schedules the next call by the target's new rate.
-
-        Args:
-            target_id: the target whose rate has changed.
-            now_s: seconds on the clock of `acquire`.
-        """
-        if (schedule := self._schedules.get(target_id)) is not None:
-            rate = self._rate_of(target_id)
-            schedule.next_s = min(schedule.next_s, now_s + 1 / rate if rate else now_s)
 
     def interval_s(self, target_id: TargetId, path: object, path_rate: float | None = None) -> float:
         """Seconds between two calls of one path while paths compete as now; 0 without a rate.

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from penstock.core.token_bucket import TokenBucket
+
 # A drained callback reaches its path within this many seconds; its wait for the call is extra.
 TRANSIT_S = 2.0
 
@@ -50,14 +52,13 @@ class Drain:
         policy: how fast.
     """
 
-    __slots__ = ("_allowed_at_s", "_budget", "_draining_until_s", "_policy", "_probe_at_s", "_wait_s")
+    __slots__ = ("_bucket", "_draining_until_s", "_policy", "_probe_at_s", "_wait_s")
 
     def __init__(self, policy: DrainPolicy) -> None:
         self._policy = policy
         self._wait_s = policy.probe_s
         self._probe_at_s = -math.inf
-        self._budget = 0.0
-        self._allowed_at_s = -math.inf
+        self._bucket: TokenBucket | None = None
         self._draining_until_s = -math.inf
 
     def allow(self, now_s: float, *, suspect: bool, waiting: int = 0) -> int:
@@ -70,24 +71,27 @@ class Drain:
                 the drained ones they may amount to one second of calls, because surplus callbacks
                 are better held in PostgreSQL.
         """
-        passed_s, self._allowed_at_s = now_s - self._allowed_at_s, now_s
+        rate = self._policy.rate
+        most = max(1.0, rate)
+        if self._bucket is None:
+            # Room for a fraction of a token beside one second's calls: without it, a caller with
+            # few calls a second would lose the fraction each time.
+            self._bucket = TokenBucket(rate, now_s, capacity_s=(most + 1) / rate, full=True)
+        available = self._bucket.available(now_s)
         if suspect:
-            self._budget = 0.0
+            self._bucket.take(available)
             if now_s < self._probe_at_s:
                 return 0
             self._probe_at_s = now_s + self._wait_s
             self._wait_s = min(2 * self._wait_s, self._policy.probe_most_s)
             return 1
         self._wait_s, self._probe_at_s = self._policy.probe_s, -math.inf
-        # A token bucket of one second's calls; it keeps fractions of a token.
-        most = max(1.0, self._policy.rate)
-        self._budget += min(passed_s * self._policy.rate, most)
-        allowed = max(0, min(int(self._budget), math.ceil(most) - waiting))
-        self._budget = min(self._budget - allowed, most)
+        allowed = max(0, min(available, math.ceil(most) - waiting))
+        self._bucket.take(allowed)
         if allowed or waiting:
             # Up to one second's callbacks may still be on their way and are called before these.
             calls = allowed + waiting + most
-            self._draining_until_s = now_s + 2 * TRANSIT_S + calls / self._policy.rate
+            self._draining_until_s = now_s + 2 * TRANSIT_S + calls / rate
         return allowed
 
     def is_draining(self, now_s: float) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import SUSPENDING, Conclusion, FailureCounts, Fence, Outcome, conclude
 from penstock.core.retry import RetryPolicy
-from penstock.core.suspects import Held, charged, suspects_of
+from penstock.core.suspects import LostAttempt, charged, suspects_of
 from penstock.core.task import State
 
 # Outcomes of handlers that have done their work; late ones may still count.
@@ -156,11 +156,11 @@ def _charges(
     leases: Sequence[ExpiredLease], states: Mapping[int, RetryState], suspected: Collection[str | None]
 ) -> tuple[set[AttemptId], frozenset[str | None]]:
     """The attempts to charge, and the workers with a begun suspect."""
-    held_by: defaultdict[str | None, list[Held[AttemptId]]] = defaultdict(list)
+    held_by: defaultdict[str | None, list[LostAttempt[AttemptId]]] = defaultdict(list)
     for lease in leases:
         state = states.get(lease.attempt_id.task_id)
         if state is not None:
-            held_by[lease.worker].append(Held(lease.attempt_id, state.counts.losses, lease.begun))
+            held_by[lease.worker].append(LostAttempt(lease.attempt_id, state.counts.losses, lease.begun))
     charges: set[AttemptId] = set()
     for worker, held in held_by.items():
         charges |= charged(held, suspects_charged=worker in suspected)

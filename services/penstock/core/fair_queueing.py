@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.core.release_order import Place
+from penstock.core.release_order import SortKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class KeyQueue:
         room: how many tasks of the key may start.
         weight: how many tasks the key releases in one round.
         more: further tasks wait behind these.
-        places: of the tasks in the order of release (`core.release_order.Place`); empty when it is
-            the order of ids.
+        places: of the tasks in the order of release (`core.release_order.SortKey`); empty when it
+            is the order of ids.
     """
 
     concurrency_key: str
@@ -33,12 +33,12 @@ class KeyQueue:
     room: int
     weight: int = 1
     more: bool = False
-    places: Sequence[Place] = ()
+    places: Sequence[SortKey] = ()
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> SortKey:
         """The place of its task with this index."""
         task_id = self.ids[index]
-        return self.places[index] if self.places else Place(task_id, 0, task_id)
+        return self.places[index] if self.places else SortKey(task_id, 0, task_id)
 
 
 @dataclass(frozen=True, slots=True)

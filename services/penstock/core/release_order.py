@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class SortKey(NamedTuple):
     """The place of a task among those of its level.
 
     Attributes:
@@ -43,7 +43,7 @@ class Head:
         begun: it has entered a later stage.
     """
 
-    place: Place
+    place: SortKey
     level: int
     waited_s: float
     begun: bool = False

@@ -40,8 +40,8 @@ def isolation_of(losses: int, max_losses: int) -> Isolation | None:
     return Isolation.ALONE if losses >= max_losses - 1 else Isolation.ONE
 
 
-class Held(NamedTuple, Generic[K]):
-    """An attempt that a lost worker held.
+class LostAttempt(NamedTuple, Generic[K]):
+    """An attempt in flight on a worker that was lost.
 
     Attributes:
         key: of the attempt.
@@ -54,28 +54,28 @@ class Held(NamedTuple, Generic[K]):
     begun: bool | None
 
 
-def suspects_of(held: Collection[Held[K]]) -> set[K]:
+def suspects_of(attempts: Collection[LostAttempt[K]]) -> set[K]:
     """The suspects that had begun on a worker."""
-    return {one.key for one in held if one.losses and one.begun}
+    return {one.key for one in attempts if one.losses and one.begun}
 
 
-def charged(held: Collection[Held[K]], *, suspects_charged: bool = False) -> set[K]:
+def charged(attempts: Collection[LostAttempt[K]], *, suspects_charged: bool = False) -> set[K]:
     """The attempts that are charged with the loss of their worker.
 
     When in doubt whether a suspect had begun it is not charged: it is suspected already.
 
     Args:
-        held: all attempts of the worker.
+        attempts: all attempts of the worker.
         suspects_charged: whether a begun suspect was charged with this loss before.
     """
-    if suspects := suspects_of(held):
+    if suspects := suspects_of(attempts):
         return suspects
     if suspects_charged:
         return set()
-    return {one.key for one in held if not one.losses and one.begun is not False}
+    return {one.key for one in attempts if not one.losses and one.begun is not False}
 
 
-class SuspectGate(Generic[K]):
+class SuspectQueue(Generic[K]):
     """Decides when suspects begin in one process, and when other attempts must wait.
 
     One suspect has its turn at a time. Each suspect that outlives its turn lets one more have a
@@ -98,7 +98,7 @@ class SuspectGate(Generic[K]):
         self._waiting.append((key, isolation))
 
     @property
-    def closed(self) -> bool:
+    def blocks_others(self) -> bool:
         """Whether no other attempt may begin: a suspect runs alone, or is the next to do so."""
         if self._turns:
             return Isolation.ALONE in self._turns.values()
@@ -107,7 +107,7 @@ class SuspectGate(Generic[K]):
     def behind_alone(self) -> list[K]:
         """The suspects that wait while one runs alone, or is the next to do so."""
         first = 0 if Isolation.ALONE in self._turns.values() else 1
-        return [key for key, _isolation in self._waiting][first:] if self.closed else []
+        return [key for key, _isolation in self._waiting][first:] if self.blocks_others else []
 
     def take(self, running: int, may_begin: Callable[[K], bool] = lambda _key: True) -> K | None:
         """Removes and returns a suspect that begins now, if any.

@@ -8,8 +8,8 @@ in bursts.
 from __future__ import annotations
 
 # Rounding can leave the tokens this far below a whole number; without the tolerance, a caller would
-# wait for it forever.
-_ROUNDING = 1e-9
+# wait for it forever. A clock that shows a month has 1e-9 s, which are 1e-6 tokens at 1,000/s.
+_ROUNDING = 1e-6
 
 
 class TokenBucket:

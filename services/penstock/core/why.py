@@ -65,8 +65,8 @@ class Ahead:
         return f"about {number}" if self.about else number
 
 
-class Place(NamedTuple):
-    """The place of a record that no worker has taken.
+class RecordPosition(NamedTuple):
+    """The position of a record that no worker has taken.
 
     Attributes:
         partition: of the ready topic.
@@ -79,8 +79,8 @@ class Place(NamedTuple):
     before: int
 
 
-class FlowPlace(NamedTuple):
-    """The flow by whose place a task is released.
+class FlowPriority(NamedTuple):
+    """The flow whose priority orders the release of a task.
 
     Attributes:
         id: the flow that the task belongs to.
@@ -105,13 +105,13 @@ class GroupLag:
     Attributes:
         workers: members with partitions; None during a rebalance.
         lag: records that no worker has taken.
-        places: where the records of attempts wait, when they were read.
+        positions: where the records of attempts wait, when they were read.
         stages: that the workers have handlers for; None when one of them does not say.
     """
 
     workers: int | None
     lag: int
-    places: Mapping[AttemptId, Place] = field(default_factory=dict)
+    positions: Mapping[AttemptId, RecordPosition] = field(default_factory=dict)
     stages: frozenset[str] | None = None
 
 
@@ -144,7 +144,7 @@ class Facts:
         starts_per_s: most starts of its type a second; None is no limit.
         ahead: tasks before it, while it is ready.
         group: the workers' consumer group; None when Kafka did not answer.
-        place: while queued: where its record waits; None when that is unknown.
+        position: while queued: where its record waits; None when that is unknown.
         unrun: how many of its last attempts of this stage ended without a run.
         flow: that it belongs to; None for a task without a flow.
     """
@@ -173,9 +173,9 @@ class Facts:
     starts_per_s: float | None = None
     ahead: Ahead | None = None
     group: GroupLag | None = None
-    place: Place | None = None
+    position: RecordPosition | None = None
     unrun: int = 0
-    flow: FlowPlace | None = None
+    flow: FlowPriority | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,10 @@ def _queued(facts: Facts) -> tuple[WaitReason, str]:
         )
     if group.lag:
         before = f"there are at most {_records(group)} before it"
-        return WaitReason.ON_KAFKA, f"it was released; {_placed(facts.place) if facts.place else before}"
+        return (
+            WaitReason.ON_KAFKA,
+            f"it was released; {_positioned(facts.position) if facts.position else before}",
+        )
     if facts.noted:
         return WaitReason.ON_KAFKA, "it was released, and its record is on its way to Kafka"
     taken = "a worker has taken it from its ready topic, and runs it or has it in its backlog"
@@ -284,12 +287,12 @@ def _queued(facts: Facts) -> tuple[WaitReason, str]:
     )
 
 
-def _placed(place: Place) -> str:
-    before = f"{place.before:,} record{'' if place.before == 1 else 's'} before it"
-    if place.worker is None:
-        return f"its record is on partition {place.partition}, which no worker has now, with {before}"
+def _positioned(position: RecordPosition) -> str:
+    before = f"{position.before:,} record{'' if position.before == 1 else 's'} before it"
+    if position.worker is None:
+        return f"its record is on partition {position.partition}, which no worker has now, with {before}"
     return (
-        f"its record waits on partition {place.partition} for worker {place.worker}, with {before}; "
+        f"its record waits on partition {position.partition} for worker {position.worker}, with {before}; "
         "if the worker stays busy while another has room, task-sync withdraws the record within seconds"
     )
 
@@ -383,9 +386,9 @@ def _figures(facts: Facts) -> dict[str, Any]:
         "owner": facts.owner,
         "workers": group.workers if group is not None else None,
         "lag": group.lag if group is not None else None,
-        "partition": facts.place.partition if facts.place is not None else None,
-        "worker": facts.place.worker if facts.place is not None else None,
-        "before": facts.place.before if facts.place is not None else None,
+        "partition": facts.position.partition if facts.position is not None else None,
+        "worker": facts.position.worker if facts.position is not None else None,
+        "before": facts.position.before if facts.position is not None else None,
         "unrun": facts.unrun or None,
         "flow": facts.flow.id if facts.flow is not None else None,
         "flow_root": facts.flow.root_id if facts.flow is not None else None,

@@ -47,7 +47,7 @@ class BacklogRoutes:
     def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._settings = settings
         self._pool = pool
-        # By type, and whether with places: when the workers were looked up, on the loop's clock,
+        # By type, and whether with positions: when the workers were looked up, on the loop's clock,
         # and the result.
         self._workers: dict[tuple[str, bool], tuple[float, GroupLag | None]] = {}
         self._looking_up = asyncio.Lock()
@@ -69,9 +69,9 @@ class BacklogRoutes:
         facts = task.facts
         if facts.state in (State.READY, State.QUEUED):
             queued = facts.state is State.QUEUED
-            workers = await self._workers_of(task.type, task.partitions, places=queued)
-            place = workers.places.get(task.attempt_id) if workers is not None else None
-            facts = dataclasses.replace(facts, group=workers, place=place)
+            workers = await self._workers_of(task.type, task.partitions, positions=queued)
+            position = workers.positions.get(task.attempt_id) if workers is not None else None
+            facts = dataclasses.replace(facts, group=workers, position=position)
         answer = why(facts)
         return respond(
             {
@@ -84,7 +84,7 @@ class BacklogRoutes:
             }
         )
 
-    async def _workers_of(self, type_name: str, partitions: int, *, places: bool) -> GroupLag | None:
+    async def _workers_of(self, type_name: str, partitions: int, *, positions: bool) -> GroupLag | None:
         """The workers of a type and their lag, from Kafka; None when Kafka does not answer.
 
         Fails open: the answer then has the other facts.
@@ -93,13 +93,13 @@ class BacklogRoutes:
         async with self._looking_up:
             loop = asyncio.get_running_loop()
             now_s = loop.time()
-            cached_at_s, workers = self._workers.get((type_name, places), (float("-inf"), None))
+            cached_at_s, workers = self._workers.get((type_name, positions), (float("-inf"), None))
             if now_s - cached_at_s < LAG_CACHE_S:
                 return workers
             if now_s - self._failed_at_s < LAG_RETRY_S:
                 return None
             try:
-                workers = await group_lag.readers(self._settings, type_name, partitions, places=places)
+                workers = await group_lag.readers(self._settings, type_name, partitions, positions=positions)
             except (KafkaUnavailable, KafkaRefused) as error:
                 log.info(
                     "The workers of a type are unknown",
@@ -107,7 +107,7 @@ class BacklogRoutes:
                 )
                 self._failed_at_s = loop.time()
                 return None
-            self._workers[type_name, places] = (loop.time(), workers)
+            self._workers[type_name, positions] = (loop.time(), workers)
             return workers
 
     async def backlog(self, request: web.Request) -> web.Response:

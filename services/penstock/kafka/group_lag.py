@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.position import taken
-from penstock.core.why import GroupLag, Place
+from penstock.core.why import GroupLag, RecordPosition
 from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable
 from penstock.kafka.connection import admin_client, make_consumer, running, translated
 from penstock.kafka.group_members import ANSWER_S, Member, describe
@@ -27,14 +27,14 @@ PLACES_S = 2.0
 MOST_PLACES = 200
 
 
-async def readers(settings: Kafka, type_name: str, partitions: int, *, places: bool = False) -> GroupLag:
+async def readers(settings: Kafka, type_name: str, partitions: int, *, positions: bool = False) -> GroupLag:
     """The workers of a type, also those behind a gateway, and their lag. Joins no group.
 
     Args:
         settings: where.
         type_name: the type.
         partitions: of its ready topic.
-        places: whether to read the records that wait, for the places of their attempts.
+        positions: whether to read the records that wait, for the positions of their attempts.
 
     Raises:
         KafkaUnavailable: no broker answered in time, or there is no such topic yet.
@@ -59,7 +59,9 @@ async def readers(settings: Kafka, type_name: str, partitions: int, *, places: b
                 # topic again.
                 first = {tp: taken(offsets.get(tp, -1), begins[tp], end) for tp, end in ends.items()}
                 unread = {tp: offset for tp, offset in first.items() if offset < ends[tp]}
-                found = await _places_of(consumer, type_name, unread, workers) if places and unread else {}
+                found = (
+                    await _positions_of(consumer, type_name, unread, workers) if positions and unread else {}
+                )
     except TimeoutError as error:
         raise KafkaUnavailable(f"no broker at {settings.kafka} answers within {ANSWER_S:g} s") from error
     lag = sum(ends[tp] - offset for tp, offset in first.items())
@@ -83,13 +85,13 @@ def _stages(workers: Iterable[Member]) -> frozenset[str] | None:
     return frozenset(named)
 
 
-async def _places_of(
+async def _positions_of(
     consumer: AIOKafkaConsumer,
     type_name: str,
     unread: Mapping[TopicPartition, int],
     workers: Sequence[Member] | None,
-) -> dict[AttemptId, Place]:
-    """The places of waiting attempts; none if the records cannot be read in time."""
+) -> dict[AttemptId, RecordPosition]:
+    """The positions of waiting attempts; none if the records cannot be read in time."""
     names = {
         TopicPartition(topic, number): worker.client
         for worker in workers or ()
@@ -106,12 +108,12 @@ async def _places_of(
             extra={"event": "ready_records_unread", "task_type": type_name, "error": repr(error)},
         )
         return {}
-    places = {}
+    positions = {}
     for tp, waiting in records.items():
         before = 0
         for record in waiting:
             with suppress(InvalidRecord):  # a mark
                 attempt_id = ReadyTask.decode(record.value or b"", type_name).fence.attempt_id
-                places[attempt_id] = Place(tp.partition, names.get(tp), before)
+                positions[attempt_id] = RecordPosition(tp.partition, names.get(tp), before)
                 before += 1
-    return places
+    return positions

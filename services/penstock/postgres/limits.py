@@ -10,7 +10,7 @@ import asyncpg
 
 from penstock.contracts.task_type import TaskType
 from penstock.core.fair_queueing import KeyQueue
-from penstock.core.release_order import Head, Place
+from penstock.core.release_order import Head, SortKey
 from penstock.postgres.release import Batch, Released, ready_of
 from penstock.postgres.session import Session
 
@@ -115,7 +115,7 @@ async def heads(
     rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first, list(excluded))
     return [
         Head(
-            Place(row["root_id"], row["priority"], row["id"]),
+            SortKey(row["root_id"], row["priority"], row["id"]),
             row["level"],
             row["waited_s"],
             begun=row["begun"],
@@ -171,7 +171,7 @@ async def key_queues(
             room=UNLIMITED if row["room"] is None else row["room"],
             weight=row["weight"],
             more=len(row["ids"] or ()) == row["depth"],
-            places=list(map(Place, row["root_ids"] or (), row["priorities"] or (), row["ids"] or ())),
+            places=list(map(SortKey, row["root_ids"] or (), row["priorities"] or (), row["ids"] or ())),
         )
         for row in rows
     ]

@@ -10,9 +10,9 @@ import orjson
 
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import NO_HANDLER
-from penstock.core.release_order import Head, Place, level_of
+from penstock.core.release_order import Head, SortKey, level_of
 from penstock.core.task import Priority, State
-from penstock.core.why import COUNTED, Ahead, Facts, FlowPlace
+from penstock.core.why import COUNTED, Ahead, Facts, FlowPriority
 from penstock.errors import NotFound
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
@@ -79,7 +79,7 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         starts_per_s=row["starts_per_s"],
         ahead=ahead,
         unrun=row["unrun"],
-        flow=FlowPlace(row["flow_id"], row["flow_root_id"], Priority(row["level"]), row["root_is_task"])
+        flow=FlowPriority(row["flow_id"], row["flow_root_id"], Priority(row["level"]), row["root_is_task"])
         if row["flow_id"] is not None
         else None,
     )
@@ -109,13 +109,13 @@ async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
     )
 
 
-def _place(row: asyncpg.Record) -> Place:
-    return Place(row["root_id"], row["priority"], row["id"])
+def _place(row: asyncpg.Record) -> SortKey:
+    return SortKey(row["root_id"], row["priority"], row["id"])
 
 
 async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False) -> Ahead:
     """Counts tasks of all levels up to the task's own, or only of the levels above it."""
-    before = Place(0, 0, 0) if levels_above else _place(row)
+    before = SortKey(0, 0, 0) if levels_above else _place(row)
     counted = await pool.fetchrow(
         query("why.ahead_by_key"), row["type"], row["level"], *before, COUNTED + 1, row["key"]
     )

@@ -17,7 +17,7 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
-from penstock.core.suspects import Isolation, SuspectGate
+from penstock.core.suspects import Isolation, SuspectQueue
 from penstock.worker.backlog import Backlog, Surplus
 from penstock.worker.execution import Execution
 from penstock.worker.metrics import CANCELLED, HANDED_BACK, AttemptCounts
@@ -77,15 +77,16 @@ class HandlerPool:
         self._announce = announce
         self._ended = ended
         self._hold = hold
-        self._gate: SuspectGate[AttemptId] = SuspectGate()
+        self._suspect_queue: SuspectQueue[AttemptId] = SuspectQueue()
         # Suspects that have not begun.
         self._suspects: dict[AttemptId, ReadyTask] = {}
         self._closed = False
-        # When an attempt last began, or the gate was closed; and the next look at those that wait.
+        # When an attempt last began, or a suspect began to block others; and the next look at those
+        # that wait.
         self._moved_s = 0.0
         self._look: asyncio.TimerHandle | None = None
-        # When the gate will have been closed for a turn; whether it has been.
-        self._gate_timer: asyncio.TimerHandle | None = None
+        # When a suspect will have blocked others for a turn; whether it has.
+        self._block_timer: asyncio.TimerHandle | None = None
         self._holds = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -104,7 +105,7 @@ class HandlerPool:
             else:
                 attempt_id = ready.fence.attempt_id
                 self._suspects[attempt_id] = ready
-                self._gate.add(attempt_id, ready.isolation)
+                self._suspect_queue.add(attempt_id, ready.isolation)
         self._return_surplus(self._backlog.take_surplus(now_s))
         self._fill()
 
@@ -121,7 +122,7 @@ class HandlerPool:
     @property
     def waiting(self) -> int:
         """How many attempts wait for a handler; may be asked from any thread."""
-        return len(self._backlog) + len(self._gate)
+        return len(self._backlog) + len(self._suspect_queue)
 
     def attempt_of(self, task: asyncio.Task[Any]) -> ReadyTask | None:
         """The attempt that a task of the event loop runs; may be asked from any thread."""
@@ -147,17 +148,17 @@ class HandlerPool:
 
     def end_turn(self, attempt_id: AttemptId) -> None:
         """Lets the next suspect begin, if this one has its turn."""
-        self._gate.end_turn(attempt_id)
+        self._suspect_queue.end_turn(attempt_id)
         self._fill()
 
     def _outlive_turn(self, attempt_id: AttemptId) -> None:
-        self._gate.end_turn(attempt_id, outlived=True)
+        self._suspect_queue.end_turn(attempt_id, outlived=True)
         self._fill()
 
     def drop(self, attempt_ids: list[AttemptId]) -> None:
         """Ends attempts without a result: their handlers are cancelled."""
         self._backlog.drop(set(attempt_ids))
-        self._gate.drop(attempt_ids)
+        self._suspect_queue.drop(attempt_ids)
         for attempt_id in attempt_ids:
             suspect = self._suspects.pop(attempt_id, None)
             if suspect is not None:
@@ -181,7 +182,7 @@ class HandlerPool:
             self._hand_back(ready, "the worker is stopping")
         for ready in self._suspects.values():
             self._hand_back(ready, "the worker is stopping")
-        self._gate.drop(self._suspects)
+        self._suspect_queue.drop(self._suspects)
         self._suspects.clear()
         if self._running:
             log.info(
@@ -263,7 +264,7 @@ class HandlerPool:
         self._fill()
 
     def _has_room(self) -> bool:
-        announced = len(self._suspects) - len(self._gate)
+        announced = len(self._suspects) - len(self._suspect_queue)
         return len(self._running) + announced < self._size
 
     def _stage_has_room(self, suspect: AttemptId) -> bool:
@@ -274,26 +275,30 @@ class HandlerPool:
             return
         while (
             self._has_room()
-            and (suspect := self._gate.take(len(self._running), self._stage_has_room)) is not None
+            and (suspect := self._suspect_queue.take(len(self._running), self._stage_has_room)) is not None
         ):
             # From now on, since another attempt could begin before the platform knows.
             self._backlog.begin(self._suspects[suspect], asyncio.get_running_loop().time())
             self._announce(suspect)
-        while self._has_room() and not self._gate.closed and (ready := self._backlog.take()) is not None:
+        while (
+            self._has_room()
+            and not self._suspect_queue.blocks_others
+            and (ready := self._backlog.take()) is not None
+        ):
             self._start(ready)
         if self._backlog and self._look is None:
             self._look = asyncio.get_running_loop().call_later(STUCK_S, self._return_stuck)
-        self._watch_gate()
+        self._watch_block()
 
-    def _watch_gate(self) -> None:
-        """Begins to hold when the gate stays closed for a turn, and ends that when it opens."""
-        if self._gate.closed:
-            if self._gate_timer is None:
-                self._gate_timer = asyncio.get_running_loop().call_later(TURN_S, self._begin_hold)
+    def _watch_block(self) -> None:
+        """Holds after a suspect has blocked others for a turn, and ends that with the block."""
+        if self._suspect_queue.blocks_others:
+            if self._block_timer is None:
+                self._block_timer = asyncio.get_running_loop().call_later(TURN_S, self._begin_hold)
             return
-        if self._gate_timer is not None:
-            self._gate_timer.cancel()
-            self._gate_timer = None
+        if self._block_timer is not None:
+            self._block_timer.cancel()
+            self._block_timer = None
         if self._holds:
             self._holds = False
             self._hold(self._holds)
@@ -303,14 +308,14 @@ class HandlerPool:
             return
         self._holds = True
         self._hold(self._holds)
-        behind = self._gate.behind_alone()
+        behind = self._suspect_queue.behind_alone()
         log.info(
             "A suspect runs alone for long; waiting tasks go to other workers",
             extra={"event": "worker_held_by_suspect", "attempts": len(self._backlog) + len(behind)},
         )
         for ready in self._backlog.take_all():
             self._hand_back(ready, ALONE_REASON)
-        self._gate.drop(behind)
+        self._suspect_queue.drop(behind)
         for attempt_id in behind:
             self._hand_back(self._suspects.pop(attempt_id), ALONE_REASON)
 
@@ -320,7 +325,7 @@ class HandlerPool:
         self._look, now_s = None, loop.time()
         if self._closed or not self._backlog:
             return
-        if self._gate.closed:
+        if self._suspect_queue.blocks_others:
             # After a turn the worker holds. Before, it still pulls: it would get the same tasks
             # again.
             self._moved_s = now_s

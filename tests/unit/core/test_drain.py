@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 from hypothesis import example, given
@@ -21,13 +22,16 @@ def test_a_drain_keeps_its_rate(passing, rate):
     drained = drain.allow(0.0, suspect=False)
     now_s = 0.0
     most = max(1.0, rate)
-    assert drained <= most
+    assert drained <= math.ceil(most)
     for passed_s in passing:
         now_s += passed_s
-        drained += drain.allow(now_s, suspect=False)
-        assert drained <= most + now_s * rate + 1e-6
+        allowed = drain.allow(now_s, suspect=False)
+        drained += allowed
+        assert allowed <= math.ceil(most)
+        # One second's callbacks, and the fraction that is kept.
+        assert drained <= most + 1 + now_s * rate + 1e-5
     if max(passing) * rate <= most:
-        assert drained >= now_s * rate - 1 - 1e-6
+        assert drained >= now_s * rate - 1 - 1e-5
 
 
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=300))
@@ -84,7 +88,7 @@ def test_calls_keep_the_rate_of_the_drain(rate, held, tick_s, transits_s):
             waiting -= 1
         now_s = min([*arrivals, *([tick_at_s] if held else []), *([turn_s] if turn_s else [])], default=now_s)
     for earlier_s, later_s in itertools.pairwise(called_s):
-        assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
+        assert later_s - earlier_s >= 1 / rate * (1 - 1e-5)
     # The drain follows the calls, so the last one is late by the transit both ways.
     assert called_s[-1] <= 1.5 * count / rate + 4 * (TRANSIT_S + tick_s)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import FailureCounts, Fence, Outcome, conclude
 from penstock.core.retry import RetryPolicy
-from penstock.core.suspects import Held, Isolation, SuspectGate, charged, isolation_of, suspects_of
+from penstock.core.suspects import Isolation, LostAttempt, SuspectQueue, charged, isolation_of, suspects_of
 from penstock.core.task import State
 
 
@@ -38,7 +38,7 @@ class SimulatedWorker:
 
     def __init__(self, size):
         self.size = size
-        self.gate, self.backlog, self.running = SuspectGate(), deque(), {}
+        self.queue, self.backlog, self.running = SuspectQueue(), deque(), {}
         self.waiting = {}
 
     def claim(self, task, max_losses):
@@ -47,14 +47,14 @@ class SimulatedWorker:
             self.backlog.append(task)
         else:
             self.waiting[task.number] = task
-            self.gate.add(task.number, isolation)
+            self.queue.add(task.number, isolation)
 
     def fill(self):
         if len(self.running) >= self.size:
             return
-        while len(self.running) < self.size and (number := self.gate.take(len(self.running))) is not None:
+        while len(self.running) < self.size and (number := self.queue.take(len(self.running))) is not None:
             self._begin(self.waiting.pop(number))
-        while self.backlog and len(self.running) < self.size and not self.gate.closed:
+        while self.backlog and len(self.running) < self.size and not self.queue.blocks_others:
             self._begin(self.backlog.popleft())
 
     def _begin(self, task):
@@ -71,7 +71,7 @@ def lose_worker(held, losses, max_losses, random):
     """Expires the leases of a lost worker in two parts and in any order, and counts the charges."""
     random.shuffle(held)
     cut = random.randrange(len(held) + 1)
-    left = [Held(task, task.counts.losses, begun) for task, begun in held]
+    left = [LostAttempt(task, task.counts.losses, begun) for task, begun in held]
     suspected = False
     for part in (left[:cut], left[cut:]):
         charges = charged(left, suspects_charged=suspected)
@@ -122,11 +122,11 @@ def test_each_killer_is_quarantined_and_each_innocent_task_succeeds(
         if entry[1]:
             # Suspects that run alone keep their turn.
             if isolation_of(task.counts.losses, max_losses) is Isolation.ONE and random.random() < 0.3:
-                worker.gate.end_turn(task.number, outlived=True)
+                worker.queue.end_turn(task.number, outlived=True)
             continue
         if not task.kills:
             del worker.running[task.number]
-            worker.gate.end_turn(task.number)
+            worker.queue.end_turn(task.number)
             task.state = State.SUCCEEDED
             continue
         held = worker.held
@@ -141,33 +141,33 @@ def test_each_killer_is_quarantined_and_each_innocent_task_succeeds(
 def test_a_loss_is_charged_to_the_suspect_that_had_begun():
     """W8: waiting suspects and other attempts are charged nothing; without a begun suspect all
     others are."""
-    suspect, waiting = Held("suspect", 1, begun=True), Held("waiting", 2, begun=False)
-    fresh, unknown = Held("fresh", 0, begun=True), Held("unknown", 1, None)
+    suspect, waiting = LostAttempt("suspect", 1, begun=True), LostAttempt("waiting", 2, begun=False)
+    fresh, unknown = LostAttempt("fresh", 0, begun=True), LostAttempt("unknown", 1, None)
     assert charged([suspect, waiting, fresh, unknown]) == {"suspect"}
     assert charged([waiting, fresh, unknown]) == {"fresh"}
     assert charged([waiting, fresh, unknown], suspects_charged=True) == set()
-    assert charged([Held("restored", 0, None), Held("queued", 0, begun=False)]) == {"restored"}
+    assert charged([LostAttempt("restored", 0, None), LostAttempt("queued", 0, begun=False)]) == {"restored"}
 
 
 def test_suspects_that_run_for_long_double_their_number():
     """W8, O1: the tasks of a lost host begin again soon, and quick suspects still begin one at a
     time."""
-    gate = SuspectGate()
+    queue = SuspectQueue()
     for number in range(100):
-        gate.add(number, Isolation.ONE)
+        queue.add(number, Isolation.ONE)
     begun = []
-    while len(gate):
+    while len(queue):
         begun.append([])
-        while (number := gate.take(0)) is not None:
+        while (number := queue.take(0)) is not None:
             begun[-1].append(number)
         for number in begun[-1]:
-            gate.end_turn(number, outlived=True)
+            queue.end_turn(number, outlived=True)
     assert [len(turn) for turn in begun] == [1, 2, 4, 8, 16, 32, 37]
-    gate.add(100, Isolation.ONE)
-    gate.end_turn(gate.take(0))
-    gate.add(101, Isolation.ONE)
-    gate.add(102, Isolation.ONE)
-    assert [gate.take(0), gate.take(0)] == [101, None]
+    queue.add(100, Isolation.ONE)
+    queue.end_turn(queue.take(0))
+    queue.add(101, Isolation.ONE)
+    queue.add(102, Isolation.ONE)
+    assert [queue.take(0), queue.take(0)] == [101, None]
 
 
 def test_a_suspect_runs_alone_before_the_last_loss():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.task import FINAL, State
-from penstock.core.why import Ahead, Facts, GroupLag, Place, WaitReason, why
+from penstock.core.why import Ahead, Facts, GroupLag, RecordPosition, WaitReason, why
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SINCE = NOW - timedelta(seconds=30)
@@ -77,11 +77,15 @@ def test_a_ready_task_waits_for_a_worker_with_its_stage():
         ({"group": GroupLag(None, 7)}, WaitReason.ON_KAFKA, "at most 7 records"),
         ({"group": None}, WaitReason.ON_KAFKA, "Kafka did not answer"),
         (
-            {"place": Place(3, "host-7", 12)},
+            {"position": RecordPosition(3, "host-7", 12)},
             WaitReason.ON_KAFKA,
             "waits on partition 3 for worker host-7, with 12 records before it; if the worker stays busy",
         ),
-        ({"place": Place(3, None, 1)}, WaitReason.ON_KAFKA, "which no worker has now, with 1 record"),
+        (
+            {"position": RecordPosition(3, None, 1)},
+            WaitReason.ON_KAFKA,
+            "which no worker has now, with 1 record",
+        ),
         ({"unrun": 1}, WaitReason.ON_KAFKA, "; 1 earlier attempt of its stage did not run"),
         ({"unrun": 2}, WaitReason.ON_KAFKA, "task-sync withdrew the record from a busy worker"),
         (

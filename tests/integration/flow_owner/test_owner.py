@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import asyncpg
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
@@ -15,9 +16,10 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Outcome, conclude
-from penstock.flow_owner import contents
+from penstock.flow_owner import contents, owner
 from penstock.flow_owner.app import create_app
 from penstock.flow_owner.settings import FlowsSettings
+from penstock.objects import ObjectStore
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.flow_starts import match_events
 from penstock.postgres.session import open_session
@@ -428,6 +430,19 @@ async def test_a_child_of_another_namespace_is_refused(store, settings):
         # Children are started in their order.
         await wait_until(lambda: store.pool.fetchval("SELECT true FROM task WHERE type = 'b'"))
     assert not await store.pool.fetchval("SELECT count(*) FROM task WHERE type = 'beta--b'")
+
+
+async def test_a_statement_that_fails_for_all_families_ends_the_service(store, settings):
+    """O10: no family can be held for it. The owner repeated such a statement without a pause, and
+    logged nothing."""
+    waiting = definition("waiting", nodes={"a": task()})
+    await store.define(waiting)
+    await store.start(waiting)
+    await store.pool.execute("ALTER TABLE flow_inbox RENAME COLUMN task_id TO renamed")
+    async with open_session(settings.postgres, "test") as session, asyncio.timeout(10):
+        advancing = owner.Owner(settings, session, contents.Contents(ObjectStore(settings.objects)), None)
+        with pytest.raises(asyncpg.UndefinedColumnError):
+            await advancing.run(asyncio.Event())
 
 
 async def submit_tasks(pool, *names):

@@ -371,3 +371,25 @@ async def test_an_expression_that_fails_fails_its_node(owner, node, reason):
     flow = await owner.flow(flow_id)
     assert flow["status"] == "failed"
     assert reason in flow["error"]
+
+
+async def test_a_node_that_another_version_does_not_have_leaves_no_limit(owner):
+    """F3: the limits of a node are deleted with it. The owner could not apply a limit of a node
+    that the flow does not have any more, and held the family without end."""
+    waiting = {"kind": "wait", "event": "go"}
+    first = definition(
+        "moved",
+        on_failure="continue",
+        nodes={"gone": task(warn_after_s=3_600), "kept": waiting},
+    )
+    second = {**first, "version": 2, "nodes": {"new": task(), "kept": waiting}}
+    await owner.define(first, second)
+    flow_id = await owner.start(first)
+    await owner.run(lambda each: ("failed", None))
+    await owner.command(flow_id, "recover", generation=1, nodes=["new"], version=2)
+    await owner.advance()
+    assert (await owner.flow(flow_id))["version"] == 2
+    await owner.pool.execute("UPDATE flow_limit SET at = now()")
+    await owner.run()
+    assert await owner.nodes(flow_id) == {"new": "succeeded", "kept": "running"}
+    assert await owner.pool.fetchval("SELECT count(*) FROM flow_limit") == 0

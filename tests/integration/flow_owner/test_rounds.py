@@ -393,3 +393,20 @@ async def test_a_node_that_another_version_does_not_have_leaves_no_limit(owner):
     await owner.run()
     assert await owner.nodes(flow_id) == {"new": "succeeded", "kept": "running"}
     assert await owner.pool.fetchval("SELECT count(*) FROM flow_limit") == 0
+
+
+async def test_a_reason_may_have_a_character_that_postgresql_cannot_store(owner):
+    """F1: the error of a task is JSON, and may have a NUL. The owner could not write the reason, and
+    held the family."""
+    failing = definition("nul", nodes={"fails": task()})
+    await owner.define(failing)
+    flow_id = await owner.start(failing)
+    await owner.advance()
+    await owner.pool.execute(
+        "UPDATE task SET state = 'failed', finished_at = now(), error = $1",
+        orjson.dumps({"kind": "E", "message": "c\0d"}).decode(),
+    )
+    await owner.advance()
+    flow = await owner.flow(flow_id)
+    assert (flow["status"], "c\ufffdd" in flow["error"]) == ("failed", True)
+    assert "c\ufffdd" in await owner.pool.fetchval("SELECT reason FROM flow_node")

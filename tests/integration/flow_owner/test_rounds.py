@@ -396,8 +396,8 @@ async def test_a_node_that_another_version_does_not_have_leaves_no_limit(owner):
 
 
 async def test_a_reason_may_have_a_character_that_postgresql_cannot_store(owner):
-    """F1: the error of a task is JSON, and may have a NUL. The owner could not write the reason, and
-    held the family."""
+    """F1: the error of a task is JSON, and may have a NUL. The owner could not write the reason,
+    and held the family."""
     failing = definition("nul", nodes={"fails": task()})
     await owner.define(failing)
     flow_id = await owner.start(failing)

@@ -201,10 +201,9 @@ async def _continue(batch: Batch, children: set[int], generation: int) -> None:
         assert child.parent is not None
         child.parent = child.parent.in_generation(generation)
         next_generation = child.state.generation + 1
-        note = NewNote(
-            root_id=child.root_id, flow_id=child_id, kind="recover", detail={"generation": next_generation}
-        )
-        batch.send(note, Recovered(next_generation))
+        detail = {"generation": next_generation, "in_place": True}
+        note = NewNote(root_id=child.root_id, flow_id=child_id, kind="recover", detail=detail)
+        batch.send(note, Recovered(next_generation, in_place=True))
 
 
 async def _child(

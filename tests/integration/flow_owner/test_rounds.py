@@ -410,3 +410,25 @@ async def test_a_reason_may_have_a_character_that_postgresql_cannot_store(owner)
     flow = await owner.flow(flow_id)
     assert (flow["status"], "c\ufffdd" in flow["error"]) == ("failed", True)
     assert "c\ufffdd" in await owner.pool.fetchval("SELECT reason FROM flow_node")
+
+
+async def test_a_child_flow_that_has_ended_meanwhile_is_not_recovered_alone(owner):
+    """F3: the parent has counted its end. The child flow ran again below a flow that had ended."""
+    child = definition("child", on_failure="continue", nodes={"a": task(), "b": task()})
+    parent = definition("parent", nodes={"sub": {"kind": "flow", "flow": "child"}})
+    await owner.define(child, parent)
+    flow_id = await owner.start(parent, versions={"child": 1})
+    await owner.advance()
+    first, second = await owner.tasks()
+    await owner.end(first, "failed")
+    await owner.advance()
+    # The gateway still sees that the child flow runs.
+    await owner.end(second)
+    await owner.command(first["flow_id"], "recover", generation=1)
+    await owner.advance()
+    rows = await owner.pool.fetch("SELECT status, generation FROM flow ORDER BY id")
+    assert [tuple(row) for row in rows] == [("failed", 0), ("failed", 0)]
+    await owner.command(flow_id, "recover", generation=1)
+    await owner.run()
+    rows = await owner.pool.fetch("SELECT status, generation FROM flow ORDER BY id")
+    assert [tuple(row) for row in rows] == [("succeeded", 1), ("succeeded", 1)]

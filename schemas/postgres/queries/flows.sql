@@ -395,7 +395,11 @@ WHERE f.id = ANY ($1::bigint[]) AND f.id = i.id;
 UPDATE flow SET version = $2, versions = $3::jsonb, inputs = $4, inputs_ref = $5 WHERE id = $1;
 
 -- name: delete_nodes
--- Deletes nodes that another version of the definition does not have.
+-- Deletes nodes that another version of the definition does not have, with their limits. The owner
+-- could not apply the limit of a node that the version does not have.
+WITH limits AS (
+    DELETE FROM flow_limit WHERE flow_id = $1 AND node = ANY ($2::text[])
+)
 DELETE FROM flow_node WHERE flow_id = $1 AND name = ANY ($2::text[]);
 
 -- name: write_nodes

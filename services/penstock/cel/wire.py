@@ -7,7 +7,6 @@ must reconcile.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -88,9 +87,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if not data[at - 1] & 0x80:
             return value, at
         shift += 7
-
-
-def as_double(data: bytes) -> float:
-    """A number of eight bytes."""
-    value: float = struct.unpack("<d", data)[0]
-    return value

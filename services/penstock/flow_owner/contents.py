@@ -120,10 +120,13 @@ class Contents:
         self._refused.setdefault(root, set()).update(keys)
 
     def unpin(self, roots: Iterable[int]) -> None:
-        """Forgets what families have pinned, and what was refused to them."""
+        """Forgets what families have pinned, what was refused to them, and what was unreadable."""
         for root in roots:
             self._refused.pop(root, None)
-            if self._pinned.pop(root, None):
+            if keys := self._pinned.pop(root, None):
+                # An operator may restore an object before the flow is recovered.
+                for key in keys:
+                    self._unreadable.pop(key, None)
                 self._evict()
 
     async def fetch(self, contexts: Iterable[Context]) -> None:

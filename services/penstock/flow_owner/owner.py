@@ -326,12 +326,19 @@ class Owner:
         )
 
     async def _find_faulty(self, shards: Sequence[int], error: Exception) -> None:
-        """Applies one row at a time, until it finds the family that cannot be advanced."""
+        """Applies one row at a time, until it finds the family that cannot be advanced.
+
+        Raises:
+            Exception: the statement that reads the rows fails, so no family is at fault.
+        """
         if len(self._touched) > 1:
             found = await self._apply_singly(shards)
             if found is None:
                 return
             error = found
+        if not self._touched:
+            # No family is at fault: the statement is. A repetition would fail again, without end.
+            raise error
         for root in self._touched:
             log.error(
                 "A flow cannot be advanced, and is tried again in a minute",

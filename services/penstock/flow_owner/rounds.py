@@ -140,6 +140,9 @@ def _needed(batch: Batch, current: Mapping[int, Sequence[Message]]) -> Iterable[
 
 async def _decide(batch: Batch, flow: FlowRow, messages: Sequence[Message]) -> None:
     assert batch.now is not None
+    if (flow.parent or flow.task) and flow.state.status is not FlowStatus.RUNNING:
+        # The flow has ended since the gateway took the command, and its end is counted.
+        messages = [each for each in messages if not isinstance(each, Recovered) or each.in_place]
     definition = batch.definition(flow)
     batch.work += 1
     if any(isinstance(each, Recovered) for each in messages):
@@ -280,6 +283,7 @@ def _recovery(detail: Mapping[str, Any]) -> Recovered:
     return Recovered(
         detail["generation"],
         frozenset(detail.get("nodes", ())),
+        in_place=detail.get("in_place", False),
         version=detail.get("version"),
         versions=detail.get("versions") or {},
     )
@@ -309,7 +313,7 @@ def _task_end(batch: Batch, record: asyncpg.Record) -> Message:
 
 
 def _child_end(batch: Batch, record: asyncpg.Record, runs: Mapping[int, asyncpg.Record]) -> Message:
-    """The end of a child flow in an earlier transaction (`Batch.tell`)."""
+    """The end of a child flow in an earlier transaction (`Batch.send`)."""
     child_id = orjson.loads(record["detail"])["flow"]
     place = ParentPlace(record["flow_id"], record["node"], record["generation"], record["item"])
     child = runs.get(child_id)

@@ -34,6 +34,8 @@ from penstock.postgres.queries import query
 
 # Most items of a list: their numbers are integers in the database, and each has a task.
 MAX_ITEMS = 1_000_000
+# Characters of a text of a child, as the SDK allows.
+MAX_TEXT = 200
 
 
 async def start(batch: Batch, flow: FlowRow, action: Start) -> None:
@@ -142,17 +144,23 @@ async def _load_types(batch: Batch, children: Iterable[Any]) -> None:
 def _spawned(batch: Batch, flow: FlowRow, name: str, generation: int, item: Item) -> NewTask:
     """The task of a child that a stage has named, with its type, context and further fields."""
     child = item.value
-    if not isinstance(child, dict) or child.get("type") not in batch.types:
+    if not isinstance(child, dict) or (type_name := _text_of(item, "type")) not in batch.types:
         raise InvalidExpression(f"child {item.index} names no task type")
-    if namespace_of(child["type"]) != namespace_of(flow.name):
+    assert type_name is not None
+    if namespace_of(type_name) != namespace_of(flow.name):
         raise InvalidExpression(f"child {item.index} has a type of another namespace")
+    priority = _text_of(item, "priority")
+    if priority is not None and priority not in Priority.__members__:
+        raise InvalidExpression(
+            f"child {item.index} has a priority that is none of {', '.join(Priority.__members__)}"
+        )
     scope = batch.scope(flow)
     return NewTask(
-        type=child["type"],
-        stage=child.get("stage"),
-        priority=int(Priority[child["priority"]]) if "priority" in child else flow.priority,
-        context=scope.encoded(child.get("context"), namespace_of(child["type"]), ""),
-        key=child.get("key"),
+        type=type_name,
+        stage=_text_of(item, "stage"),
+        priority=flow.priority if priority is None else int(Priority[priority]),
+        context=scope.encoded(child.get("context"), namespace_of(type_name), ""),
+        key=_text_of(item, "key"),
         traceparent=flow.traceparent,
         flow_id=flow.id,
         root_id=flow.root_id,
@@ -160,6 +168,16 @@ def _spawned(batch: Batch, flow: FlowRow, name: str, generation: int, item: Item
         node=name,
         generation=generation,
         item=item.index,
+    )
+
+
+def _text_of(child: Item, name: str) -> str | None:
+    """A field of a child. A worker in another language may name anything, and no schema has it."""
+    value = child.value.get(name)
+    if value is None or (isinstance(value, str) and 0 < len(value) <= MAX_TEXT and "\0" not in value):
+        return value
+    raise InvalidExpression(
+        f"child {child.index} has a {name} that is no text of 1 to {MAX_TEXT} characters without NUL"
     )
 
 
@@ -183,10 +201,9 @@ async def _continue(batch: Batch, children: set[int], generation: int) -> None:
         assert child.parent is not None
         child.parent = child.parent.in_generation(generation)
         next_generation = child.state.generation + 1
-        note = NewNote(
-            root_id=child.root_id, flow_id=child_id, kind="recover", detail={"generation": next_generation}
-        )
-        batch.send(note, Recovered(next_generation))
+        detail = {"generation": next_generation, "in_place": True}
+        note = NewNote(root_id=child.root_id, flow_id=child_id, kind="recover", detail=detail)
+        batch.send(note, Recovered(next_generation, in_place=True))
 
 
 async def _child(

@@ -114,7 +114,7 @@ async def write_flows(connection: Any, flows: Sequence[FlowRow], ended: Sequence
         sparse([state.unsuccessful or None for state in states]),
         sparse([flow.output.data if flow.output else None for flow in flows]),
         sparse([encode_ref(flow.output.ref) if flow.output else None for flow in flows]),
-        sparse([flow.error for flow in flows]),
+        sparse([_storable(flow.error) for flow in flows]),
         ended,
     )
 
@@ -152,7 +152,7 @@ async def write_nodes(connection: Any, changed: Mapping[tuple[int, str], NodeRow
         sparse([each.unsuccessful or None for each in items]),
         sparse([each.retry or None for each in items]),
         sparse([each.enough or None for each in items]),
-        sparse([state.reason or None for state in states]),
+        sparse([_storable(state.reason or None) for state in states]),
         sparse([row.list.data if row.list else None for row in rows]),
         sparse([encode_ref(row.list.ref) if row.list else None for row in rows]),
         sparse([row.output.content_type.value if row.output else None for row in rows]),
@@ -255,6 +255,11 @@ async def write_inbox(connection: Any, notes: Sequence[NewNote]) -> None:
 
 def _columns(rows: Sequence[Any], *names: str) -> list[list[Any]]:
     return [list(map(attrgetter(name), rows)) for name in names]
+
+
+def _storable(text: str | None) -> str | None:
+    """A text for people. PostgreSQL has no NUL, which an error of a task, or a value, may have."""
+    return text and text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def _edge_states_text(edge_states: Mapping[int, EdgeState]) -> str | None:

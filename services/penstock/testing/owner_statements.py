@@ -196,6 +196,7 @@ class OwnerStatements:
     def _delete_nodes(self, flow_id: int, names: Sequence[str]) -> None:
         for name in names:
             self._rows.nodes.pop((flow_id, name), None)
+            self._unwait(flow_id, name, kinds=None)
 
     @answers("flows.write_nodes")
     def _write_nodes(self, *columns: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import asyncpg
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
@@ -15,9 +16,10 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Outcome, conclude
-from penstock.flow_owner import contents
+from penstock.flow_owner import contents, owner
 from penstock.flow_owner.app import create_app
 from penstock.flow_owner.settings import FlowsSettings
+from penstock.objects import ObjectStore
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.flow_starts import match_events
 from penstock.postgres.session import open_session
@@ -428,6 +430,52 @@ async def test_a_child_of_another_namespace_is_refused(store, settings):
         # Children are started in their order.
         await wait_until(lambda: store.pool.fetchval("SELECT true FROM task WHERE type = 'b'"))
     assert not await store.pool.fetchval("SELECT count(*) FROM task WHERE type = 'beta--b'")
+
+
+async def test_a_child_with_a_wrong_field_is_refused(store, settings):
+    """F6: a worker in another language may name any fields. Such a child fails alone. The owner
+    could not advance its family, and the task would have waited without end."""
+    await submit_tasks(store.pool, "a")
+    async with open_session(settings.postgres, "test") as session:
+        batch = (await release.release(session, types.TaskType(name="a"), 1, [])).batch
+    [released] = batch.tasks
+    fence = released.fence
+    wrong = [
+        {"priority": "URGENT"},
+        {"priority": []},
+        {"key": 5},
+        {"key": ""},
+        {"stage": {}},
+        {"stage": "a\0"},
+    ]
+    children = [*({"type": "b", **fields} for fields in wrong), {"type": "b", "key": None, "priority": "LOW"}]
+    ending = advance.Ending(
+        fence=fence,
+        outcome=Outcome.SPAWN,
+        conclusion=conclude(fence, Outcome.SPAWN),
+        worker="w",
+        context=Context.encode({"children": children}),
+        next_stage="joined",
+        terms={},
+    )
+    await advance.advance(store.pool, [ending])
+    await store.advance()
+    assert [(each["type"], each["flow_item"]) for each in await store.tasks()] == [("b", len(wrong))]
+    counted = await store.pool.fetchrow("SELECT opened, unsuccessful FROM flow_node")
+    assert tuple(counted) == (len(children), len(wrong))
+
+
+async def test_a_statement_that_fails_for_all_families_ends_the_service(store, settings):
+    """O10: no family can be held for it. The owner repeated such a statement without a pause, and
+    logged nothing."""
+    waiting = definition("waiting", nodes={"a": task()})
+    await store.define(waiting)
+    await store.start(waiting)
+    await store.pool.execute("ALTER TABLE flow_inbox RENAME COLUMN task_id TO renamed")
+    async with open_session(settings.postgres, "test") as session, asyncio.timeout(10):
+        advancing = owner.Owner(settings, session, contents.Contents(ObjectStore(settings.objects)), None)
+        with pytest.raises(asyncpg.UndefinedColumnError):
+            await advancing.run(asyncio.Event())
 
 
 async def submit_tasks(pool, *names):

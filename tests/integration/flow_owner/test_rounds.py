@@ -371,3 +371,64 @@ async def test_an_expression_that_fails_fails_its_node(owner, node, reason):
     flow = await owner.flow(flow_id)
     assert flow["status"] == "failed"
     assert reason in flow["error"]
+
+
+async def test_a_node_that_another_version_does_not_have_leaves_no_limit(owner):
+    """F3: the limits of a node are deleted with it. The owner could not apply a limit of a node
+    that the flow does not have any more, and held the family without end."""
+    waiting = {"kind": "wait", "event": "go"}
+    first = definition(
+        "moved",
+        on_failure="continue",
+        nodes={"gone": task(warn_after_s=3_600), "kept": waiting},
+    )
+    second = {**first, "version": 2, "nodes": {"new": task(), "kept": waiting}}
+    await owner.define(first, second)
+    flow_id = await owner.start(first)
+    await owner.run(lambda each: ("failed", None))
+    await owner.command(flow_id, "recover", generation=1, nodes=["new"], version=2)
+    await owner.advance()
+    assert (await owner.flow(flow_id))["version"] == 2
+    await owner.pool.execute("UPDATE flow_limit SET at = now()")
+    await owner.run()
+    assert await owner.nodes(flow_id) == {"new": "succeeded", "kept": "running"}
+    assert await owner.pool.fetchval("SELECT count(*) FROM flow_limit") == 0
+
+
+async def test_a_reason_may_have_a_character_that_postgresql_cannot_store(owner):
+    """F1: the error of a task is JSON, and may have a NUL. The owner could not write the reason,
+    and held the family."""
+    failing = definition("nul", nodes={"fails": task()})
+    await owner.define(failing)
+    flow_id = await owner.start(failing)
+    await owner.advance()
+    await owner.pool.execute(
+        "UPDATE task SET state = 'failed', finished_at = now(), error = $1",
+        orjson.dumps({"kind": "E", "message": "c\0d"}).decode(),
+    )
+    await owner.advance()
+    flow = await owner.flow(flow_id)
+    assert (flow["status"], "c\ufffdd" in flow["error"]) == ("failed", True)
+    assert "c\ufffdd" in await owner.pool.fetchval("SELECT reason FROM flow_node")
+
+
+async def test_a_child_flow_that_has_ended_meanwhile_is_not_recovered_alone(owner):
+    """F3: the parent has counted its end. The child flow ran again below a flow that had ended."""
+    child = definition("child", on_failure="continue", nodes={"a": task(), "b": task()})
+    parent = definition("parent", nodes={"sub": {"kind": "flow", "flow": "child"}})
+    await owner.define(child, parent)
+    flow_id = await owner.start(parent, versions={"child": 1})
+    await owner.advance()
+    first, second = await owner.tasks()
+    await owner.end(first, "failed")
+    await owner.advance()
+    # The gateway still sees that the child flow runs.
+    await owner.end(second)
+    await owner.command(first["flow_id"], "recover", generation=1)
+    await owner.advance()
+    rows = await owner.pool.fetch("SELECT status, generation FROM flow ORDER BY id")
+    assert [tuple(row) for row in rows] == [("failed", 0), ("failed", 0)]
+    await owner.command(flow_id, "recover", generation=1)
+    await owner.run()
+    rows = await owner.pool.fetch("SELECT status, generation FROM flow ORDER BY id")
+    assert [tuple(row) for row in rows] == [("succeeded", 1), ("succeeded", 1)]

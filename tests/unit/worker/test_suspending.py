@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from penstock.cel import compile_expression
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import StageResult, encode_results
 from penstock.core.completion import Fence, Outcome, conclude
@@ -81,3 +82,10 @@ def test_wrong_fields_are_named(returned):
     """The handler's attempt fails with a precise error."""
     with pytest.raises(TypeError, match=r"Spawn|child|Wait"):
         read_suspending(returned, str)
+
+
+@pytest.mark.parametrize("key", ["4711", 'a "b" \\ c\n', "\U0001f600"])
+def test_the_key_of_a_wait_is_any_text(key):
+    """F6: a key beyond U+FFFF was no expression, so the wait failed at once."""
+    node = waiting_definition(Outcome.WAIT, {"event": "paid", "key": key})["nodes"]["event"]
+    assert compile_expression(node["key"], frozenset()).evaluate({}) == key

@@ -111,6 +111,8 @@ class Recovered:
         generation: the flow's generation plus one, so that a repetition recovers once.
         nodes: the chosen nodes; none are all nodes that failed, were cancelled or are blocked.
         fresh: nodes that start from their beginning, not where they failed.
+        in_place: whether the parent recovers its child flow. Only a parent may recover a child flow
+            that has ended, because it has counted the end.
         version: of the definition that the flow has from then on; None is its own. The owner moves
             the flow first (`penstock.core.flow.change`).
         versions: with `version`: those of definitions below it that the flow has not pinned yet.
@@ -119,6 +121,7 @@ class Recovered:
     generation: int
     nodes: frozenset[str] = frozenset()
     fresh: frozenset[str] = frozenset()
+    in_place: bool = False
     version: int | None = None
     versions: Mapping[str, int] = field(default_factory=dict, hash=False)
 

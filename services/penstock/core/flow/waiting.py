@@ -58,8 +58,9 @@ def waiting_definition(outcome: Outcome, terms: Mapping[str, Any]) -> dict[str, 
     else:
         name, node = EVENT, {"kind": "wait", "event": terms["event"]}
         if terms.get("key"):
-            # A JSON string is a literal of the expression language, too.
-            node["key"] = json.dumps(terms["key"])
+            # A JSON string is a literal of the expression language, too, but for escaped pairs of
+            # surrogates.
+            node["key"] = json.dumps(terms["key"], ensure_ascii=False)
         if "timeout_s" in terms:
             node["finish_within_s"] = terms["timeout_s"]
     return {"nodes": {name: node}, "output": f"nodes.{name}.output"}

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.support.waiting import wait_until_blocking
 
 from penstock.cli import worker as verb
 from penstock.cli.main import cli
-from tests.support.waiting import wait_until_blocking
 
 # Writes what starts it, and how it ends.
 CHILD = """

@@ -1,5 +1,7 @@
 """The outcomes with which a task waits: returned by a handler, on the wire, and read again."""
 
+import itertools
+
 import orjson
 import pytest
 
@@ -9,7 +11,7 @@ from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.flow.plan import NodeKind, Plan
 from penstock.core.flow.waiting import waiting_definition
 from penstock.core.task import State
-from penstock.worker import Child, Spawn, Wait
+from penstock.worker import Child, Spawn, Wait, suspending
 from penstock.worker.suspending import read_suspending
 
 FENCE = Fence(1, 0, "start", 0)
@@ -81,3 +83,12 @@ def test_wrong_fields_are_named(returned):
     """The handler's attempt fails with a precise error."""
     with pytest.raises(TypeError, match=r"Spawn|child|Wait"):
         read_suspending(returned, str)
+
+
+def test_children_without_an_end_are_refused(monkeypatch):
+    """F6: a generator that never ends would take the memory of the worker."""
+    monkeypatch.setattr(suspending, "MAX_CHILDREN", 3)
+    endless = (Child("a") for _ in itertools.count())
+    with pytest.raises(TypeError, match="more than 3 children"):
+        read_suspending(Spawn(endless, "then"), str)
+    read_suspending(Spawn([Child("a")] * 3, "then"), str)

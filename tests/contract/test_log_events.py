@@ -28,6 +28,7 @@ PROGRAMS = {
     "task_sync": "task-sync",
     "heartbeats": "heartbeats",
     "stages": "stages",
+    "task_logs": "tasklogs",
     "callbacks": "callbacks",
     "worker": "worker",
     "checks": "`penstock check`",

@@ -56,6 +56,10 @@ def logs(
     its services and servers. --tail, --grep and --follow apply to that as well.
     """
     if task_id is None:
+        unused = {"--level": options["level"], "--since": since, "--step": step, "--attempt": attempt}
+        given = [name for name, value in unused.items() if value is not None] + ["--json"] * json_
+        if given:
+            raise click.UsageError(f"{', '.join(given)}: only with the ID of a task")
         _print_deployment_log(options["tail"], options["grep"] or "", follow=follow)
         return
     wanted = {"level": options["level"], "text": options["grep"], "tail": options["tail"]}
@@ -88,7 +92,9 @@ def _print_deployment_log(tail: int | None, text: str, *, follow: bool) -> None:
             f"there is no log of a deployment in {directory}: give the ID of a task, or start one with `penstock up`"
         ) from error
     with file:
-        for line in deque(file, maxlen=tail):
+        wanted = (line for line in file if text.lower() in line.lower())
+        # Without a number, line by line: the log may be large.
+        for line in wanted if tail is None else deque(wanted, maxlen=tail):
             _print_line(line, text)
         while follow and discovery.owner_of(directory) is not None:
             if line := file.readline():

@@ -6,9 +6,12 @@ import asyncio
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -26,6 +29,8 @@ _KILL_GRACE_S = 20.0
 # Set for the processes of `--processes` and `--reload`: they run one worker.
 _CHILD = "PENSTOCK_WORKER_CHILD"
 _METRICS_PORT = "PENSTOCK_WORKER_METRICS_PORT"
+# Milliseconds between two looks whether `--reload` is to stop.
+_WATCH_MS = 200
 
 
 @click.command()
@@ -49,12 +54,14 @@ def worker(target: str, *, processes: int, reload: bool) -> None:
     its metrics on PENSTOCK_WORKER_METRICS_PORT, and each further one on the next port. A first
     signal lets running handlers finish; a second one hands the claims back at once.
     """
+    if reload and processes > 1:
+        raise click.UsageError("--reload runs one process: leave --processes out")
     # Errors of the module are better shown once, before any process is started.
     found = load(target)
     if os.environ.get(_CHILD) or (processes == 1 and not reload):
         found.run()
     elif reload:
-        _run_reloading(target)
+        _run_reloading(target, found.settings.drain_timeout_s)
     else:
         asyncio.run(_run_many(target, _environments(found, processes), found.settings.drain_timeout_s))
 
@@ -141,21 +148,62 @@ async def _run_many(target: str, environments: list[dict[str, str]], drain_s: fl
                 await asyncio.to_thread(supervisor.close)
 
 
-def _run_reloading(target: str) -> None:
+def _run_reloading(target: str, drain_s: float) -> None:
     try:
         import watchfiles  # noqa: PLC0415 (optional package)
     except ModuleNotFoundError as error:
         raise CannotStart(
             "--reload needs watchfiles, which is not installed: pip install watchfiles"
         ) from error
-    os.environ[_CHILD] = "1"
-    watchfiles.run_process(
+    stopping = threading.Event()
+    changes = watchfiles.watch(
         ".",
-        target=" ".join(_command(target)),
-        target_type="command",
         watch_filter=watchfiles.PythonFilter(),
-        callback=lambda changes: click.echo(
-            f"penstock: {Path(next(iter(changes))[1]).name} changed: the worker starts again", err=True
-        ),
-        sigint_timeout=60,
+        raise_interrupt=False,
+        stop_event=stopping,
+        yield_on_timeout=True,
+        rust_timeout=_WATCH_MS,
     )
+    # The watch begins here. A change that follows the start of the worker is never missed.
+    next(changes)
+    child = _start_child(target)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        # A second signal hands the claims back, as without --reload.
+        child.send_signal(number)
+        stopping.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for changed in changes:
+            if stopping.is_set():
+                break
+            if changed:
+                name = min(Path(path).name for _kind, path in changed)
+                click.echo(f"penstock: {name} changed: the worker starts again", err=True)
+                child.send_signal(signal.SIGINT)
+                _wait_ended(child, drain_s)
+                if not stopping.is_set():
+                    child = _start_child(target)
+                if stopping.is_set():
+                    # The signal may have reached the ended worker only.
+                    child.send_signal(signal.SIGTERM)
+    finally:
+        if not stopping.is_set():
+            child.send_signal(signal.SIGTERM)
+        _wait_ended(child, drain_s)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start_child(target: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(_command(target), env={**os.environ, _CHILD: "1"})  # noqa: S603 (this program itself)
+
+
+def _wait_ended(child: subprocess.Popen[bytes], drain_s: float) -> None:
+    """Waits until a worker that was signalled has drained, and kills it after its time."""
+    try:
+        child.wait(drain_s + _KILL_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 import orjson
 
 from penstock.client.transport import Document, Query, Transport, query_of
+
+# Seconds between two streams of one log.
+RECONNECT_S = 0.5
 
 
 class LineTransport(Transport, Protocol):
@@ -108,4 +112,6 @@ class LogMethods:
                     yield orjson.loads(value)
                     if name == "end":
                         return
-            # The gateway stopped, or this client fell behind: another stream continues.
+            # The gateway stopped, or this client fell behind: another stream continues. Each begins
+            # with a read of the stored lines, so a gateway that is stopping is not asked at once.
+            await asyncio.sleep(RECONNECT_S)

@@ -49,7 +49,14 @@ class Lookups:
         # From now on, a waiter that is cancelled does not cancel the others.
         found.set_running_or_notify_cancel()
         # The end of the process does not wait for a daemon.
-        threading.Thread(target=self._run, args=(query, found), name="lookup", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(query, found), name="lookup", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The process has too many threads. Later lookups of this name must not wait for it.
+            with self._lock:
+                del self._pending[query]
+            found.set_exception(OSError(f"no thread for a lookup of {query[0]}: {error}"))
         return found
 
     def _run(self, query: Query, found: Future[list[Address]]) -> None:

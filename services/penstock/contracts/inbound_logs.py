@@ -8,6 +8,7 @@ from penstock.contracts.parsing import parse
 from penstock.contracts.task_log import chunk_from_wire
 from penstock.contracts.validation import conform
 from penstock.core.log_chunk import Chunk
+from penstock.errors import InvalidRecord
 
 # Name of the schema in schemas/messages.
 SCHEMA = "task-logs"
@@ -29,5 +30,10 @@ def read_logs(raw: Any) -> list[Chunk]:
     Raises:
         InvalidRecord: the document breaks `task-logs.schema.json`.
     """
-    conform(raw, SCHEMA)
-    return [chunk_from_wire(chunk, raw["worker"]) for chunk in raw["chunks"]]
+    try:
+        conform(raw, SCHEMA)
+        return [chunk_from_wire(chunk, raw["worker"]) for chunk in raw["chunks"]]
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Validation did not foresee this content. Without the translation it would stop the
+        # partition in tasklogs, and each gateway that reads it.
+        raise InvalidRecord(f"cannot be read: {error!r}") from error

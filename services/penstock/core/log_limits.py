@@ -21,6 +21,8 @@ LINES_PER_S = 1_000
 BURST_S = 10.0
 # What a line takes in memory and in a record besides its text.
 LINE_OVERHEAD = 40
+# The latest moment that Python and the API can show: the end of the year 9999.
+LATEST_MS = 253_402_300_799_000
 
 _WARNING = 30
 _CUT = "… [{:,} more bytes are not kept: a line has at most 16 KiB]"
@@ -48,8 +50,9 @@ class Dropped:
 
 def cut(text: str) -> str:
     """A line within its bound; the end of a longer one is replaced by a mark."""
-    # A character has at most four bytes, so most lines need no encoding.
-    if len(text) * 4 <= LINE_BYTES:
+    # A character has at most four bytes, and six where a lone surrogate is escaped later. So most
+    # lines need no encoding.
+    if len(text) * 6 <= LINE_BYTES:
         return text
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= LINE_BYTES:
@@ -73,6 +76,18 @@ def mark(at_ms: int, reason: str, dropped: Dropped) -> RawLine:
         "reason": reason,
     }
     return (at_ms, _WARNING, PLATFORM_SOURCE, text, fields)
+
+
+def dropped_by(line: RawLine) -> Dropped | None:
+    """What a mark stands for; None for all other lines, also for those that look like a mark.
+
+    A handler may log with any fields, by a logger of any name.
+    """
+    if line[2] != PLATFORM_SOURCE or len(line) < 5 or line[4].get("reason") not in DROP_REASONS:
+        return None
+    found = line[4].get("dropped_lines"), line[4].get("dropped_bytes")
+    lines, size_bytes = (each if isinstance(each, int) else -1 for each in found)
+    return Dropped(lines, size_bytes) if lines >= 0 and size_bytes >= 0 else None
 
 
 class RunBuffer:
@@ -243,9 +258,9 @@ class RunBuffer:
 
 def _count(dropped: Dropped, line: RawLine) -> None:
     """Counts a dropped line; a mark counts for what it stands for."""
-    if line[2] == PLATFORM_SOURCE and len(line) > 4 and "dropped_lines" in line[4]:
-        dropped.lines += line[4]["dropped_lines"]
-        dropped.size_bytes += line[4]["dropped_bytes"]
+    if (before := dropped_by(line)) is not None:
+        dropped.lines += before.lines
+        dropped.size_bytes += before.size_bytes
     else:
         dropped.lines += 1
         dropped.size_bytes += len(line[3])

@@ -63,7 +63,8 @@ class Segment:
         raw_bytes: of its blocks before compression.
         lines: lines in it.
         runs: runs in it.
-        begin_ms, end_ms: the moments of its lines and of its records lie between these.
+        begin_ms, end_ms: the moments of its records lie between these, and so do those of its lines
+            which are before them. A later line has a wrong clock: it must not keep the segment.
         filter: of its tasks.
     """
 
@@ -113,15 +114,15 @@ def encode(
         raw_bytes += len(raw)
     index = _compressed(json.dumps([_block_to_wire(block) for block in blocks]).encode())
     parts += [index, _TRAILER.pack(_MAGIC, len(index))]
+    of_records = [*moments]
     of_lines = [line[0] for chunk in ordered for line in (*chunk.lines[:1], *chunk.lines[-1:])]
-    all_moments = [*of_lines, *moments]
     return Segment(
         b"".join(parts),
         raw_bytes,
         sum(len(chunk.lines) for chunk in ordered),
         len({chunk.run for chunk in ordered}),
-        min(all_moments),
-        max(all_moments),
+        min(of_lines + of_records),
+        max(of_records),
         task_filter({chunk.run.task_id for chunk in ordered}),
     )
 

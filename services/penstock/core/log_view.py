@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.core.log_chunk import PLATFORM_SOURCE, Chunk, Gap, RunId
+from penstock.core.log_limits import LATEST_MS, dropped_by
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 LOST = "worker lost; the last 250 ms may be missing"
@@ -95,7 +96,7 @@ def text_of(document: dict[str, Any]) -> str:
 
 def moment(milliseconds: int) -> str:
     """A moment as RFC 3339 in UTC, with milliseconds."""
-    at = datetime.fromtimestamp(min(milliseconds, 253_402_300_799_000) / 1000, UTC)
+    at = datetime.fromtimestamp(min(milliseconds, LATEST_MS) / 1000, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -145,8 +146,8 @@ def summarize(found: dict[RunId, RunSummary], chunk: Chunk) -> None:
         summary.first_ms = new[0][0]
     for line in new:
         summary.size_bytes += len(line[3])
-        if len(line) > 4 and line[2] == PLATFORM_SOURCE:
-            summary.dropped_lines += line[4].get("dropped_lines", 0)
+        if (dropped := dropped_by(line)) is not None:
+            summary.dropped_lines += dropped.lines
         summary.last_ms = line[0]
     summary.lines = max(summary.lines, chunk.following)
     summary.end = chunk.end or summary.end

@@ -10,6 +10,7 @@ All patterns take linear time: a handler may log any text.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +23,8 @@ SHORTEST_VALUE = 6
 MAX_DEPTH = 10
 
 _NAMES = r"(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?)"
-_ENVIRONMENT_NAME = re.compile(r"(?:_|^)(?:TOKEN|SECRET|PASSWORD|PASSPHRASE|KEY)$", re.IGNORECASE)
+# KEY is a word of its own, because other words end with it. PGPASSWORD has no underscore.
+_ENVIRONMENT_NAME = re.compile(r"(?:TOKEN|SECRET|PASSWORD|PASSPHRASE|(?:_|^)KEY)$", re.IGNORECASE)
 _FIELD_NAME = re.compile(rf"{_NAMES}|^authorization$", re.IGNORECASE)
 
 # A text without any of these needs no pattern. In lower case.
@@ -67,6 +69,7 @@ class Redactor:
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._lock = threading.Lock()
         self._values: set[str] = set()
         self._known: re.Pattern[str] | None = None
         self._add(value for name, value in (environment or {}).items() if _ENVIRONMENT_NAME.search(name))
@@ -82,14 +85,18 @@ class Redactor:
         self._add([value])
 
     def _add(self, values: Iterable[str]) -> None:
+        added: set[str] = set()
         for value in values:
             stripped = value.strip()
             if len(stripped) >= SHORTEST_VALUE:
                 # A secret with several lines appears line by line.
                 parts = [part for part in stripped.splitlines() if len(part) >= SHORTEST_VALUE]
                 for part in (stripped, *parts):
-                    self._values |= {part, quote(part, safe=""), repr(part)[1:-1]}
-        if self._values:
+                    added |= {part, quote(part, safe=""), repr(part)[1:-1]}
+        with self._lock:
+            if added <= self._values:
+                return
+            self._values |= added
             # Longer ones first: one may begin with another.
             found = sorted(self._values, key=len, reverse=True)
             self._known = re.compile("|".join(map(re.escape, found)))

@@ -15,7 +15,7 @@ from penstock.core.log_chunk import Chunk
 from penstock.errors import KafkaUnavailable
 from penstock.gateway.log_attempts import window
 from penstock.gateway.log_segments import SegmentReader
-from penstock.gateway.log_tail import LogTail
+from penstock.gateway.log_tail import FellBehind, LogTail
 from penstock.kafka.topics import TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import task_logs
@@ -85,9 +85,14 @@ class LogSource:
             end = await self.tail.end(reader.number)
             deadline_s = asyncio.get_running_loop().time() + TAIL_S
             while True:
-                for chunk in reader.take():
-                    if is_wanted(chunk, task_id, attempt):
-                        yield chunk
+                try:
+                    for chunk in reader.take():
+                        if is_wanted(chunk, task_id, attempt):
+                            yield chunk
+                except FellBehind:
+                    raise KafkaUnavailable(
+                        "new lines came faster than this answer was read; read the log again"
+                    ) from None
                 if reader.offset >= end:
                     return
                 if asyncio.get_running_loop().time() > deadline_s:

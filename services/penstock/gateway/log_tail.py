@@ -103,12 +103,19 @@ class TailReader:
         partition = self._partition
         if self._began and self.offset < partition.first:
             raise FellBehind
-        for offset, _size, chunks in list(partition.records):
-            if offset >= self.offset:
-                self._began = True
-                yield from chunks
-        if partition.position is not None:
-            self.offset = max(self.offset, partition.position)
+        # As of now: a slow caller takes chunks while the consumer reads further ones.
+        position = partition.position
+        # From the newest one back: many small records are kept, and each reader looks often.
+        new: list[list[Chunk]] = []
+        for offset, _size, chunks in reversed(partition.records):
+            if offset < self.offset:
+                break
+            new.append(chunks)
+        self._began = self._began or bool(new)
+        for chunks in reversed(new):
+            yield from chunks
+        if position is not None:
+            self.offset = max(self.offset, position)
 
     async def wait(self, timeout_s: float) -> None:
         """Returns when more was read, or after `timeout_s` seconds."""

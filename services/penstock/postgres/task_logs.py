@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.core.log_limits import LATEST_MS
 from penstock.core.log_segment import Segment, filter_hashes
 from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
@@ -153,4 +154,5 @@ async def is_deleted(executor: Any, task_id: int) -> bool:
 
 
 def _moment(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    # A worker's clock may be anywhere, and each record must have a segment.
+    return datetime.fromtimestamp(max(0, min(milliseconds, LATEST_MS)) / 1000, UTC)

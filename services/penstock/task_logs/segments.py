@@ -16,7 +16,7 @@ from penstock.contracts.inbound_logs import decode_logs
 from penstock.contracts.task_log import encode_chunk
 from penstock.core.log_chunk import Chunk, without_repetitions
 from penstock.core.log_segment import Segment, encode
-from penstock.errors import InvalidRecord, ObjectsUnavailable, SessionLost
+from penstock.errors import ObjectsUnavailable, SessionLost
 from penstock.kafka.topics import TASK_LOGS, TASK_LOGS_REJECTED
 from penstock.objects import ObjectStore
 from penstock.postgres import task_logs
@@ -68,12 +68,7 @@ class SegmentHandler:
 
     async def read(self, record: Any) -> Chunks:
         """See `RecordReader.read`."""
-        try:
-            return Chunks(decode_logs(record.value or b""), record.timestamp)
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # Validation did not foresee this content; without the translation it would stop the
-            # partition.
-            raise InvalidRecord(f"cannot be read: {error!r}") from error
+        return Chunks(decode_logs(record.value or b""), record.timestamp)
 
     async def insert(self, items: Sequence[Chunks], source: OffsetRange) -> None:
         """See `RecordHandler.insert`."""

@@ -251,7 +251,7 @@ class Worker:
         """Removes a secret from task logs, wherever it appears in them.
 
         The values of environment variables are removed without this call if their names end with
-        TOKEN, SECRET, PASSWORD, PASSPHRASE or KEY.
+        TOKEN, SECRET, PASSWORD or PASSPHRASE, or with the word KEY.
 
         Args:
             value: at least six characters.

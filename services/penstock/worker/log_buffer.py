@@ -20,7 +20,7 @@ from penstock.contracts.task_log import encode_json
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
 from penstock.core.log_chunk import PLATFORM_SOURCE, Chunk, RawLine, RunId
-from penstock.core.log_limits import LINE_BYTES, RunBuffer, cut
+from penstock.core.log_limits import LATEST_MS, LINE_BYTES, RunBuffer, cut, dropped_by
 from penstock.core.redaction import Redactor
 from penstock.logs import STANDARD
 
@@ -36,6 +36,8 @@ RUN_BYTES = 128 * 1024
 FIELDS_BYTES = 8 * 1024
 # Characters of one text that are looked at; the rest is dropped.
 TEXT_CHARS = 1024 * 1024
+# Characters of a text without a line feed that wait for its end.
+PARTIAL_CHARS = 64 * 1024
 # Source of the lines of `Task.progress`, and seconds between two of them in one run.
 PROGRESS_SOURCE = "progress"
 PROGRESS_S = 1.0
@@ -133,8 +135,8 @@ class LogBuffer:
         lines: list[RawLine] = []
         for line in chunk.lines:
             text = redact(line[3])
-            if line[2] == PLATFORM_SOURCE and len(line) > 4 and "dropped_lines" in line[4]:
-                self.dropped[line[4]["reason"]] += line[4]["dropped_lines"]
+            if (dropped := dropped_by(line)) is not None:
+                self.dropped[line[4]["reason"]] += dropped.lines
             lines.append(line if text is line[3] else (*line[:3], cut(text), *line[4:]))
         return Chunk(chunk.run, chunk.worker, chunk.first, lines, chunk.end)
 
@@ -161,6 +163,10 @@ class LogBuffer:
             *complete, rest = (run.partials.pop(source, "") + text).split("\n")
             # A carriage return begins the line again, as on a terminal.
             complete = [line.rstrip("\r").rpartition("\r")[2] for line in complete]
+            if len(rest) > PARTIAL_CHARS and "\r" not in rest:
+                # While no server answers, nothing is shipped, and the buffer does not count it.
+                complete.append(rest)
+                rest = ""
             if rest:
                 run.partials[source] = rest[-LINE_BYTES:] if "\r" in rest else rest
                 self._await(run, urgent=False)
@@ -279,7 +285,9 @@ class RunLog:
         if getattr(_adding, "active", False):
             return
         _adding.active = True
+        at_ms = 0
         try:
+            at_ms = int(record.created * 1000)
             text = record.getMessage()
             if record.exc_info and record.exc_info[0] is not None:
                 text += "\n" + (record.exc_text or _FORMATTER.formatException(record.exc_info))
@@ -292,7 +300,7 @@ class RunLog:
             text, fields = f"{record.msg!r} cannot be formatted: {error!r}", None
         finally:
             _adding.active = False
-        self.add(record.levelno, record.name, text, fields, int(record.created * 1000))
+        self.add(record.levelno, record.name, text, fields, at_ms)
 
     def write(self, source: str, text: str) -> None:
         """Adds the text of a stream, `stdout` or `stderr`; its lines end with line feeds."""
@@ -367,18 +375,24 @@ class RunLog:
         elif len(text) > LINE_BYTES // 4 or "\n" in text:
             # Before it is divided or cut. All others are redacted when they are shipped.
             text = redactor.text(text)
+        # The bounds of the schema: one line outside of them would spoil the lines of other runs.
         level = max(0, min(int(level), 1000))
+        at_ms = max(0, min(at_ms, LATEST_MS))
         source = self._buffer.source_of(source)
         parts = text.split("\n") if "\n" in text else [text]
         lines: list[RawLine] = [(at_ms, level, source, cut(part.rstrip("\r"))) for part in parts]
         if fields:
-            lines[0] = (*lines[0], self._bounded(redactor.fields(fields)))
+            lines[0] = (*lines[0], self._fields(fields))
         return lines
 
-    @staticmethod
-    def _bounded(fields: dict[str, Any]) -> dict[str, Any]:
-        size = len(encode_json(fields))
-        return fields if size <= FIELDS_BYTES else {"dropped_fields_bytes": size}
+    def _fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields without secrets, within their bound; a mark if they cannot be kept."""
+        try:
+            kept = self._buffer.redactor.fields(fields)
+            size = len(encode_json(kept))
+        except Exception as error:  # noqa: BLE001 (a value has a broken `__str__`, or changes meanwhile; the line is kept)
+            return {"dropped_fields_error": type(error).__name__}
+        return kept if size <= FIELDS_BYTES else {"dropped_fields_bytes": size}
 
     def conclude(self, result: StageResult | None) -> None:
         """Ends the log with the result of its run; a failure is its last line.

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import orjson
 from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
@@ -20,12 +21,11 @@ from penstock.contracts.task_log import (
     MAX_CHUNKS,
     MAX_LINES,
     RECORD_BYTES,
-    chunk_to_wire,
     encode_record,
     partition_of,
 )
 from penstock.core.log_chunk import Chunk
-from penstock.errors import PenstockError
+from penstock.errors import Invalid, PenstockError
 from penstock.kafka.connection import translated
 from penstock.kafka.topics import TASK_LOGS
 from penstock.worker.gateway_client import LOGS_ROUTE, GatewayClient
@@ -122,6 +122,18 @@ class LogShipper:
                     waiting_for="task logs",
                     backoff=WORKER_BACKOFF,
                 )
+            except Invalid as error:
+                # All further lines would wait behind them. Readers find a gap, because lines have
+                # numbers.
+                log.error(  # noqa: TRY400 (the error is a field)
+                    "Lines of task logs are refused for good, and are missing from their logs",
+                    extra={
+                        "event": "task_logs_invalid",
+                        "lines": sum(len(chunk.lines) for chunk in chunks),
+                        "error": str(error),
+                    },
+                )
+                return
             except PenstockError as error:
                 # Also a fatal one: the worker works without task logs.
                 log.error(  # noqa: TRY400 (the error is a field)
@@ -177,9 +189,10 @@ class HttpLogTransport:
 
     async def send(self, chunks: Sequence[Chunk]) -> None:
         """See `LogTransport.send`."""
-        for some in batches_of(chunks):
-            entries = [chunk_to_wire(chunk) for chunk in some]
-            await self._gateway.post(LOGS_ROUTE, {"worker": self._worker_id, "chunks": entries})
+        # A gateway takes no more bytes than a record has. A handler may log what JSON lacks, which
+        # only the encoding of records replaces.
+        for value in records_of(self._worker_id, chunks):
+            await self._gateway.post(LOGS_ROUTE, orjson.loads(value))
 
 
 def records_of(worker_id: str, chunks: Sequence[Chunk]) -> Iterator[bytes]:
@@ -189,7 +202,7 @@ def records_of(worker_id: str, chunks: Sequence[Chunk]) -> Iterator[bytes]:
         if len(value) <= ENCODED_BYTES:
             yield value
         else:
-            # Control characters take six bytes each.
+            # A character takes up to six bytes, and fields are not estimated.
             for half in _halves(some):
                 yield from records_of(worker_id, half)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -53,9 +54,10 @@ def read_suspending(
             if not isinstance(value, int) or not 1 <= value <= most:
                 raise TypeError(f"{name} of Spawn is a number from 1 to {most:,}")
             terms[name] = int(value)
-    children = [_child(each) for each in returned.children]
+    # A generator may have no end.
+    children = [_child(each) for each in itertools.islice(returned.children, MAX_CHILDREN + 1)]
     if len(children) > MAX_CHILDREN:
-        raise TypeError(f"Spawn has {len(children):,} children; {MAX_CHILDREN:,} is the limit")
+        raise TypeError(f"Spawn has more than {MAX_CHILDREN:,} children, which is the limit")
     return Outcome.SPAWN, {
         "next_stage": stage_name(returned.then),
         "context": Context.encode({"context": returned.context, "children": children}, json_default),

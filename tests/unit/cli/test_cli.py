@@ -497,3 +497,11 @@ def test_up_asks_before_it_deletes(tmp_path: Path) -> None:
     assert outcome.exit_code == 2
     assert f"all tasks, records and objects in {tmp_path / 'data'} would be deleted" in outcome.stderr
     assert kept.exists()
+
+
+@pytest.mark.parametrize("words", [["--level", "ERROR"], ["--step", "0"], ["--since", "1m"], ["--json"]])
+def test_options_of_task_logs_need_a_task(words: list[str]) -> None:
+    """O8: an option without an effect is refused."""
+    result = CliRunner().invoke(cli, ["logs", *words])
+    assert result.exit_code != 0
+    assert f"{words[0]}: only with the ID of a task" in result.output

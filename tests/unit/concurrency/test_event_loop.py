@@ -38,6 +38,24 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     made.may_answer.set()
 
 
+def test_a_lookup_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S11: a process with too many threads looks the name up again later."""
+    lookups = Lookups(lambda *_query: [ADDRESS])
+    with monkeypatch.context() as patched:
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(threading.Thread, "start", refuse)
+        found = lookups.start(("one.test", 80))
+        assert found is not None
+        with pytest.raises(OSError, match="no thread for a lookup"):
+            found.result(0)
+    again = lookups.start(("one.test", 80))
+    assert again is not None
+    assert again.result(5) == [ADDRESS]
+
+
 def in_loop(work: Any) -> None:
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         runner.run(work())

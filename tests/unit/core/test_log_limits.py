@@ -1,8 +1,12 @@
 """The bounds of a run's log: what is dropped is counted by a mark at its place."""
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.contracts.task_log import encode_json
 from penstock.core.log_chunk import PLATFORM_SOURCE
 from penstock.core.log_limits import (
     BURST_S,
@@ -11,8 +15,11 @@ from penstock.core.log_limits import (
     LINE_OVERHEAD,
     LINES_PER_S,
     TAIL_BYTES,
+    Dropped,
     RunBuffer,
     cut,
+    dropped_by,
+    mark,
 )
 
 MANY = 10**12
@@ -140,3 +147,32 @@ def test_every_line_is_kept_or_counted(steps):
     assert kept == sorted(set(kept))
     assert len(kept) + dropped(taken) == added
     assert buffer.size_bytes == 0
+
+
+@pytest.mark.parametrize("length", [1, 2_730, 2_731, 4_096, LINE_BYTES])
+def test_lone_surrogates_stay_within_the_bound_of_the_schema(length):
+    """L: the encoding escapes them; a longer line would spoil the record, with other runs in it."""
+    text = cut("\udc80" * length)
+    encoded = json.loads(encode_json({"text": text}))["text"]
+    assert len(encoded) <= LINE_BYTES
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"dropped_lines": 1},
+        {"dropped_lines": "1", "dropped_bytes": 2, "reason": "rate"},
+        {"dropped_lines": -1, "dropped_bytes": 2, "reason": "rate"},
+        {"dropped_lines": 1, "dropped_bytes": 2, "reason": ["rate"]},
+    ],
+)
+def test_a_handlers_line_is_no_mark(fields):
+    """L: a handler may log by a logger of the name `penstock`, with any fields."""
+    assert dropped_by((0, 30, PLATFORM_SOURCE, "text", fields)) is None
+
+
+def test_a_mark_is_read_back():
+    found = mark(0, "size", Dropped(3, 40))
+    assert dropped_by(found) == Dropped(3, 40)
+    assert dropped_by((0, 30, PLATFORM_SOURCE, "text")) is None

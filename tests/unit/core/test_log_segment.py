@@ -125,3 +125,11 @@ def test_a_damaged_segment_is_refused(damage):
 
     with pytest.raises(CorruptObject):
         read_index()
+
+
+@pytest.mark.parametrize("at_ms", [MOMENT * 1_000, 2**53 - 1])
+def test_a_wrong_clock_keeps_no_segment(at_ms):
+    """L2: a line in microseconds does not delay the retention of other lines."""
+    wrong = Chunk(RunId(1, 0, 0, "a"), "w", 0, [[at_ms, 20, "stdout", "x"]])
+    alone = encode([wrong], encode_chunk, [MOMENT])
+    assert (alone.begin_ms, alone.end_ms) == (MOMENT, MOMENT)

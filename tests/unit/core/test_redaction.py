@@ -54,6 +54,7 @@ def test_innocent_text_stays(text):
 def test_values_of_the_environment_and_of_the_worker_are_redacted():
     """L: values of `*_TOKEN|_SECRET|_PASSWORD|_KEY`, and `worker.redact(value)`."""
     redactor = Redactor({"DB_PASSWORD": "correct horse", "X_TOKEN": "t0ken/1+2", "PATH": "/usr/bin"})
+    assert Redactor({"PGPASSWORD": "battery staple"}).text("battery staple") == REDACTED
     redactor.add("registered-value")
     text = "correct horse, t0ken/1+2, t0ken%2F1%2B2, registered-value, /usr/bin"
     assert redactor.text(text) == ", ".join([*[REDACTED] * 4, "/usr/bin"])

@@ -11,8 +11,11 @@ import time
 import pytest
 
 from penstock.contracts.context import Context
+from penstock.contracts.inbound_logs import SCHEMA
 from penstock.contracts.progress import Progress
 from penstock.contracts.ready import ReadyTask
+from penstock.contracts.task_log import chunk_to_wire
+from penstock.contracts.validation import conform
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
 from penstock.core.redaction import Redactor
@@ -252,7 +255,37 @@ async def test_logging_never_fails_the_handler(how, monkeypatch):
 
     [result] = await run(handler, 1, buffer=buffer)
     assert result.outcome.value == "done"
-    assert taken(buffer)[0][1][-1] == (20, "app.media", "last")
+    lines = taken(buffer)[0][1]
+    assert lines[-1] == (20, "app.media", "last")
+    # A value that cannot be printed costs the fields, and not the line.
+    assert (20, "task", "field") in lines
+
+
+async def test_a_handlers_line_with_the_fields_of_a_mark_ends_no_worker():
+    """L: the shipper takes the lines of all runs; none of them may make it fail."""
+    buffer = make_buffer()
+
+    async def handler(task):
+        logging.getLogger("penstock").warning("x", extra={"dropped_lines": 1})
+        log.handle(logging.makeLogRecord({"name": "app", "levelno": 20, "msg": "y", "created": 1e300}))
+        log.handle(logging.makeLogRecord({"name": "app", "levelno": 20, "msg": "z", "created": -1}))
+        return Done()
+
+    await run(handler, 1, buffer=buffer)
+    [chunk] = buffer.take(10**9)
+    assert [line[3] for line in chunk.lines] == ["x", "y", "z"]
+    conform({"worker": "w", "chunks": [chunk_to_wire(chunk)]}, SCHEMA)
+    assert not buffer.dropped
+
+
+async def test_text_without_a_line_feed_has_a_bound():
+    """L: while Kafka is away nothing is shipped, and 16 MiB wait at most."""
+    buffer = make_buffer()
+    run_log = buffer.begin(AttemptId(1, 0, 0))
+    for _ in range(2_000):
+        run_log.write("stdout", "x" * 1_000)
+    assert sum(map(len, run_log.partials.values())) <= log_buffer.PARTIAL_CHARS
+    assert buffer.waiting_bytes > 0
 
 
 async def test_partial_lines_and_progress_bars():

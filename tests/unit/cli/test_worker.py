@@ -1,0 +1,75 @@
+"""`penstock worker --reload`: which changes start the worker again, and how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.support.waiting import wait_until_blocking
+
+from penstock.cli import worker as verb
+from penstock.cli.main import cli
+
+# Writes what starts it, and how it ends.
+CHILD = """
+import signal, sys, time
+def end(number, frame):
+    print("stopped", file=open("log", "a"), flush=True)
+    sys.exit()
+signal.signal(signal.SIGINT, end)
+signal.signal(signal.SIGTERM, end)
+print(open("shop.py").read(), file=open("log", "a"), flush=True)
+time.sleep(300)
+"""
+
+
+def log_of(path: Path) -> list[str]:
+    return (path / "log").read_text().split() if (path / "log").exists() else []
+
+
+def test_a_change_right_after_the_start_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W1: the watch begins before the worker, so a worker that is ready follows its files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "_command", lambda _target: (sys.executable, "-c", CHILD))
+    shop = tmp_path / "shop.py"
+    shop.write_text("first")
+    start = subprocess.Popen
+
+    def slow_start(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        """The worker runs, and its file changes, before this process continues."""
+        child = start(*words, **options)
+        if shop.read_text() == "first":
+            wait_until_blocking(lambda: "first" in log_of(tmp_path))
+            shop.write_text("second")
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", slow_start)
+
+    def stop_when_changed() -> None:
+        until_s = time.monotonic() + 20
+        while "second" not in log_of(tmp_path) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stopping = threading.Thread(target=stop_when_changed)
+    stopping.start()
+    verb._run_reloading("shop", 5.0)
+    stopping.join()
+    assert log_of(tmp_path) == ["first", "stopped", "second", "stopped"]
+
+
+def test_reload_refuses_several_processes() -> None:
+    """W1: an option without an effect is refused."""
+    result = CliRunner().invoke(cli, ["worker", "shop", "--reload", "--processes", "2"])
+    assert result.exit_code != 0
+    assert "--reload runs one process" in result.output

@@ -209,8 +209,8 @@ async def test_a_deadlock_is_repeated(database):
 
 
 async def test_submissions_of_the_same_keys_do_not_fail(pool):
-    """S12: two gateways submit the same idempotency keys in opposite orders. A submission that waits
-    too long for the keys of another one has no effect, and the client repeats it. Each key has one
+    """S12: two gateways submit the same idempotency keys in opposite orders. One that waits too
+    long for the keys of another one has no effect, and its client repeats it. Each key has one
     task, and each submission is answered."""
     keys = [f"k{number}" for number in range(200)]
     gateways = [SubmissionBatcher(pool, 5.0, tasks.submit) for _ in range(2)]
@@ -260,7 +260,8 @@ async def test_a_deadlock_of_submissions_ends_one_of_them(pool):
         )
     )
     conflicts = [outcome for outcome in outcomes if isinstance(outcome, LockConflict)]
-    assert conflicts and all(isinstance(outcome, (LockConflict, list)) for outcome in outcomes), outcomes
+    assert conflicts, outcomes
+    assert all(isinstance(outcome, (LockConflict, list)) for outcome in outcomes), outcomes
     assert await pool.fetchval("SELECT count(*) FROM task") == 2 * (2 - len(conflicts))
 
 

@@ -15,7 +15,7 @@ WITH moved AS (
     UPDATE ingested SET next_offset = $4, identity = $6::text
     WHERE topic = $1 AND partition = $2 AND next_offset = $3 AND identity IS NOT DISTINCT FROM $5::text
       -- As in `tasks.submit`.
-      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '500ms'), true)) IS NOT NULL
+      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     RETURNING 1
 ), allowed AS (
     SELECT 1 WHERE $1::text IS NULL UNION ALL SELECT 1 FROM moved
@@ -37,7 +37,7 @@ WITH moved AS (
     FROM input
     WHERE EXISTS (SELECT FROM allowed)
       -- As in `tasks.submit`.
-      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '500ms'), true)) IS NOT NULL
+      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     ORDER BY ordinal
     ON CONFLICT DO NOTHING
     -- A tick may have any number of reruns.

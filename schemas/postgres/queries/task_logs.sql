@@ -9,7 +9,7 @@ WITH moved AS (
     UPDATE ingested SET next_offset = $4, identity = $6::text
     WHERE topic = $1 AND partition = $2 AND next_offset = $3 AND identity IS NOT DISTINCT FROM $5::text
       -- As in `tasks.submit`.
-      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '500ms'), true)) IS NOT NULL
+      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     RETURNING 1
 ), inserted AS (
     INSERT INTO log_segment (partition, partitions, first_offset, next_offset, object_key, size, raw_size,

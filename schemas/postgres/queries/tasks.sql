@@ -16,8 +16,9 @@ WITH moved AS (
     UPDATE ingested SET next_offset = $4, identity = $6::text
     WHERE topic = $1 AND partition = $2 AND next_offset = $3 AND identity IS NOT DISTINCT FROM $5::text
       -- A lock of another transaction, here or in `inserted`, may last without end. The limit holds for
-      -- the rest of the caller's transaction.
-      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '500ms'), true)) IS NOT NULL
+      -- the rest of the caller's transaction. It is random: of two submissions that wait for each
+      -- other, only one ends.
+      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     RETURNING 1
 ), allowed AS (
     SELECT 1 WHERE $1::text IS NULL UNION ALL SELECT 1 FROM moved
@@ -41,7 +42,7 @@ WITH moved AS (
     FROM input i JOIN task_type t ON t.name = i.type
     WHERE EXISTS (SELECT FROM allowed)
       -- Of a transaction that has changed the task of an idempotency key.
-      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), '500ms'), true)) IS NOT NULL
+      AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     ORDER BY i.ordinal
     ON CONFLICT (type, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING id, type, idempotency_key, state

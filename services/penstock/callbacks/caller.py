@@ -63,6 +63,7 @@ class CallResult:
         retry_after_s: the target's Retry-After in seconds; None without one.
         excerpt: beginning of the answer's body.
         callable_target: False when the URL can never be called.
+        called: False when there was no secret to sign with, so that no request was made.
     """
 
     took_s: float
@@ -72,6 +73,7 @@ class CallResult:
     retry_after_s: float | None = None
     excerpt: str | None = None
     callable_target: bool = True
+    called: bool = True
 
     def to_wire(self) -> dict[str, Any]:
         """The `error` of `callback-dead.schema.json`."""
@@ -131,7 +133,7 @@ class Caller:
             keys = await self._keys.keys_of(callback.target)
         except UnusableSecrets as error:
             # Never with a wider secret, which receivers of other targets have too.
-            return CallResult(took_s=0.0, kind="Secret", message=_printable(str(error)))
+            return CallResult(took_s=0.0, kind="Secret", message=_printable(str(error)), called=False)
         signed = signed_headers(keys, callback.id, callback.target.url, callback.body, datetime.now(UTC))
         return await self._send(callback, {**headers, **signed} if headers else signed)
 

@@ -337,7 +337,8 @@ class Pipeline:
             self._slow_pool.leave(call.slow_place)
         else:
             following = self._free_slot(call, result.took_s)
-        if not (call.slow and self._settings.callback_count_early):
+        # Without a request nothing is known about the target: it may hang.
+        if result.called and not (call.slow and self._settings.callback_count_early):
             self._record_call(callback.target, slow=call.slow, failed=not isinstance(outcome, Delivered))
         self._withdraw(self._router.take_excess(call.lanes, callback.target))
         self._admit()

@@ -137,9 +137,6 @@ class ResultsSweeper:
         settings: of the service.
         session: holds the lock.
         producer: with acks=all.
-
-    Attributes:
-        swept: records published since the start.
     """
 
     def __init__(self, settings: CallbacksSettings, session: Session, producer: AIOKafkaProducer) -> None:
@@ -147,7 +144,6 @@ class ResultsSweeper:
         self._session = session
         self._producer = producer
         self._refused_at_s = -math.inf
-        self.swept = 0
 
     async def run(self) -> None:
         """Sweeps at intervals until cancelled.
@@ -204,7 +200,6 @@ class ResultsSweeper:
                     connection, topic, behind=after, limit=ROWS_PER_BATCH
                 ),
             )
-        self.swept += swept
         if swept:
             log.info(
                 "Results of callbacks that their writer had not published are published",

@@ -150,7 +150,7 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
     )
     callback_patience_s: float = option(
         10.0,
-        "Seconds that a callback waits in memory for its target before it is postponed to PostgreSQL.",
+        "Seconds that a callback waits in memory for its target before it is held in PostgreSQL.",
     )
     callback_postpone_s: float = option(
         30.0, "Maximum seconds until a postponed callback is published again."

@@ -105,7 +105,3 @@ class StageRetries:
             chance: a random number from 0 (inclusive) to 1, the caller's.
         """
         return None if self.backoff is None else round(self.backoff.delay_s(failures, chance) * 1000)
-
-
-# A stage that leaves all to its type.
-AS_TYPE = StageRetries()

@@ -177,10 +177,11 @@ class ConnectionGuard:
             self._open.remove(connection)
             self.counts.open -= 1
             self.serve(connection)
-            self.release(connection)
             self._by_address[connection.address] -= 1
             if not self._by_address[connection.address]:
                 del self._by_address[connection.address]
+        # Also of one that was removed before: its handler may have read a part that was there.
+        self.release(connection)
 
     def hold(self, connection: Guarded, size_bytes: int) -> None:
         """Counts bytes of a body. Beyond the limit, the largest body that is being read gives way.

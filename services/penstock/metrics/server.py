@@ -176,15 +176,16 @@ async def _listen(settings: Address, page: MetricsPage, probes: Mapping[str, Pro
     """Returns what ends the server."""
 
     async def metrics(request: web.Request) -> web.Response:
-        # An outage must be in the series: a process that waits for a server has no others.
-        document, _status = await readiness(probes)
-        page.checks = {name: reason == OK for name, reason in document["checks"].items()}
+        # First, so that a client without the token causes no probes.
         if settings.metrics_token and not _has_token(request, settings.metrics_token):
             return web.Response(
                 status=401,
                 text="/metrics needs PENSTOCK_METRICS_TOKEN as a bearer token\n",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        # An outage must be in the series: a process that waits for a server has no others.
+        document, _status = await readiness(probes)
+        page.checks = {name: reason == OK for name, reason in document["checks"].items()}
         body, content_type = page.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -110,7 +110,7 @@ async def park(executor: Any, row: OutboxRow, error: RecordsRefused) -> None:
     """
     positions = sorted(error.records)
     log.error(
-        "Kafka refuses results of callbacks; they stay in the outbox until `penstock check --repair`",
+        "Kafka refuses results of callbacks; they stay in the outbox and are tried again each minute",
         extra={
             "event": "callback_results_parked",
             "topic": row.topic,

@@ -70,6 +70,8 @@ async def submit(
     Raises:
         SessionLost: the offset was not at `source.first`, because another process reads the
             partition. Nothing was inserted.
+        LockConflict: another transaction has one of the keys, or the offset, for about half a
+            second. Nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
     with translated():

@@ -7,15 +7,17 @@ import random
 
 import asyncpg
 import pytest
-from tests.support.waiting import wait_until
+from tests.support.waiting import in_time, wait_until
 
+from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Conclusion, FailureCounts, Fence, Outcome
 from penstock.core.leases import Lease
 from penstock.core.task import State
-from penstock.errors import LockConflict
+from penstock.errors import LockConflict, Throttled
+from penstock.gateway.batcher import SubmissionBatcher
 from penstock.postgres import advance, callbacks, leases, release, tasks, types
 from penstock.postgres.callbacks import OutcomeRow
 from penstock.postgres.connection import open_pool, translated
@@ -207,22 +209,60 @@ async def test_a_deadlock_is_repeated(database):
 
 
 async def test_submissions_of_the_same_keys_do_not_fail(pool):
-    """S12: two gateways submit the same idempotency keys in opposite orders: each key has one task,
-    and no submission fails."""
+    """S12: two gateways submit the same idempotency keys in opposite orders. One that waits too
+    long for the keys of another one has no effect, and its client repeats it. Each key has one
+    task, and each submission is answered."""
     keys = [f"k{number}" for number in range(200)]
+    gateways = [SubmissionBatcher(pool, 5.0, tasks.submit) for _ in range(2)]
+    # Statements that wait for a connection would not overlap.
+    opened = await asyncio.gather(*(pool.acquire() for _ in range(pool.get_max_size())))
+    await asyncio.gather(*map(pool.release, opened))
 
-    async def submit(keys):
-        return await tasks.submit(
-            pool, [Submission(type="t", context=Context.encode(None), idempotency_key=key) for key in keys]
+    async def submit(gateway, keys):
+        submissions = [
+            Submission(type="t", context=Context.encode(None), idempotency_key=key) for key in keys
+        ]
+        # As clients do.
+        found = await retry_until_available(
+            lambda: gateway.submit(submissions), waiting_for="the submission", retry_on=(Throttled,)
         )
+        return {key: task.id for key, task in zip(keys, found, strict=True)}
 
-    results = await asyncio.gather(*(submit(order) for order in (keys, keys[::-1]) * 4))
-    by_key = [
-        {key: found.id for key, found in zip(order, result, strict=True)}
-        for order, result in zip((keys, keys[::-1]) * 4, results, strict=True)
-    ]
-    assert all(found == by_key[0] for found in by_key)
+    results = await in_time(
+        asyncio.gather(
+            *(
+                submit(gateway, order)
+                for gateway, order in zip(gateways * 4, (keys, keys[::-1]) * 4, strict=True)
+            )
+        )
+    )
+    assert all(result == results[0] for result in results)
     assert await pool.fetchval("SELECT count(*) FROM task") == len(keys)
+
+
+async def test_a_deadlock_of_submissions_ends_one_of_them(pool):
+    """S12: of two submissions that wait for each other's keys, one has no effect and may be
+    repeated, and the other one is inserted."""
+    first, second = (
+        [Submission(type="t", context=Context.encode(None), idempotency_key=key)] for key in ("a", "b")
+    )
+
+    async def submit(both, inserted):
+        async with pool.acquire() as connection, connection.transaction():
+            await tasks.submit(connection, both[0])
+            await inserted.wait()
+            return await tasks.submit(connection, both[1])
+
+    inserted = asyncio.Barrier(2)
+    outcomes = await in_time(
+        asyncio.gather(
+            submit((first, second), inserted), submit((second, first), inserted), return_exceptions=True
+        )
+    )
+    conflicts = [outcome for outcome in outcomes if isinstance(outcome, LockConflict)]
+    assert conflicts, outcomes
+    assert all(isinstance(outcome, (LockConflict, list)) for outcome in outcomes), outcomes
+    assert await pool.fetchval("SELECT count(*) FROM task") == 2 * (2 - len(conflicts))
 
 
 async def test_a_lock_that_is_not_free_in_time_is_a_conflict(pool, database):

@@ -107,3 +107,16 @@ async def test_a_locked_position_is_not_waited_for(pool, other, statement):
     # A second position of the same statement: the limit is not one of the connection.
     assert await pool.fetchval("SELECT current_setting('lock_timeout')") == "0"
     await statement.insert(pool, replace(SOURCE, first=1, following=2))
+
+
+@pytest.mark.parametrize("statement", KEYED.values(), ids=KEYED)
+async def test_submissions_that_wait_for_each_other_end_at_different_times(pool, statement):
+    """S12: each submission has a limit of its own, about half a second. Two submissions that wait
+    for each other's keys would otherwise both end, and again when both are repeated."""
+    limits = set()
+    for _ in range(5):
+        async with pool.acquire() as connection, connection.transaction():
+            await statement.insert(connection, None)
+            limits.add(await connection.fetchval("SELECT current_setting('lock_timeout')"))
+    assert len(limits) > 1, limits
+    assert all(400 <= int(limit.removesuffix("ms")) < 600 for limit in limits), limits

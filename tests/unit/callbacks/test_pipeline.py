@@ -1,0 +1,87 @@
+"""What the pipeline concludes from a call; the test plays Kafka, PostgreSQL and the target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.callbacks.caller import CallResult
+from penstock.callbacks.hosts import Hosts
+from penstock.callbacks.pipeline import Pipeline
+from penstock.callbacks.receiver import InFlight
+from penstock.callbacks.router import Call
+from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.target import Target
+from penstock.contracts.event import Callback
+from penstock.core.health import HealthSnapshot
+from penstock.core.target import TargetId
+from penstock.kafka.topics import CALLBACKS_DIVERTED
+from penstock.postgres.targets import StoredTarget
+
+TARGET = TargetId("acme", "http://hangs.example/hook")
+SETTINGS = CallbacksSettings()
+
+
+class Record:
+    """A record of Kafka."""
+
+    topic = CALLBACKS_DIVERTED.name
+    partition = 0
+
+    def settle(self) -> None:
+        """Nothing to acknowledge."""
+
+
+class Caller:
+    """Answers each call with one result."""
+
+    def __init__(self, result: CallResult) -> None:
+        self.result = result
+
+    async def call(self, _callback: Callback) -> CallResult:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "trusted"),
+    [
+        (CallResult(took_s=0.0, kind="Secret", message="secret 1 cannot be used", called=False), False),
+        (CallResult(took_s=0.1, kind="HTTP", message="the target answered 500", status=500), True),
+    ],
+    ids=["no request", "an answer"],
+)
+async def test_only_a_request_tells_about_the_health_of_a_target(result: CallResult, trusted: bool) -> None:
+    """C5, C7: a callback without a usable secret makes no request. A target that hangs stays
+    suspect and abnormal, and its host does too."""
+    unused: Any = None
+    caller: Any = Caller(result)
+    hosts = Hosts(SETTINGS)
+    pipeline = Pipeline(
+        SETTINGS,
+        unused,
+        caller,
+        unused,
+        unused,
+        hosts,
+        unused,
+        owner="o",
+        partition_of=lambda _url: 0,
+        random_share=lambda: 0.5,
+    )
+    cache, lanes = pipeline._cache, pipeline._router.diverted
+    cache.assign([0])
+    health = HealthSnapshot(count=SETTINGS.callback_abnormal_count, slow_at_s=0.0, abnormal=True)
+    host = hosts.of(TARGET)
+    host.suspect = True
+    target = Target(StoredTarget(target=TARGET, health=health), 0, SETTINGS, host)
+    cache.put(TARGET, target)
+    in_flight = InFlight(Callback(id="msg_1", target=TARGET, task_id=1, attempt=1, body=b"{}"), Record())
+    lanes.put(in_flight)
+    assert lanes.admit() == [in_flight]
+    assert lanes.start(in_flight)
+    await pipeline._call(Call(in_flight, lanes, in_self_check=False))
+    assert (target.trusted, host.trusted) == (trusted, trusted)
+    assert (target.suspect, host.suspect) == (not trusted, not trusted)
+    assert cache.is_abnormal(target) is not trusted
+    assert lanes.slots_in_use == 0

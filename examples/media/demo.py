@@ -93,7 +93,7 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
         fresh=True,
         environment={"PENSTOCK_CALLBACK_SECRETS": secret, "NO_COLOR": "1"},
     )
-    console.print("starting Kafka, PostgreSQL and six services (the first start fetches Kafka) …")
+    console.print("starting Kafka, PostgreSQL and all services (the first start fetches Kafka) …")
     fetched = Fetching()
     async with Deployment(options, Listener(on_fetch=fetched)) as deployment:
         console.print(

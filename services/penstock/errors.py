@@ -1,7 +1,7 @@
 """The exceptions of Penstock.
 
     PenstockError
-    ├── Fatal                     the process must end; its supervisor restarts it
+    ├── Fatal                     the service must stop, and all but SessionLost end its process
     │   ├── SettingsError         a setting is missing, or two contradict each other
     │   ├── OtherDeployment       the gateway belongs to another deployment than the directory's
     │   ├── CannotStart           a package, port, directory or table is missing or unusable
@@ -33,7 +33,8 @@
     └── Forbidden                 the credentials do not permit the request
 
 The class decides how to fail: `Unavailable` is retried, `Invalid` is reported to the sender and
-rejected, `Fatal` ends the process. Each adapter translates the exceptions of its driver into these.
+rejected, `Fatal` ends the process, except for `SessionLost`, after which a service begins again in
+its process. Each adapter translates the exceptions of its driver into these.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class KafkaRefused(Fatal):
 
 
 class SessionLost(Fatal):
-    """A session that entitles this process to act (consumer group, lock, connection) has ended."""
+    """A session that entitles a process to act has ended: of a group, a lock or a connection."""
 
 
 class Stalled(Fatal):

@@ -32,7 +32,7 @@ The gateway accepts tasks while Kafka is unavailable; their release waits. A req
 unavailable server is answered 503 with `Retry-After`. It fails closed: a request that may have had
 no effect is never acknowledged, and an idempotency key makes repeating it safe.
 
-A Kafka producer that cannot recover ends the process, and its supervisor starts another.
+When its Kafka producer cannot recover, the gateway begins again in its process.
 
 The gateway listens on a loopback address by default, and beyond loopback only with authentication.
 It refuses changes that pages of other sites make a browser send, and requests for other hosts.

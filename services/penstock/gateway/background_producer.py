@@ -123,10 +123,10 @@ class BackgroundProducer:
             raise self._failed(error) from error
 
     def _failed(self, error: Fatal) -> KafkaUnavailable:
-        """Ends the gateway, whose producer cannot recover; returns the answer to the request."""
+        """Stops the gateway, whose producer cannot recover; returns the answer to the request."""
         if self._publisher is not None:
             self._publisher.fail(error)
-        return KafkaUnavailable(f"{error}: this gateway restarts")
+        return KafkaUnavailable(f"{error}: this gateway begins again")
 
     def enqueue(self, entry: OutboxEntry) -> None:
         """Publishes the outbox entry of a committed transaction in the background.

@@ -307,7 +307,7 @@ async def test_slow_calls_count_in_their_namespace_only(rows: Rows) -> None:
     assert (cache.drain_rate_of(acme), cache.drain_rate_of(beta)) == (SETTINGS.drain.rate, None)
 
 
-async def test_one_hanging_url_in_many_namespaces_begins_no_self_check(rows: Rows) -> None:
+async def test_one_unresponsive_url_in_many_namespaces_begins_no_self_check(rows: Rows) -> None:
     """C4a, O5: self-check mode begins when many URLs become abnormal at once, not when many
     namespaces call one URL."""
     targets = Targets()
@@ -330,10 +330,10 @@ async def test_the_hosts_of_one_namespace_begin_no_self_check(rows: Rows) -> Non
     of a second one it is the service's own network."""
     targets = Targets()
     cache = targets.cache
-    hanging = [at(f"http://a{number}/", "acme") for number in range(15)]
+    unresponsive = [at(f"http://a{number}/", "acme") for number in range(15)]
     others = [at(f"http://b{number}/", "beta") for number in range(30)]
-    await targets.load(*hanging, *others)
-    for target in hanging:
+    await targets.load(*unresponsive, *others)
+    for target in unresponsive:
         for _ in range(10):
             cache.record_call(target, slow=True)
     assert not cache.in_self_check

@@ -204,7 +204,7 @@ async def test_a_handler_that_cancels_itself_is_a_failure():
     assert (await run(handler)).error.kind == "CancelledError"
 
 
-async def test_the_timeout_cancels_a_hanging_handler():
+async def test_the_timeout_cancels_a_handler_that_never_returns():
     """W1: an async handler is cancelled at its timeout and receives the cancellation."""
     cancelled = asyncio.Event()
 
@@ -236,7 +236,7 @@ async def test_a_handler_may_return_a_result_at_its_timeout():
     await asyncio.sleep(0)
 
 
-async def test_a_hanging_thread_is_abandoned_and_its_permit_freed():
+async def test_a_thread_that_never_returns_is_abandoned_and_its_permit_freed():
     """W1: a thread cannot be stopped, but it must not block other attempts."""
     release = threading.Event()
 

@@ -151,7 +151,7 @@ async def run(handler, objects=None):
     return await execution.run(READY, nobody_is_abandoned)
 
 
-def innocent(number):
+def valid(number):
     return StageResult(
         fence=Fence(number, 0, "s", 0), outcome=Outcome.DONE, context=Context.encode({"n": number})
     )
@@ -198,8 +198,8 @@ async def test_an_invalid_return_value_fails_its_attempt_alone(name, sync):
     """W1, W4: it is a permanent failure with a reason; results beside it are as they were."""
     plain, coroutine_function = handlers(RETURNED[name], raised=False)
     found = await run(plain if sync else coroutine_function)
-    first, failure, last = await send(innocent(1), found, innocent(2))
-    assert (first, last) == (innocent(1), innocent(2))
+    first, failure, last = await send(valid(1), found, valid(2))
+    assert (first, last) == (valid(1), valid(2))
     assert (failure.fence, failure.outcome, failure.permanent) == (READY.fence, Outcome.FAIL, True)
     assert failure.error.message
 
@@ -210,8 +210,8 @@ async def test_an_exception_fails_its_attempt_alone(name, sync):
     """W1: also one that ends interpreters or loops, or that cannot be printed or written."""
     plain, coroutine_function = handlers(RAISED[name], raised=True)
     found = await run(plain if sync else coroutine_function)
-    first, failure, last = await send(innocent(1), found, innocent(2))
-    assert (first, last) == (innocent(1), innocent(2))
+    first, failure, last = await send(valid(1), found, valid(2))
+    assert (first, last) == (valid(1), valid(2))
     assert (failure.fence, failure.outcome, failure.permanent) == (READY.fence, Outcome.FAIL, False)
     assert failure.error.message
 
@@ -376,9 +376,9 @@ def test_any_return_value_is_one_result_of_its_attempt(returned):
         async def handler(_task):
             return returned
 
-        return await send(innocent(1), await run(handler), innocent(2))
+        return await send(valid(1), await run(handler), valid(2))
 
     first, between, last = asyncio.run(check())
-    assert (first, last) == (innocent(1), innocent(2))
+    assert (first, last) == (valid(1), valid(2))
     assert between.fence == READY.fence
     assert sys.getrecursionlimit() >= 1_000

@@ -345,35 +345,6 @@ def test_many_long_lanes_keep_their_share():
     assert lanes.waiting == 20
 
 
-def test_unresponsive_targets_leave_the_reserve_to_others():
-    """C5: however many targets fill their lanes, a quarter of the slots is for idle targets."""
-    lanes = lanes_of(16, 8)
-    for target in TARGETS[:3]:
-        for number in range(100):
-            lanes.put(waiting(f"{target}{number}", target))
-    assert len(lanes.admit()) == 12
-    lanes.put(waiting("healthy", TARGETS[3]))
-    assert [item.callback.id for item in lanes.admit()] == ["healthy"]
-
-
-@given(st.lists(st.floats(0, 0.5), min_size=1, max_size=100), st.floats(0.5, 100))
-def test_a_rate_is_kept(passing, rate):
-    """No two calls are closer than 1 / rate, none is later than its slot, and none is lost."""
-    lanes = lanes_of(1000, pacer=CallPacer(lambda _target: rate))
-    now_s, called_s = 0.0, []
-    for number, passed_s in enumerate(passing):
-        now_s += passed_s
-        lanes.put(waiting(f"m{number}", TARGETS[0]))
-        called_s += [now_s for _item in lanes.admit(now_s)]
-    while len(called_s) < len(passing):
-        turn_s = lanes.next_paced_s()
-        assert turn_s is not None
-        now_s = max(now_s, turn_s)
-        called_s += [now_s for _item in lanes.admit(now_s)]
-    for earlier_s, later_s in itertools.pairwise(called_s):
-        assert later_s - earlier_s >= 1 / rate * (1 - 1e-9)
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 0.5), st.booleans()), min_size=1, max_size=100),
     st.floats(0.5, 100),

@@ -123,23 +123,6 @@ class Targets:
             await self.store.save_last()
 
 
-async def test_a_target_that_changes_during_its_load_is_read_again(rows: Rows) -> None:
-    """C8: an operator's change between the read and its end counts, for the target that was
-    changed."""
-    targets = Targets()
-    rows.read_ends = asyncio.Event()
-    loading = asyncio.create_task(targets.load(at("http://a/"), at("http://b/")))
-    await asyncio.sleep(0)
-    rows.disabled.add(at("http://a/"))
-    targets.store.invalidate("default http://a/")
-    rows.read_ends.set()
-    await loading
-    target = targets.cache.get(at("http://a/"))
-    assert target is not None
-    assert target.disabled
-    assert rows.reads == [[at("http://a/"), at("http://b/")], [at("http://a/")]]
-
-
 async def test_two_concurrent_loads_of_one_target_both_see_a_change(rows: Rows) -> None:
     """C8: neither load leaves the state from before the change, whichever ends last."""
     targets = Targets()

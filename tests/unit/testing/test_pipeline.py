@@ -8,7 +8,6 @@ import logging
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -30,7 +29,6 @@ from penstock.worker import (
     Fail,
     Next,
     RetryAfter,
-    Task,
     Wait,
     Worker,
     WorkerSettings,
@@ -274,22 +272,6 @@ async def test_a_failed_run_says_why_in_full(worker):
         assert repr(run) == "<Run order 1: failed in 'charge', ValueError: no such card>"
         with pytest.raises(NotSucceeded, match=r"(?s)'charge' of order: ValueError: no such card\nTraceback"):
             _ = run.result
-
-
-async def test_typed_contexts_reach_the_handler_and_a_wrong_one_fails_for_good(worker):
-    @dataclass
-    class Order:
-        amount: int
-
-    @worker.stage("order.charge")
-    async def charge(task: Task[Order]):
-        assert isinstance(task.context, Order)
-        return Done(task.context)
-
-    async with Pipeline(worker) as pipeline:
-        assert (await pipeline.run("order", {"amount": 5})).result == {"amount": 5}
-        wrong = await pipeline.run("order", {"amount": "five"})
-        assert (wrong.error["kind"], len(wrong.attempts)) == ("InvalidContext", 1)
 
 
 async def test_logs_prints_and_progress_are_shown_by_attempt(worker):
@@ -632,16 +614,6 @@ def test_the_loop_of_uvloop_can_be_used(worker):
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(main()) == 1
-
-
-def test_a_test_without_a_plugin_for_asyncio_can_use_a_pipeline(worker):
-    handler(worker, "order.charge")[:] = [Done(1)]
-
-    async def main():
-        async with Pipeline(worker) as pipeline:
-            return (await pipeline.run("order")).result
-
-    assert asyncio.run(main()) == 1
 
 
 def test_the_loop_is_restored_unless_its_time_has_jumped(worker):

@@ -76,6 +76,19 @@ TestWheel = WheelMachine.TestCase
 TestWheel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@given(beats=st.lists(st.floats(0, 290), max_size=20))
+def test_a_lease_that_is_beaten_in_time_never_expires(beats):
+    """H8: a lease expires by the time since its last heartbeat, not by a count of checks."""
+    wheel = LeaseWheel(1.0)
+    now = 0.0
+    wheel.grant(Lease(AttemptId(1, 0, 0), "a", 300.0, now, 0))
+    for pause in beats:
+        now += pause
+        assert wheel.expired(now) == []
+        assert wheel.beat(AttemptId(1, 0, 0), "a", now)
+    assert len(wheel.expired(now + 302)) == 1
+
+
 @given(
     beats=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 2)), max_size=30),
     checks=st.lists(

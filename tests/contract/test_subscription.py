@@ -216,9 +216,8 @@ def test_no_repr_has_a_secret() -> None:
     """C7: tasks, types and callbacks may appear in logs and tracebacks."""
     submission = Submission.from_wire({"type": "t", "callbacks": [WHOLE]})
     task_type = TaskType.from_wire({"name": "t", "callbacks": [WHOLE]})
-    callback = Callback(
-        id="1", target=TargetId("default", URL), task_id=1, attempt=0, body=b"", headers={"X": SECRET}
-    )
+    target = TargetId("default", f"{URL}/{SECRET}")
+    callback = Callback(id="1", target=target, task_id=1, attempt=0, body=b"", headers={"X": SECRET})
     assert SECRET not in repr([submission, task_type, callback])
     assert SECRET not in str(task_type.masked())
     assert SECRET in str(task_type.to_wire())

@@ -1,7 +1,6 @@
 """Settings come from the environment; invalid ones are refused."""
 
 import dataclasses
-import math
 import re
 from contextlib import contextmanager
 
@@ -96,27 +95,19 @@ def test_valid_servers_are_accepted(servers):
     assert Kafka.load({}, kafka=servers).kafka == servers
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e300"])
 @pytest.mark.parametrize(("kind", "name"), FLOATS, ids=lambda value: getattr(value, "__name__", value))
-def test_no_setting_accepts_infinity_or_nan(kind, name, text):
+def test_no_setting_accepts_infinity_or_nan(kind, name):
     """Infinity and NaN are refused with the name of the setting, also as keywords.
 
     A lease that is checked every `inf` seconds would never expire, and NaN passes every comparison.
     """
     variable = ENVIRONMENT_PREFIX + name.upper()
-    said = re.escape(f"{variable}={float(text)} must be a number, and at most 1e+09")
-    with pytest.raises(SettingsError, match=said):
-        kind.load({variable: text})
-    with pytest.raises(SettingsError, match=said):
-        kind.load({}, **{name: float(text)})
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_no_default_is_infinite(kind):
-    """Defaults pass the validation."""
-    defaults = [field.default for field in dataclasses.fields(kind) if isinstance(field.default, float)]
-    assert defaults
-    assert all(math.isfinite(default) for default in defaults)
+    for text in ("nan", "inf", "-inf", "1e300"):
+        said = re.escape(f"{variable}={float(text)} must be a number, and at most 1e+09")
+        with pytest.raises(SettingsError, match=said):
+            kind.load({variable: text})
+        with pytest.raises(SettingsError, match=said):
+            kind.load({}, **{name: float(text)})
 
 
 def test_the_tick_of_expiry_is_much_shorter_than_a_lease():
@@ -142,13 +133,6 @@ def test_impossible_pool_sizes_are_refused(name, bad):
     """They are refused at the start, not when a thread cannot be created."""
     with pytest.raises(SettingsError, match=f"PENSTOCK_{name.upper()}={bad} must be from"):
         WorkerSettings.load({}, **{name: bad})
-
-
-@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, 0.0, -1.0])
-def test_the_timeout_of_a_stage_is_validated(timeout_s):
-    """It has the same rules as the setting that it overrides."""
-    with pytest.raises(SettingsError, match="timeout_s="):
-        Worker(WorkerSettings()).stage("t.s", timeout_s=timeout_s)
 
 
 WRONG_VALUES = {

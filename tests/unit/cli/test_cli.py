@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
-import orjson
 import pytest
 from click.testing import CliRunner
 
@@ -139,34 +138,6 @@ def test_an_unknown_verb_names_the_nearest_one(words: list[str], nearest: str | 
     assert "No such command" in outcome.stderr
     assert ("Did you mean" in outcome.stderr) == (nearest is not None)
     assert (nearest or "") in outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        (["get", "1"], 5),
-        (["get"], 2),
-        (["get", "x"], 2),
-        (["sumbit"], 2),
-        (["types", "lst"], 2),
-        (["list", "--no-such-option"], 2),
-    ],
-)
-def test_with_json_an_error_is_one_document(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], status: int
-) -> None:
-    """O8: a script reads the error, its exit status and what to do next, also of a wrong command
-    line."""
-    monkeypatch.setattr("penstock.cli.gateway.PATIENCE_S", 0.0)
-    monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
-    outcome = CliRunner().invoke(cli, [*words, "--json"])
-    assert outcome.exit_code == status
-    document = orjson.loads(outcome.stderr)
-    assert document["exit_status"] == status
-    assert document["error"]
-    assert document["faults"]
-    assert document["next"]
-    assert not outcome.stdout
 
 
 @pytest.mark.parametrize(

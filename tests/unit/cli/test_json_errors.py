@@ -46,6 +46,8 @@ def document(outcome: Result) -> Any:
     found = json.loads(line)
     assert found.keys() == {"error", "exit_status", "faults", "next"}
     assert found["exit_status"] == outcome.exit_code != 0
+    assert found["error"]
+    assert found["faults"]
     assert outcome.stdout == ""
     return found
 
@@ -74,13 +76,22 @@ def test_each_verb_prints_its_misuse_as_json(path: tuple[str, ...]) -> None:
         found = document(CliRunner().invoke(cli, [*path, *arguments]))
         # The argument of this verb may be a negative number.
         assert "--nonsense" in found["error"] or path == ("targets", "limit")
-        assert found["exit_status"] == 2
+        assert (found["exit_status"], bool(found["next"])) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["nonsense"], ["types", "nonsense"]])
 def test_misuse_before_a_verb_is_json(arguments: list[str]) -> None:
     """O8: no verb has read its options yet."""
     assert "nonsense" in document(CliRunner().invoke(cli, [*arguments, "--json"]))["error"]
+
+
+def test_an_unreachable_gateway_has_a_status_and_a_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: a script learns what to start."""
+    monkeypatch.setattr("penstock.cli.gateway.PATIENCE_S", 0.0)
+    monkeypatch.delenv("PENSTOCK_DATA_DIR")
+    monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
+    found = document(CliRunner().invoke(cli, ["list", "--json"]))
+    assert (found["exit_status"], bool(found["next"])) == (5, True)
 
 
 def test_a_declined_confirmation_is_json(monkeypatch: pytest.MonkeyPatch) -> None:

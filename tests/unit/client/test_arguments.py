@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.client import Client, Draft, FlowDraft, FlowFilter, TaskFilter
+from penstock.client import Draft, FlowDraft, FlowFilter, TaskFilter
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
 
@@ -46,18 +46,6 @@ def test_a_value_of_the_wrong_type_names_its_argument(
     assert caught.value.pointer == pointer
     assert str(caught.value).startswith(pointer)
     assert "expected" in str(caught.value)
-
-
-@pytest.mark.parametrize("method", ["wait", "cancel", "states"])
-@pytest.mark.parametrize(
-    ("ids", "pointer"), [(5, "/ids"), ("57", "/ids"), ([5, "7"], "/ids/1"), ([True], "/ids/0")]
-)
-async def test_ids_that_are_no_list_of_integers(method: str, ids: Any, pointer: str) -> None:
-    """O8: `wait("57")` would wait for the tasks 5 and 7."""
-    async with Client("http://127.0.0.1:1", patience_s=0) as client:
-        with pytest.raises(InvalidRecord) as caught:
-            await getattr(client, method)(ids)
-    assert caught.value.pointer == pointer
 
 
 def test_right_values_are_sent_as_they_are() -> None:

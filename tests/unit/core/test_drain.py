@@ -35,7 +35,7 @@ def test_a_drain_keeps_its_rate(passing, rate):
 
 
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=300))
-def test_probes_of_a_hanging_target_back_off(passing):
+def test_probes_of_an_unresponsive_target_back_off(passing):
     """C4a: one at a time, after 5, 10, 20, 40 and then every 60 seconds."""
     drain = Drain(DrainPolicy())
     probes_s, now_s = [], 0.0

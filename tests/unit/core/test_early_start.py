@@ -40,14 +40,3 @@ def test_the_backlog_is_what_ended_lately(most, ends):
         ended.append((now_s, count))
         lately = sum(count for at_s, count in ended if at_s + HORIZON_S > now_s)
         assert limit.at(now_s) == min(most, lately)
-
-
-@given(st.integers(0, 1_000), ENDS)
-def test_a_worker_whose_handlers_last_holds_only_what_runs(most, ends):
-    """W2: a worker in which no handler ended for a quarter of a second holds no attempt that
-    waits."""
-    limit, now_s = BacklogLimit(most), 0.0
-    for pause_s, count in ends:
-        now_s += pause_s
-        limit.add_ended(count, now_s)
-    assert limit.at(now_s + HORIZON_S) == 0

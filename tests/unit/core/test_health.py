@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.health import HealthPolicy, HealthSnapshot, HealthWindow, SelfCheck
+from penstock.core.health import HealthPolicy, HealthWindow, SelfCheck
 from penstock.core.target import TargetId
 
 RULE = HealthPolicy(share=0.0, decay_s=0.0)
@@ -25,50 +25,6 @@ def with_count(times: int, policy: HealthPolicy = RULE, now_s: float = 0.0) -> H
 def quick(window: HealthWindow, *times_s: float) -> None:
     for at_s in times_s:
         window.record(slow=False, now_s=at_s)
-
-
-def test_the_tenth_slow_call_makes_a_target_abnormal():
-    """C3: nine do not, ten do."""
-    window = with_count(9)
-    assert not window.is_abnormal(0)
-    window.record(slow=True, now_s=1)
-    assert window.is_abnormal(1)
-
-
-def test_the_count_stops_at_twenty():
-    """C3: the count stops at 20; a further slow call restarts the calm time."""
-    window = with_count(30)
-    assert window.snapshot(0).count == 20
-    window.record(slow=True, now_s=50)
-    quick(window, 100)
-    assert window.snapshot(100) == HealthSnapshot(20, 50, 100, abnormal=True)
-
-
-def test_the_count_does_not_fall_within_the_calm_time():
-    """C4: only if now - abnormal_time > T; exactly T is not enough."""
-    window = with_count(12)
-    quick(window, *range(61))
-    assert window.snapshot(60).count == 12
-    quick(window, 60.5)
-    assert window.snapshot(60.5).count == 11
-
-
-def test_a_target_is_normal_again_at_ten():
-    """C4: at 11 it stays abnormal, at 10 it is normal; the next slow call makes it abnormal."""
-    window = with_count(12)
-    quick(window, 61)
-    assert window.is_abnormal(61)
-    quick(window, 62)
-    assert not window.is_abnormal(62)
-    window.record(slow=True, now_s=63)
-    assert window.is_abnormal(63)
-
-
-def test_the_count_stops_at_zero():
-    """C4: the count does not fall below 0."""
-    window = with_count(2)
-    quick(window, 61, 62, 63, 64)
-    assert window.snapshot(64).count == 0
 
 
 def test_quick_failures_never_make_a_target_abnormal():
@@ -137,7 +93,7 @@ def test_half_a_minute_slow_and_half_a_minute_quick_changes_once():
     assert changes == 1
 
 
-@pytest.mark.parametrize(("share", "seconds"), [(0.001, 600), (0.01, 60), (0.03, 60)])
+@pytest.mark.parametrize(("share", "seconds"), [(0.001, 120), (0.01, 60), (0.03, 60)])
 def test_a_busy_and_mostly_quick_target_stays_normal(share: float, seconds: int):
     """C4a: at 500 calls per second few slow calls divert a target only without the guard."""
     every = round(1 / share)
@@ -235,18 +191,6 @@ def test_self_check_begins_when_many_servers_trip(trips, addresses):
             seen = []
         else:
             assert not reset_targets
-
-
-def test_one_namespace_begins_no_self_check():
-    """C4a, O5: a tenant that calls many servers that hang does not suspend the health of others."""
-    self_check = SelfCheck(HealthPolicy())
-    hosts = {"acme": 500, "beta": 20}
-    for number in range(500):
-        assert not self_check.trip(TargetId("acme", f"http://a{number}/"), f"a{number}", 1.0, 520, hosts)
-    assert not self_check.trip(TargetId("beta", "http://b1/"), "b1", 1.0, 520, hosts)
-    assert not self_check.trip(TargetId("beta", "http://b2/"), "b2", 1.0, 520, hosts)
-    # More than a tenth of the hosts of the other namespace.
-    assert self_check.trip(TargetId("beta", "http://b3/"), "b3", 1.0, 520, hosts)
 
 
 def test_one_server_begins_no_self_check():

@@ -9,7 +9,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.read_watermark import ReadWatermark
 
-KEYS = st.tuples(st.integers(1, 6), st.just(0), st.integers(0, 1))
+KEYS = st.tuples(st.integers(1, 3), st.just(0), st.integers(0, 1))
 WORKERS = st.sampled_from(["a", "b"])
 
 
@@ -34,6 +34,11 @@ class WheelMachine(RuleBasedStateMachine):
         self.wheel.grant(Lease(key, worker, timeout, self.now, partition))
         self.model[key] = [worker, timeout, self.now, partition]
 
+    @rule()
+    def beat_all(self):
+        for key, (worker, *_others) in list(self.model.items()):
+            self.beat(key, worker)
+
     @rule(key=KEYS, worker=WORKERS)
     def beat(self, key, worker):
         held = key in self.model and self.model[key][0] == worker
@@ -55,7 +60,8 @@ class WheelMachine(RuleBasedStateMachine):
         for key in dropped:
             del self.model[key]
 
-    @rule(seconds=st.floats(0, 400))
+    # About two thirds of a timeout, so that a beat between two of them decides.
+    @rule(seconds=st.sampled_from([0.7, 2.0, 20.0, 200.0]) | st.floats(0, 400))
     def pass_time(self, seconds):
         self.now += seconds
         expired = self.wheel.expired(self.now)
@@ -73,7 +79,7 @@ class WheelMachine(RuleBasedStateMachine):
 
 
 TestWheel = WheelMachine.TestCase
-TestWheel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWheel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 @given(beats=st.lists(st.floats(0, 290), max_size=20))

@@ -38,16 +38,6 @@ def test_the_frontier_is_the_end_of_the_settled_prefix(start: int, steps: list[i
         assert sequence.expected == start + len(taken)
 
 
-@given(order=st.permutations(range(30)))
-def test_any_order_of_settling_acknowledges_all_records(order: list[int]) -> None:
-    """O1: no record is in flight once all are settled."""
-    sequence = PartitionOffsets(0)
-    for offset in range(30):
-        sequence.arrive(offset)
-    assert sum(sequence.settle(offset) for offset in order) == 30
-    assert (sequence.frontier, len(sequence)) == (30, 0)
-
-
 def test_only_the_expected_record_is_accepted() -> None:
     """O1: the tracker distinguishes a repetition from a jump, and neither record gets in flight."""
     sequence = PartitionOffsets(5)

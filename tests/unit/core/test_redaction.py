@@ -1,4 +1,4 @@
-"""Redaction: secrets leave no trace in a task's log; innocent text stays as it is."""
+"""Redaction: secrets leave no trace in a task's log; other text stays as it is."""
 
 import time
 
@@ -47,7 +47,7 @@ def test_what_looks_like_a_secret_is_redacted(text, secret):
         "",
     ],
 )
-def test_innocent_text_stays(text):
+def test_other_text_stays(text):
     assert Redactor({"HOME": "/root", "MONKEY": "banana", "API_KEY": "1"}).text(text) == text
 
 

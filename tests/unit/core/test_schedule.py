@@ -31,10 +31,6 @@ CHANGES = {
 }
 
 
-def offset(moment, zone):
-    return moment.astimezone(ZoneInfo(zone)).utcoffset()
-
-
 def local(ticks, zone):
     return [tick.astimezone(ZoneInfo(zone)).strftime("%d %H:%M %z") for tick in ticks]
 
@@ -70,23 +66,6 @@ def local(ticks, zone):
 def test_days_on_which_the_clocks_change(cron, zone, after, expected):
     """F4: a named time runs once, however the clocks change; each passing hour runs once."""
     assert local(islice(parse_cron(cron, zone).after(after), len(expected)), zone) == expected
-
-
-def test_a_restart_inside_a_repeated_hour_neither_repeats_nor_skips():
-    """F4: from every fifth minute around each change the rest of the ticks follows."""
-    for zone, beginnings in CHANGES.items():
-        for cron in ("*/20 * * * *", "5,35 1-3 * * *", "40 0,23 * * *"):
-            ticks = parse_cron(cron, zone)
-            for begin in beginnings:
-                change = next(
-                    begin + 5 * number * MINUTE
-                    for number in range(2 * 24 * 12)
-                    if offset(begin + 5 * number * MINUTE, zone) != offset(begin, zone)
-                )
-                whole = list(ticks.between(change - timedelta(hours=3), change + timedelta(days=2)))
-                for number in range(-24, 24):
-                    at = change + 5 * number * MINUTE
-                    assert ticks.first_after(at) == next(tick for tick in whole if tick > at)
 
 
 fields = st.tuples(

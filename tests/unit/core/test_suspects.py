@@ -96,11 +96,11 @@ KILLS = st.lists(st.booleans(), min_size=1, max_size=30)
     max_losses=st.integers(2, 4),
     random=st.randoms(use_true_random=False),
 )
-def test_each_killer_is_quarantined_and_each_innocent_task_succeeds(
+def test_each_killer_is_quarantined_and_each_healthy_task_succeeds(
     kills, steps, workers, size, poll, max_losses, random
 ):
     """W8: only killers are quarantined, for all kinds of killers and neighbours. A killer needs at
-    most `max_losses` charged losses, and no innocent task is charged as often."""
+    most `max_losses` charged losses, and no healthy task is charged as often."""
     tasks = [SimulatedTask(number, kill, steps[number]) for number, kill in enumerate(kills)]
     ready = list(tasks)
     fleet = [SimulatedWorker(size) for _ in range(workers)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,16 +57,6 @@ def test_a_new_rate_holds_from_the_moment_it_is_set(before, after, capacity_s, f
     assert bucket.available(first_s) <= max(1.0, after * capacity_s) + 1e-6
     assert bucket.available(first_s + then_s) <= max(1.0, after * capacity_s) + 1e-6
     assert bucket.rate == after
-
-
-def test_a_clock_that_stands_still_gives_nothing():
-    """S5: a second call at the same moment finds no token."""
-    bucket = TokenBucket(10, 0.0, capacity_s=0.1, full=False)
-    taken = [bucket.available(1.0)]
-    bucket.take(taken[0])
-    for _ in itertools.repeat(None, 3):
-        assert bucket.available(1.0) == 0
-    assert taken == [1]
 
 
 @given(st.floats(0.5, 1000), st.lists(st.floats(0, 3), min_size=1, max_size=200))

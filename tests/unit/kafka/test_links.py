@@ -92,8 +92,8 @@ async def test_a_broker_without_an_answer_costs_another_only_time(monkeypatch: p
     monkeypatch.setattr(client, "force_metadata_update", lambda: None)
     monkeypatch.setattr(links, "CONNECT_S", 0.01)
     guard_connections(client)
-    hanging, healthy = await asyncio.gather(client._get_conn(1), client._get_conn(2))
-    assert hanging is None
+    unresponsive, healthy = await asyncio.gather(client._get_conn(1), client._get_conn(2))
+    assert unresponsive is None
     assert healthy is not None
     await client.close()
 

@@ -260,11 +260,3 @@ async def test_a_probe_does_not_make_an_empty_folder_a_store(tmp_path: Path) -> 
     await store.probe()
     with pytest.raises(ObjectsUnavailable, match="is not a folder"):
         await store.check_out(kept, "default")
-
-
-async def test_an_object_that_is_missing_is_corrupt(tmp_path: Path) -> None:
-    """T4: a store that is there and lacks an object will lack it at the next attempt, too."""
-    store = ObjectStore(f"file://{tmp_path}")
-    await store.check_in(Context.encode("x" * 5000), "default")
-    with pytest.raises(CorruptObject, match="is not in the store"):
-        await store.check_out(Context(ContentType.JSON, ref=ObjectRef.of(b"y" * 5000)), "default")

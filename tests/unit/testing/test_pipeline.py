@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -30,7 +29,6 @@ from penstock.worker import (
     Fail,
     Next,
     RetryAfter,
-    Task,
     Wait,
     Worker,
     WorkerSettings,
@@ -274,22 +272,6 @@ async def test_a_failed_run_says_why_in_full(worker):
         assert repr(run) == "<Run order 1: failed in 'charge', ValueError: no such card>"
         with pytest.raises(NotSucceeded, match=r"(?s)'charge' of order: ValueError: no such card\nTraceback"):
             _ = run.result
-
-
-async def test_typed_contexts_reach_the_handler_and_a_wrong_one_fails_for_good(worker):
-    @dataclass
-    class Order:
-        amount: int
-
-    @worker.stage("order.charge")
-    async def charge(task: Task[Order]):
-        assert isinstance(task.context, Order)
-        return Done(task.context)
-
-    async with Pipeline(worker) as pipeline:
-        assert (await pipeline.run("order", {"amount": 5})).result == {"amount": 5}
-        wrong = await pipeline.run("order", {"amount": "five"})
-        assert (wrong.error["kind"], len(wrong.attempts)) == ("InvalidContext", 1)
 
 
 async def test_logs_prints_and_progress_are_shown_by_attempt(worker):
@@ -600,12 +582,6 @@ async def test_until_runs_a_task_up_to_a_condition(worker):
             await pipeline.until(run, lambda run: run.state == "failed")
 
 
-async def test_the_fixture_closes_what_a_test_leaves_open(penstock_pipeline, worker):
-    handler(worker, "order.charge")[:] = [Done(1)]
-    pipeline = penstock_pipeline(worker)
-    assert (await pipeline.run("order")).result == 1
-
-
 def test_a_pipeline_whose_loop_is_closed_already_leaves_the_process_as_it_was(worker):
     handler(worker, "order.charge")[:] = [Done(1)]
     root = logging.getLogger()
@@ -634,16 +610,6 @@ def test_the_loop_of_uvloop_can_be_used(worker):
         assert runner.run(main()) == 1
 
 
-def test_a_test_without_a_plugin_for_asyncio_can_use_a_pipeline(worker):
-    handler(worker, "order.charge")[:] = [Done(1)]
-
-    async def main():
-        async with Pipeline(worker) as pipeline:
-            return (await pipeline.run("order")).result
-
-    assert asyncio.run(main()) == 1
-
-
 def test_the_loop_is_restored_unless_its_time_has_jumped(worker):
     handler(worker, "order.charge")[:] = [Done(1)]
 
@@ -664,11 +630,17 @@ def test_the_plugin_imports_nothing_before_a_fixture_is_asked_for():
     assert done.stdout.split() == ["['penstock.pytest_plugin']"]
 
 
-async def test_a_thousand_tasks_take_moments(worker):
-    """Milliseconds a task, and no more for the last ones than for the first."""
+async def test_the_time_of_a_task_does_not_grow_with_the_number_of_tasks(worker):
+    """The last of 300 tasks take as long as the first."""
     handler(worker, "order.charge")[:] = [Done()]
+
+    async def cpu_s():
+        began = time.process_time()
+        for _ in range(100):
+            await pipeline.run("order")
+        return time.process_time() - began
+
     async with Pipeline(worker) as pipeline:
-        for _ in range(300):
-            with contextlib.suppress(NotSucceeded):
-                await pipeline.run("order")
+        first_s, _second_s, third_s = [await cpu_s() for _ in range(3)]
         assert len(pipeline.tasks) == 300
+    assert third_s < 3 * first_s + 0.1

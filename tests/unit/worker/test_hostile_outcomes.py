@@ -125,20 +125,22 @@ RETURNED = {
     "huge delay": lambda: RetryAfter(10**400),
     "delay of another type": lambda: RetryAfter("1"),
 }
+# Exceptions that handlers raise, with a part of the message of the failure.
 RAISED = {
-    "own": lambda: OwnError("boo"),
-    "exit": lambda: SystemExit(3),
-    "interrupt": KeyboardInterrupt,
-    "generator exit": GeneratorExit,
-    "cancelled": asyncio.CancelledError,
-    "unprintable": UnprintableError,
-    "unprintable argument": lambda: ValueError(Unprintable()),
-    "NUL": lambda: ValueError("a\0b"),
-    "surrogate": lambda: ValueError("\ud800"),
-    "huge": lambda: ValueError("\x01" * 10_000_000),
-    "own cause": chained,
-    "group": lambda: BaseExceptionGroup("many", [SystemExit(1), ValueError("x" * 100_000)]),
-    "broken syntax error": lambda: SyntaxError("x", ("f", "not a line", None, 5)),
+    "usual": (lambda: LookupError("no such thing"), "no such thing"),
+    "own": (lambda: OwnError("boo"), "boo"),
+    "exit": (lambda: SystemExit(3), "3"),
+    "interrupt": (KeyboardInterrupt, "KeyboardInterrupt"),
+    "generator exit": (GeneratorExit, "GeneratorExit"),
+    "cancelled": (asyncio.CancelledError, "ancelled"),
+    "unprintable": (UnprintableError, "cannot be printed: KeyboardInterrupt"),
+    "unprintable argument": (lambda: ValueError(Unprintable()), "cannot be printed: SystemExit"),
+    "NUL": (lambda: ValueError("a\0b"), "a\\x00b"),
+    "surrogate": (lambda: OSError("no such file: \ud800.mp4"), "no such file: \\ud800.mp4"),
+    "huge": (lambda: ValueError("\x01" * 10_000_000), "\x01"),
+    "own cause": (chained, "first"),
+    "group": (lambda: BaseExceptionGroup("many", [SystemExit(1), ValueError("x" * 100_000)]), "many"),
+    "broken syntax error": (lambda: SyntaxError("x", ("f", "not a line", None, 5)), "x"),
 }
 READY = ReadyTask(Fence(7, 2, "s", 1), "t", Context.encode({"a": 1}), lease_ms=60_000)
 
@@ -151,7 +153,7 @@ async def run(handler, objects=None):
     return await execution.run(READY, nobody_is_abandoned)
 
 
-def innocent(number):
+def valid(number):
     return StageResult(
         fence=Fence(number, 0, "s", 0), outcome=Outcome.DONE, context=Context.encode({"n": number})
     )
@@ -198,8 +200,8 @@ async def test_an_invalid_return_value_fails_its_attempt_alone(name, sync):
     """W1, W4: it is a permanent failure with a reason; results beside it are as they were."""
     plain, coroutine_function = handlers(RETURNED[name], raised=False)
     found = await run(plain if sync else coroutine_function)
-    first, failure, last = await send(innocent(1), found, innocent(2))
-    assert (first, last) == (innocent(1), innocent(2))
+    first, failure, last = await send(valid(1), found, valid(2))
+    assert (first, last) == (valid(1), valid(2))
     assert (failure.fence, failure.outcome, failure.permanent) == (READY.fence, Outcome.FAIL, True)
     assert failure.error.message
 
@@ -207,13 +209,18 @@ async def test_an_invalid_return_value_fails_its_attempt_alone(name, sync):
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("name", RAISED)
 async def test_an_exception_fails_its_attempt_alone(name, sync):
-    """W1: also one that ends interpreters or loops, or that cannot be printed or written."""
-    plain, coroutine_function = handlers(RAISED[name], raised=True)
+    """W1: also one that ends interpreters or loops, or that cannot be printed or written. The
+    failure has kind, message and traceback, which the API shows."""
+    made, words = RAISED[name]
+    plain, coroutine_function = handlers(made, raised=True)
     found = await run(plain if sync else coroutine_function)
-    first, failure, last = await send(innocent(1), found, innocent(2))
-    assert (first, last) == (innocent(1), innocent(2))
+    first, failure, last = await send(valid(1), found, valid(2))
+    assert (first, last) == (valid(1), valid(2))
     assert (failure.fence, failure.outcome, failure.permanent) == (READY.fence, Outcome.FAIL, False)
-    assert failure.error.message
+    assert failure.error.kind == type(made()).__name__
+    assert words in failure.error.message
+    # A traceback is cut at its beginning; that of the broken error cannot be printed.
+    assert "in plain" in failure.error.traceback or name in ("huge", "group", "broken syntax error")
 
 
 async def test_a_handler_that_never_returns_from_recursion_fails_alone():
@@ -376,9 +383,9 @@ def test_any_return_value_is_one_result_of_its_attempt(returned):
         async def handler(_task):
             return returned
 
-        return await send(innocent(1), await run(handler), innocent(2))
+        return await send(valid(1), await run(handler), valid(2))
 
     first, between, last = asyncio.run(check())
-    assert (first, last) == (innocent(1), innocent(2))
+    assert (first, last) == (valid(1), valid(2))
     assert between.fence == READY.fence
     assert sys.getrecursionlimit() >= 1_000

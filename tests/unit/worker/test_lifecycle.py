@@ -53,8 +53,8 @@ async def test_a_stop_that_fails_or_hangs_delays_no_other_for_long(order, caplog
         async with found.running():
             pass
     assert order == ["start a", "stop a"]
-    hanging = Lifecycle()
-    hanging.stops.append(asyncio.Event().wait)
-    async with hanging.running():
+    unresponsive = Lifecycle()
+    unresponsive.stops.append(asyncio.Event().wait)
+    async with unresponsive.running():
         pass
     assert [record.event for record in caplog.records] == ["on_stop_failed"] * 2

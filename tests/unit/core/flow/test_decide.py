@@ -5,7 +5,6 @@ from datetime import timedelta
 
 import pytest
 from tests.support.flows import (
-    ALL_DONE,
     CANCELLED,
     FAILED,
     NOW,
@@ -54,16 +53,6 @@ def test_an_ending_that_is_applied_again_counts_once(again):
     assert owner.flow.status is FlowStatus.SUCCEEDED
 
 
-def test_the_last_two_ends_meet_in_one_decision_or_in_two():
-    """F1: whether the owner reads both ends at once or one by one does not matter."""
-    ends = [Ended("a", 0, SUCCEEDED), Ended("b", 0, SUCCEEDED)]
-    for batches in ([ends], [ends[::-1]], [ends[:1], ends[1:]], [ends[1:], ends[:1]]):
-        owner = begun(flow(a=task(), b=task(), c=task("a", "b")))
-        for batch in batches:
-            owner.apply(batch)
-        assert started(owner) == ["a", "b", "c"]
-
-
 def test_a_decision_does_not_change_what_it_was_given():
     """Decisions are pure: the rows of the caller stay as they are."""
     plan = flow(a=task(), b=task("a"))
@@ -93,20 +82,6 @@ def test_the_policy_stop_starts_nothing_more_and_lets_run_what_runs():
     assert owner.flow.status is FlowStatus.FAILED
     owner.apply([Recovered(1)])
     assert started(owner) == ["a", "b", "a", "c"]
-
-
-def test_the_policy_continue_goes_on_beside_a_failure():
-    """F1: nodes that do not depend on the failed one run."""
-    owner = begun(flow(a=task(), b=task(), c=task("b"), d=task("a"), e=task("d", join=ALL_DONE)))
-    owner.end("a", outcome=FAILED).end("b").end("c").end("e")
-    assert owner.statuses() == {
-        "a": "failed",
-        "b": "succeeded",
-        "c": "succeeded",
-        "d": "blocked",
-        "e": "succeeded",
-    }
-    assert owner.flow.status is FlowStatus.FAILED
 
 
 def test_a_paused_flow_starts_nothing_and_counts_ends():

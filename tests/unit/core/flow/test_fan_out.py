@@ -47,15 +47,6 @@ def test_a_fan_out_opens_each_item_once_and_ends(total):
     assert owner.end("after").flow.status is FlowStatus.SUCCEEDED
 
 
-def test_items_open_lazily_within_the_window():
-    """F6: `parallel` items are live at once, and an end opens the next."""
-    owner = begun(flow(m=fan_out(parallel=3)), totals={"m": 10})
-    for ended in range(10):
-        assert len(owner.children) == min(3, 10 - ended)
-        owner.end("m", ended)
-    assert owner.flow.status is FlowStatus.SUCCEEDED
-
-
 def test_items_that_end_before_the_last_chunk_opens_do_not_end_the_map():
     """F6: the list is known first, so a map never ends early."""
     owner = begun(flow(m=fan_out(parallel=100_000)), totals={"m": FIRST_CHUNK + 1})

@@ -59,16 +59,6 @@ def test_each_join_for_each_combination_of_ends(ends, order):
     assert {name: nodes[name].status.value for name in joins} == JOINS[ends]
 
 
-def test_a_flow_whose_branches_are_all_skipped_succeeds():
-    """F1: everything behind a case that is not taken is skipped, at any distance."""
-    plan = flow(
-        route=switch(), a=task("route.big"), b=task("a"), c=task("a", "b", join=ALL_DONE), d=task("c")
-    )
-    owner = begun(plan, cases={"route": "small"})
-    assert owner.flow.status is FlowStatus.SUCCEEDED
-    assert owner.statuses() == {"route": "succeeded"} | dict.fromkeys("abcd", "skipped")
-
-
 def test_a_chain_of_a_thousand_skipped_nodes_loads_two_at_a_time():
     """A cascade asks for the rows that it needs, step by step, and does not recurse."""
     chain = {f"n{i}": task(f"n{i - 1}" if i else "route.no") for i in range(1000)}

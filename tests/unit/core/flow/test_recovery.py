@@ -45,14 +45,6 @@ def test_a_recovery_while_another_branch_runs():
     assert started(owner) == ["a", "c", "a", "b", "d"]
 
 
-def test_an_ending_of_an_old_generation_is_ignored():
-    """F3: the end of the first run does not end the second."""
-    owner = begun(flow(a=task()), ends={("a",): FAILED})
-    owner.end("a").apply([Recovered(1)])
-    owner.apply([Ended("a", 0, SUCCEEDED), Ended("a", 0, FAILED)])
-    assert owner.statuses() == {"a": "running"}
-
-
 def test_a_recovery_from_a_chosen_node_runs_its_descendants_again():
     """F3: a node that had succeeded runs anew, and so does everything behind it."""
     owner = begun(flow(a=task(), b=task("a"), c=task("b"), d=task("a")))

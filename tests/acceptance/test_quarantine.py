@@ -46,7 +46,7 @@ async def supervised_worker(environment):
 
 
 @pytest.mark.parametrize(
-    ("transport", "killers", "innocent"),
+    ("transport", "killers", "healthy"),
     [
         ("kafka", ["exit"], 8),
         pytest.param("kafka", ["exit", "segfault", "kill"], 50, marks=pytest.mark.long),
@@ -54,16 +54,16 @@ async def supervised_worker(environment):
     ],
 )
 async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
-    shared_options, transport, killers, innocent
+    shared_options, transport, killers, healthy
 ):
-    """W8: beside innocent tasks, each killer is quarantined after `max_losses` losses. All others
+    """W8: beside healthy tasks, each killer is quarantined after `max_losses` losses. All others
     succeed, and none of them is charged as often."""
     async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
         await client.register_type("risky", lease_ms=2_000, retry_base_ms=50, max_losses=3, max_attempts=10)
         environment = dict(deployment.environment)
         if transport == "http":
             environment["PENSTOCK_WORKER_GATEWAY"] = deployment.gateway_url
-        drafts = [Draft(type="risky", context="") for _ in range(innocent)]
+        drafts = [Draft(type="risky", context="") for _ in range(healthy)]
         for number, way in enumerate(killers):
             drafts.insert(2 * number + 3, Draft(type="risky", context=way))
         submitted = await client.submit_many(drafts)
@@ -71,7 +71,7 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
             await client.wait([task.id for task in submitted])
             tasks = [await client.get(task.id) for task in submitted]
     states = Counter((draft.context, task.state) for draft, task in zip(drafts, tasks, strict=True))
-    assert states == {("", "succeeded"): innocent} | {(way, "quarantined"): 1 for way in killers}
+    assert states == {("", "succeeded"): healthy} | {(way, "quarantined"): 1 for way in killers}
     assert set(deaths) <= {17, -11, -9, 0}
     # Each death is charged to a killer, except those of the first tasks that ran together.
     assert sum(deaths[status] for status in (17, -11, -9)) <= 3 * len(killers) + len(killers)

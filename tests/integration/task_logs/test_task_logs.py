@@ -558,7 +558,7 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
     async def reported():
         return await logs.system.pool.fetchval("SELECT message FROM task_progress")
 
-    @worker.stage("t.start")
+    @worker.stage("t.start", max_attempts=1)
     async def start(task):
         print("printed", secrets)
         log.warning("logged %s", secrets, extra={"value": secrets})
@@ -567,7 +567,6 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
         await wait_until(reported)
         raise ValueError(f"raised {secrets}")
 
-    await logs.system.pool.execute("UPDATE task_type SET max_attempts = 1")
     [task] = await submit(logs)
     service, _settings = logs.service(logs_segment_s=0.1)
     async with running_service(service):

@@ -287,14 +287,3 @@ async def test_the_console_consumer_of_kafka_reads_events(platform: Bench) -> No
     printed, errors = await in_time(process.communicate())
     assert process.returncode == 0, errors
     assert json.loads(printed.splitlines()[0])["id"] == "7-0-0-succeeded"
-
-
-@pytest.mark.parametrize("arguments", [[], ["console-eater"]])
-async def test_an_unknown_tool_is_refused(arguments: list[str]) -> None:
-    """O8: an unknown tool is refused with the usage and status 2, as any wrong command line."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.local.tools", *arguments, stderr=asyncio.subprocess.PIPE
-    )
-    _printed, errors = await process.communicate()
-    assert process.returncode == 2
-    assert b"console-consumer" in errors

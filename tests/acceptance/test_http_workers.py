@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -219,8 +218,3 @@ async def test_a_worker_retries_while_the_gateway_is_unavailable(
 
 async def _at_least(count: Callable[[], Any], least: int) -> bool:
     return bool(await count() >= least)
-
-
-def test_the_programs_of_the_bash_worker_exist() -> None:
-    """The programs that the README lists for the bash worker are installed: bash, curl and awk."""
-    assert all(shutil.which(name) for name in ("bash", "curl", "awk"))

@@ -46,7 +46,7 @@ async def supervised_worker(environment):
 
 
 @pytest.mark.parametrize(
-    ("transport", "killers", "innocent"),
+    ("transport", "killers", "healthy"),
     [
         ("kafka", ["exit"], 8),
         pytest.param("kafka", ["exit", "segfault", "kill"], 50, marks=pytest.mark.long),
@@ -54,16 +54,16 @@ async def supervised_worker(environment):
     ],
 )
 async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
-    shared_options, transport, killers, innocent
+    shared_options, transport, killers, healthy
 ):
-    """W8: beside innocent tasks, each killer is quarantined after `max_losses` losses. All others
+    """W8: beside healthy tasks, each killer is quarantined after `max_losses` losses. All others
     succeed, and none of them is charged as often."""
     async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
         await client.register_type("risky", lease_ms=2_000, retry_base_ms=50, max_losses=3, max_attempts=10)
         environment = dict(deployment.environment)
         if transport == "http":
             environment["PENSTOCK_WORKER_GATEWAY"] = deployment.gateway_url
-        drafts = [Draft(type="risky", context="") for _ in range(innocent)]
+        drafts = [Draft(type="risky", context="") for _ in range(healthy)]
         for number, way in enumerate(killers):
             drafts.insert(2 * number + 3, Draft(type="risky", context=way))
         submitted = await client.submit_many(drafts)
@@ -71,7 +71,7 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
             await client.wait([task.id for task in submitted])
             tasks = [await client.get(task.id) for task in submitted]
     states = Counter((draft.context, task.state) for draft, task in zip(drafts, tasks, strict=True))
-    assert states == {("", "succeeded"): innocent} | {(way, "quarantined"): 1 for way in killers}
+    assert states == {("", "succeeded"): healthy} | {(way, "quarantined"): 1 for way in killers}
     assert set(deaths) <= {17, -11, -9, 0}
     # Each death is charged to a killer, except those of the first tasks that ran together.
     assert sum(deaths[status] for status in (17, -11, -9)) <= 3 * len(killers) + len(killers)
@@ -79,7 +79,11 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
 
 async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_options):
     """W3, W8: a handler that kills its process within milliseconds is not counted the first time,
-    because its attempt is not claimed yet. It is counted from then on, and quarantined."""
+    because its attempt is not claimed yet. It is counted from then on, and quarantined.
+
+    W8, L2: each attempt of a task that logs first has its lines, and a mark that the worker was
+    lost.
+    """
     options = shared_options()
     async with Deployment(options) as deployment, Client(deployment.gateway_url) as client:
         await client.register_type(
@@ -103,27 +107,22 @@ async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_option
             found = await client.get(killer.id)
             after = await client.submit("risky", "", stage="quick")
             await client.wait([after.id])
+            deaths_of_killer = deaths[-9]
+            logging_killer = await client.submit("risky", "logged", stage="start")
+            await client.wait([logging_killer.id])
+            runs = await client.log_runs(logging_killer.id)
+            lines = {
+                run["attempt"]: [
+                    line["text"] async for line in client.log_lines(logging_killer.id, 0, run["attempt"])
+                ]
+                for run in runs
+            }
+            logged = await client.get(logging_killer.id)
     assert found.state == "quarantined"
-    assert deaths[-9] == 4, "one death before a claim, and one for each of the losses"
-
-
-async def test_a_quarantined_task_shows_the_logs_of_the_workers_that_it_killed(shared_options):
-    """W8, L2: each attempt has what its handler logged before the worker died, and a mark that the
-    worker was lost."""
-    async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
-        await client.register_type("risky", lease_ms=2_000, retry_base_ms=50, max_losses=2, max_attempts=10)
-        async with supervised_worker(deployment.environment):
-            task = await client.submit("risky", "logged", stage="start")
-            await client.wait([task.id])
-            found = await client.get(task.id)
-        runs = await client.log_runs(task.id)
-        lines = {
-            run["attempt"]: [line["text"] async for line in client.log_lines(task.id, 0, run["attempt"])]
-            for run in runs
-        }
-    assert found.state == "quarantined"
+    assert deaths_of_killer == 4, "one death before a claim, and one for each of the losses"
+    assert logged.state == "quarantined"
     lost = "worker lost; the last 250 ms may be missing"
-    expected = range(len(found.attempts))
+    expected = range(len(logged.attempts))
     assert lines == {attempt: [f"attempt {attempt} loads the file", lost] for attempt in expected}
     assert [run["state"] for run in runs] == ["lost"] * len(runs)
     assert len({run["worker"] for run in runs}) == len(runs) >= 2

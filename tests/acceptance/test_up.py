@@ -128,10 +128,12 @@ async def test_up_prints_its_addresses_and_stops_services_in_order(start_up, dat
 
 
 async def test_a_killed_up_leaves_no_process_and_the_next_one_starts(start_up, data_dir):
-    """O1: after kill -9 of `up`, services and servers end by themselves, and the next run needs no
-    repair."""
+    """O1: after kill -9 of `up`, services and servers end by themselves. The next run needs no
+    repair, and has the rows and topics of the first one."""
     process = start_up()
-    await wait_until(lambda: running(data_dir))
+    before = await wait_until(lambda: running(data_dir))
+    await _execute(before.postgres, "CREATE TABLE public.kept ()")
+    assert "penstock.stage-results" in await _topics(before.kafka)
     children = psutil.Process(process.pid).children()
     assert len(children) == len(FAKE_SERVICES) + 3  # Kafka, PostgreSQL and the reaper
     process.kill()
@@ -142,14 +144,16 @@ async def test_a_killed_up_leaves_no_process_and_the_next_one_starts(start_up, d
     second = start_up()
     addresses = await wait_until(lambda: running(data_dir))
     assert addresses.pid == second.pid
+    await _execute(addresses.postgres, "SELECT FROM public.kept")
+    assert "penstock.stage-results" in await _topics(addresses.kafka)
     second.send_signal(signal.SIGINT)
     await asyncio.to_thread(second.communicate)
     assert second.returncode == 0
 
 
-async def test_data_survives_a_stop_unless_fresh(data_dir, monkeypatch):
-    """Rows and topics survive a stop, and `fresh` drops them. Topics and tables exist before any
-    service starts."""
+async def test_a_fresh_deployment_has_no_data_of_an_earlier_one(data_dir, monkeypatch):
+    """`fresh` drops the rows of an earlier run, which survive otherwise (see the test above).
+    Topics and tables exist before any service starts. A killed service is started again."""
     options = {
         "data_dir": data_dir,
         "services": FAKE_SERVICES,
@@ -163,15 +167,13 @@ async def test_data_survives_a_stop_unless_fresh(data_dir, monkeypatch):
         assert set(deployment.processes) == {*FAKE_SERVICES, "kafka", "postgres"}
         # C7: a trial deployment has its callback targets on this machine.
         assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == "127.0.0.0/8,::1/128"
-    monkeypatch.setenv("PENSTOCK_CALLBACK_ALLOW", "")
-    async with Deployment(Options(**options)) as deployment:
-        assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == ""
-        await _execute(deployment.postgres, "SELECT FROM public.kept")
         killed_pid = deployment.kill("stages")
         await wait_until(lambda: deployment.exits("stages") == 1)
         await deployment.wait_ready(["stages"])
         assert deployment.processes["stages"] != killed_pid
+    monkeypatch.setenv("PENSTOCK_CALLBACK_ALLOW", "")
     async with Deployment(Options(**options, fresh=True)) as deployment:
+        assert deployment.environment["PENSTOCK_CALLBACK_ALLOW"] == ""
         with pytest.raises(asyncpg.UndefinedTableError):
             await _execute(deployment.postgres, "SELECT FROM public.kept")
 
@@ -403,21 +405,25 @@ async def test_a_deployment_in_the_background(data_dir):
     assert (await penstock("status"))[0] == 1
     code, output = await penstock("down")
     assert (code, "no deployment runs" in output) == (0, True)
-    ports = []
-    for _ in range(2):
+
+    async def start() -> tuple[str, str]:
+        """The addresses of a deployment that was started in the background."""
         code, output = await penstock("up", "--detach", "--only", "gateway")
         assert code == 0, output
         assert "`penstock down` stops it" in output
         addresses = running(data_dir)
         assert addresses is not None
-        ports.append((addresses.gateway, addresses.kafka))
-        code, output = await penstock("status", "--json")
-        assert (code, json.loads(output)["serving"]) == (0, {"gateway": True})
-        code, output = await penstock("logs", "--grep", "process_ready", "--tail", "500")
-        assert (code, "gateway" in output) == (0, True)
-        code, again = await penstock("up", "-d")
-        assert code == 6
-        assert "another `penstock up`" in again
-        assert await penstock("down") == (0, "stopped\n")
-        assert running(data_dir) is None
-    assert ports[0] == ports[1]
+        return addresses.gateway, addresses.kafka
+
+    addresses = await start()
+    code, output = await penstock("status", "--json")
+    assert (code, json.loads(output)["serving"]) == (0, {"gateway": True})
+    code, output = await penstock("logs", "--grep", "process_ready", "--tail", "500")
+    assert (code, "gateway" in output) == (0, True)
+    code, again = await penstock("up", "-d")
+    assert code == 6
+    assert "another `penstock up`" in again
+    assert await penstock("down") == (0, "stopped\n")
+    assert running(data_dir) is None
+    assert await start() == addresses
+    assert (await penstock("down"))[0] == 0

@@ -113,25 +113,24 @@ async def test_a_changed_file_starts_the_worker_again(start, tmp_path):
     await in_time(process.wait())
 
 
-@pytest.mark.parametrize(
-    ("words", "text", "expected"),
-    [
-        ("nowhere", None, "there is no module 'nowhere'"),
-        ("shop:other", None, "it has worker"),
-        ("shop.py", None, "give its module, such as shop:worker"),
-        ("shop", "worker = 1", "it has no Worker"),
-        ("shop", "import missing_package", "No module named 'missing_package'"),
-        ("shop", MODULE + "\nworker.run()", "if __name__ == '__main__'"),
-    ],
-)
-async def test_a_wrong_module_is_named(start, tmp_path, words, text, expected):
+async def test_a_wrong_module_is_named(start, tmp_path):
     """O8: the error says what is missing and what to write."""
-    if text:
-        (tmp_path / "shop.py").write_text(text.replace("{version}", "1"))
-    process = await start(words)
-    output, _ = await in_time(process.communicate())
-    assert process.returncode != 0
-    assert expected in output.decode()
+    (tmp_path / "empty.py").write_text("worker = 1")
+    (tmp_path / "importing.py").write_text("import missing_package")
+    (tmp_path / "running.py").write_text(MODULE.format(version=1) + "\nworker.run()")
+    expected = {
+        "nowhere": "there is no module 'nowhere'",
+        "shop:other": "it has worker",
+        "shop.py": "give its module, such as shop:worker",
+        "empty": "it has no Worker",
+        "importing": "No module named 'missing_package'",
+        "running": "if __name__ == '__main__'",
+    }
+    processes = [await start(words) for words in expected]
+    for process, (words, text) in zip(processes, expected.items(), strict=True):
+        output, _ = await in_time(process.communicate())
+        assert process.returncode != 0, words
+        assert text in output.decode()
 
 
 async def test_each_process_has_metrics_on_a_port_of_its_own(start, tmp_path):

@@ -96,26 +96,24 @@ async def test_a_secret_is_printed_once_and_never_stored(invoke, database) -> No
     assert secret not in repr([tuple(row) for row in rows])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
+async def test_a_mistake_gives_its_status_and_message(invoke) -> None:
+    """O8: a mistake gives the status of its kind and a message, and creates no key."""
+    reader = ("create", "a", "--role", "reader")
+    for arguments, status, message in (
         (("create", "a", "--role", "boss"), 2, "boss"),
-        (("create", "a", "--role", "reader", "--namespace", "a--b"), 2, "a--b"),
-        (("create", "a", "--role", "reader", "--namespace", "*", "--namespace", "a"), 2, "all namespaces"),
-        (("create", "a", "--role", "reader", "--expires", "soon"), 2, "90d"),
-        (("create", "a", "--role", "reader", "--expires", "0s"), 2, "is zero"),
-        (("create", "a", "--role", "reader", "--expires", "999999999d"), 2, "too long"),
-        (("create", "a", "--role", "reader", "--rate", "0"), 2, "rate"),
+        ((*reader, "--namespace", "a--b"), 2, "a--b"),
+        ((*reader, "--namespace", "*", "--namespace", "a"), 2, "all namespaces"),
+        ((*reader, "--expires", "soon"), 2, "90d"),
+        ((*reader, "--expires", "0s"), 2, "is zero"),
+        ((*reader, "--expires", "999999999d"), 2, "too long"),
+        ((*reader, "--rate", "0"), 2, "rate"),
         (("create", " ", "--role", "reader"), 2, "NAME"),
         (("rotate", "0123456789abcdef"), 4, "no key"),
         (("revoke", "0123456789abcdef"), 4, "no key"),
-    ],
-)
-async def test_a_mistake_gives_its_status_and_message(invoke, arguments, status, message) -> None:
-    """O8: a mistake gives the status of its kind and a message, and creates no key."""
-    outcome = await invoke("keys", *arguments)
-    assert outcome.exit_code == status, outcome.output
-    assert message in outcome.stderr
+    ):
+        outcome = await invoke("keys", *arguments)
+        assert outcome.exit_code == status, (arguments, outcome.output)
+        assert message in outcome.stderr, arguments
     assert (await invoke("keys", "list", "--json")).stdout == ""
 
 

@@ -205,59 +205,47 @@ async def test_submit_watches_its_task(penstock: Invoke, database: str) -> None:
     assert result.stdout.endswith('1 succeeded\nresult: {"sent": 3}\n')
 
 
-async def test_errors_give_a_status_and_the_next_step(penstock: Invoke) -> None:
-    """O8: an unknown type gives status 3 and the next step, and an unknown task gives status 4."""
-    refused = await penstock("submit", "nope")
-    assert refused.exit_code == 3
-    assert "TYPE: no task type 'nope'" in refused.stderr
-    assert "penstock types add" in refused.stderr
-    assert (await penstock("get", "4711")).exit_code == 4
+UNKNOWN_NAMES = [
+    (("types", "show", "nope"), "penstock types add NAME"),
+    (("types", "set", "nope", "--max-attempts", "2"), "penstock types add NAME"),
+    (("types", "pause", "nope"), "penstock types add NAME"),
+    (("types", "keys", "list", "nope"), "penstock types add NAME"),
+    (("types", "backlog", "nope"), "penstock types add NAME"),
+    (("list", "--type", "nope"), "penstock types add NAME"),
+    (("get", "4711"), "penstock list"),
+    (("cancel", "4711"), "penstock list"),
+    (("watch", "4711"), "penstock list"),
+    (("tasks", "why", "4711"), "penstock list"),
+    (("tasks", "stop", "nope"), "penstock audit"),
+    (("keys", "revoke", "bob"), "penstock keys list"),
+    (("targets", "disable", "https://a.example", "--why", "x", "--namespace", "nope"), "penstock types"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "next_step"),
-    [
-        (("types", "show", "nope"), "penstock types add NAME"),
-        (("types", "set", "nope", "--max-attempts", "2"), "penstock types add NAME"),
-        (("types", "pause", "nope"), "penstock types add NAME"),
-        (("types", "keys", "list", "nope"), "penstock types add NAME"),
-        (("types", "backlog", "nope"), "penstock types add NAME"),
-        (("list", "--type", "nope"), "penstock types add NAME"),
-        (("get", "4711"), "penstock list"),
-        (("cancel", "4711"), "penstock list"),
-        (("watch", "4711"), "penstock list"),
-        (("tasks", "why", "4711"), "penstock list"),
-        (("tasks", "stop", "nope"), "penstock audit"),
-        (("keys", "revoke", "bob"), "penstock keys list"),
-        (("targets", "disable", "https://a.example", "--why", "x", "--namespace", "nope"), "penstock types"),
-    ],
-)
 async def test_an_unknown_name_gives_status_4_and_the_command_that_lists_the_known_ones(
-    penstock: Invoke, arguments: tuple[str, ...], next_step: str
+    penstock: Invoke,
 ) -> None:
     """O8: the next step stands under each error about something that does not exist."""
-    refused = await penstock(*arguments)
-    assert refused.exit_code == 4, refused.output
-    assert next_step in refused.stderr.splitlines()[1]
+    for arguments, next_step in UNKNOWN_NAMES:
+        refused = await penstock(*arguments)
+        assert refused.exit_code == 4, (arguments, refused.output)
+        assert next_step in refused.stderr.splitlines()[1], arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+async def test_an_error_about_a_field_names_its_option(penstock: Invoke) -> None:
+    """O8: the user wrote no JSON, so the error has no pointer into it. An unknown type has its next
+    step as well."""
+    for arguments, named in (
         (("submit", "media", "--stage", "x" * 300), "--stage: "),
         (("submit", "media", "--callback", "ftp://a.example"), "--callback (/0"),
         (("types", "add", "media", "--lease-ms", "5"), "--lease-ms: "),
         (("types", "add", "media", "--retry-jitter", "7"), "--retry-jitter: "),
-    ],
-)
-async def test_an_error_about_a_field_names_its_option(
-    penstock: Invoke, arguments: tuple[str, ...], named: str
-) -> None:
-    """O8: the user wrote no JSON, so the error has no pointer into it."""
-    await penstock("types", "add", "media")
-    refused = await penstock(*arguments)
-    assert refused.exit_code == 3, refused.output
-    assert refused.stderr.startswith(f"penstock: {named}")
+        (("submit", "nope"), "TYPE: no task type 'nope'"),
+    ):
+        refused = await penstock(*arguments)
+        assert refused.exit_code == 3, (arguments, refused.output)
+        assert refused.stderr.startswith(f"penstock: {named}"), (arguments, refused.stderr)
+    assert "penstock types add" in refused.stderr
 
 
 async def test_conflicting_orders_of_a_type_name_the_command_that_resolves_them(penstock: Invoke) -> None:

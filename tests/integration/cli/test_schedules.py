@@ -167,31 +167,24 @@ async def test_the_flows_of_a_schedule_have_its_callbacks_and_are_listed(
     assert (replaced["events"], replaced["callbacks"]) == ("final", [])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option", "text"),
-    [
-        (("--flow", "nightly", "--cron", "0 0 LW * */8"), "--cron", "never runs"),
-        (("--flow", "nightly", "--cron", "99 * * * *"), "--cron", "wrong minute"),
-        (("--flow", "nightly", "--cron", "0 0 * * *", "--zone", "Mars"), "--zone", "no time zone"),
+async def test_a_schedule_that_cannot_work_is_refused(schedules: Invoke) -> None:
+    """F4, O8: where it is created, with the option at fault. One attempt names every option at
+    fault."""
+    nightly = ("--flow", "nightly", "--cron")
+    for arguments, option, text in (
+        ((*nightly, "0 0 LW * */8"), "--cron", "never runs"),
+        ((*nightly, "99 * * * *"), "--cron", "wrong minute"),
+        ((*nightly, "0 0 * * *", "--zone", "Mars"), "--zone", "no time zone"),
         (("--flow", "absent", "--cron", "0 0 * * *"), "--flow", "absent"),
-        (("--flow", "nightly", "--cron", "0 0 * * *"), "--input", "needs the input 'day'"),
-        (("--flow", "nightly", "--cron", "0 0 * * *", "--input", "tick +"), "--input", "Syntax error"),
-        (("--flow", "nightly", "--cron", "0 0 * * *", "--input", "tick"), "--input", "an object"),
-        (("--flow", "nightly", "--cron", "0 0 * * *", "--catch-up", "all"), "--overlap", "queue_all"),
-    ],
-)
-async def test_a_schedule_that_cannot_work_is_refused(
-    schedules: Invoke, arguments: tuple[str, ...], option: str, text: str
-) -> None:
-    """F4: where it is created, with the option at fault."""
-    refused = await schedules("add", "night", *arguments)
-    assert refused.exit_code == 3, refused.output
-    assert f"{option}:" in refused.output
-    assert text in refused.output
-
-
-async def test_all_faults_of_a_schedule_are_printed(schedules: Invoke) -> None:
-    """O8: one attempt names every option at fault."""
+        ((*nightly, "0 0 * * *"), "--input", "needs the input 'day'"),
+        ((*nightly, "0 0 * * *", "--input", "tick +"), "--input", "Syntax error"),
+        ((*nightly, "0 0 * * *", "--input", "tick"), "--input", "an object"),
+        ((*nightly, "0 0 * * *", "--catch-up", "all"), "--overlap", "queue_all"),
+    ):
+        refused = await schedules("add", "night", *arguments)
+        assert refused.exit_code == 3, (arguments, refused.output)
+        assert f"{option}:" in refused.output, arguments
+        assert text in refused.output, arguments
     rules = ("--catch-up", "all", "--overlap", "skip", "--callback", "ftp://x")
     refused = await schedules(
         *("add", "night", "--flow", "absent", "--cron", "99 * * * *", "--zone", "Mars", "--input", "tick +"),

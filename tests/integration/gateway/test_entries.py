@@ -16,7 +16,6 @@ from tests.support.gateways import Caller, running_gateway
 from tests.support.services import read_records
 from tests.support.waiting import wait_until
 
-from penstock.client import Client, Draft, SubmissionsRefused
 from penstock.contracts.context import ObjectRef
 from penstock.contracts.inbound import decode_results
 from penstock.kafka.connection import create_topics
@@ -83,8 +82,8 @@ def hostile(fields: dict[str, Any], wrong: list[dict[str, Any]], member: str) ->
     )
 
 
-def among_innocents(entries: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[bytes | None]]:
-    """Hostile entries with innocent ones (None) before, between and after them."""
+def among_valid(entries: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[bytes | None]]:
+    """Hostile entries with valid ones (None) before, between and after them."""
     return st.lists(st.one_of(st.none(), entries), max_size=8).map(lambda found: [None, *found, None])
 
 
@@ -119,12 +118,12 @@ async def count(database: str) -> int:
 
 
 async def test_each_submission_of_a_batch_is_judged_alone(gateway: Caller, database: str) -> None:
-    """T5: beside any bytes, all innocent submissions of a batch are committed by
+    """T5: beside any bytes, all valid submissions of a batch are committed by
     their first request. Each refused one gets the pointer to its own place."""
     committed = 0
 
     @SETTINGS
-    @given(among_innocents(hostile({"type": "media"}, WRONG, "context")))
+    @given(among_valid(hostile({"type": "media"}, WRONG, "context")))
     def play(entries: list[bytes | None]) -> None:
         nonlocal committed
         texts = [b'{"type":"media","context":"i"}' if text is None else text for text in entries]
@@ -143,7 +142,7 @@ async def test_each_submission_of_a_batch_is_judged_alone(gateway: Caller, datab
 
 
 async def test_each_result_of_a_request_is_judged_alone(gateway: Caller, kafka: Kafka) -> None:
-    """T6: beside any bytes, all innocent results of a request are on Kafka after
+    """T6: beside any bytes, all valid results of a request are on Kafka after
     their first request. Each refused one gets the pointer to its own place."""
     submitted = await gateway.post("/tasks", [{"type": "media"}] * 1_000)
     ids = [task["id"] for task in submitted.body["tasks"]]
@@ -151,13 +150,13 @@ async def test_each_result_of_a_request_is_judged_alone(gateway: Caller, kafka: 
     fields = {"id": ids[-1], "step": 0, "stage": "s", "attempt": 0, "outcome": "done"}
 
     @SETTINGS
-    @given(among_innocents(hostile(fields, RESULTS, "context")))
+    @given(among_valid(hostile(fields, RESULTS, "context")))
     def play(entries: list[bytes | None]) -> None:
         texts = []
         for text in entries:
             if text is None:
                 reported.append(ids[len(reported)])
-                text = orjson.dumps({**fields, "id": reported[-1], "context": "i"})  # noqa: PLW2901 (the innocent one)
+                text = orjson.dumps({**fields, "id": reported[-1], "context": "i"})  # noqa: PLW2901 (the valid one)
             texts.append(text)
         body = b'{"worker":"w","results":[' + b",".join(texts) + b"]}"
         answer = post(gateway.url, "/set_task", body).json()
@@ -189,34 +188,18 @@ async def test_each_id_of_a_request_is_judged_alone(gateway: Caller) -> None:
     )
 
     @SETTINGS
-    @given(among_innocents(no_ids))
+    @given(among_valid(no_ids))
     def play(entries: list[bytes | None]) -> None:
-        innocent = [ids.pop() for text in entries if text is None]
-        left = iter(innocent)
+        valid = [ids.pop() for text in entries if text is None]
+        left = iter(valid)
         texts = [b"%d" % next(left) if text is None else text for text in entries]
         refused = [place for place, text in enumerate(entries) if text is not None]
         body = b'{"ids":[' + b",".join(texts) + b"]}"
         counted = post(gateway.url, "/tasks/states", body).json()
-        assert counted["states"] == {"ready": len(innocent)}
+        assert counted["states"] == {"ready": len(valid)}
         cancelled = post(gateway.url, "/tasks/cancel", body).json()
-        assert cancelled["cancelled"] == sorted(innocent)
+        assert cancelled["cancelled"] == sorted(valid)
         for answer in (counted, cancelled):
             assert [each["index"] for each in answer.get("rejected", [])] == refused
 
     await asyncio.to_thread(play)
-
-
-async def test_the_client_submits_all_tasks_but_the_refused_ones(gateway: Caller, database: str) -> None:
-    """T5: the client raises the faults after it has submitted all other tasks, also those of later
-    requests, and maps each draft to its task."""
-    drafts = [Draft(type="media", context=n, stage="" if n in (3, 700) else None) for n in range(1_200)]
-    async with Client(gateway.url) as client:
-        with pytest.raises(SubmissionsRefused) as refused:
-            await client.submit_many(drafts)
-        assert [fault.pointer for fault in refused.value.faults] == ["/3/stage", "/700/stage"]
-        found = refused.value.submitted
-        assert [place for place, task in enumerate(found) if task is None] == [3, 700]
-        last = found[-1]
-        assert last is not None
-        assert (await client.get(last.id)).context == 1_199
-    assert await count(database) == 1_198

@@ -230,26 +230,20 @@ BAD_BODIES: list[tuple[str, dict[str, Any], int, str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("request_", "status", "kind", "pointers"),
-    [row[1:] for row in BAD_BODIES],
-    ids=[row[0] for row in BAD_BODIES],
-)
-async def test_bad_input_gets_status_kind_and_pointer(
-    gateway: Caller, database: str, request_: dict[str, Any], status: int, kind: str, pointers: list[str]
-) -> None:
+async def test_bad_input_gets_status_kind_and_pointer(gateway: Caller, database: str) -> None:
     """T5: each kind of bad input gets its status, kind and pointer. Nothing is inserted, and the
     next request succeeds."""
-    answer = await gateway.post("/tasks", **request_)
-    assert answer.status == status, answer.body
-    assert answer.headers["Content-Type"].startswith("application/problem+json")
-    assert answer.body["status"] == status
-    assert answer.body["detail"]
-    if kind:
-        assert answer.body["type"] == f"urn:penstock:problem:{kind}"
-    assert sorted(answer.pointers) == sorted(pointers)
-    assert await count(database) == 0
-    assert (await gateway.post("/tasks", {"type": "media"})).status == 201
+    for number, (name, request, status, kind, pointers) in enumerate(BAD_BODIES):
+        answer = await gateway.post("/tasks", **request)
+        assert answer.status == status, (name, answer.body)
+        assert answer.headers["Content-Type"].startswith("application/problem+json"), name
+        assert answer.body["status"] == status, name
+        assert answer.body["detail"], name
+        if kind:
+            assert answer.body["type"] == f"urn:penstock:problem:{kind}", name
+        assert sorted(answer.pointers) == sorted(pointers), name
+        assert await count(database) == number, name
+        assert (await gateway.post("/tasks", {"type": "media"})).status == 201, name
 
 
 async def test_a_compressed_body_is_read(gateway: Caller) -> None:
@@ -259,9 +253,10 @@ async def test_a_compressed_body_is_read(gateway: Caller) -> None:
     assert answer.status == 201
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "parameter"),
-    [
+async def test_bad_queries_are_rejected(gateway: Caller) -> None:
+    """A misspelt filter is rejected instead of matching everything. An unknown path is answered
+    with a problem document."""
+    for path, status, parameter in (
         ("/tasks?limit=501", 422, "limit"),
         ("/tasks?limit=1_0", 422, "limit"),
         ("/tasks?cursor=x", 422, "cursor"),
@@ -275,18 +270,11 @@ async def test_a_compressed_body_is_read(gateway: Caller) -> None:
         ("/tasks/abc", 404, None),
         ("/types/nope", 404, None),
         ("/nowhere", 404, None),
-    ],
-)
-async def test_bad_queries_are_rejected(
-    gateway: Caller, path: str, status: int, parameter: str | None
-) -> None:
-    """A misspelt filter is rejected instead of matching everything. An unknown path is answered
-    with a problem document."""
-    answer = await gateway.get(path)
-    assert answer.status == status
-    assert answer.body["status"] == status
-    if parameter:
-        assert [error["parameter"] for error in answer.body["errors"]] == [parameter]
+    ):
+        answer = await gateway.get(path)
+        assert (answer.status, answer.body["status"]) == (status, status), path
+        if parameter:
+            assert [error["parameter"] for error in answer.body["errors"]] == [parameter], path
 
 
 async def test_a_wrong_method_gets_the_allowed_methods(gateway: Caller) -> None:
@@ -555,19 +543,3 @@ async def test_a_long_search_ends_a_page_early(
         cursor, pages = page["next"], pages + 1
     assert found == [ids[7], ids[0]]
     assert pages > 2
-
-
-async def test_a_type_of_another_gateway_is_accepted_without_a_restart(
-    gateway: Caller, kafka_servers: str, prefix: str, database: str, tmp_path: Path
-) -> None:
-    """T2: a gateway accepts a type that another gateway has registered, without a restart."""
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as other:
-        assert (await other.post("/tasks", {"type": "fresh"})).status == 422
-        await gateway.post("/types", {"name": "fresh"})
-
-        async def taken() -> bool:
-            return (await other.post("/tasks", {"type": "fresh"})).status == 201
-
-        await wait_until(taken)

@@ -18,6 +18,7 @@ from penstock.errors import CannotStart
 from penstock.kafka.connection import create_topics, make_consumer, make_producer
 from penstock.kafka.topics import EVENTS
 from penstock.local import broker as broker_module
+from penstock.local import tools
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.database import EmbeddedPostgres
 from penstock.local.jars import class_path
@@ -90,19 +91,15 @@ async def test_the_database_keeps_its_rows(supervisor, folder):
     assert await _fetch(again.dsn(), "SHOW fsync") == "on"
 
 
-async def test_tcp_requires_the_password(supervisor, folder):
-    """The database requires its password on loopback, because all users of the machine share it."""
-    server = EmbeddedPostgres(supervisor, folder / "postgres")
+async def test_clients_use_tcp_for_a_long_path_and_need_the_password(supervisor, folder):
+    """Clients use TCP if the path is longer than a socket's path may be (about a hundred bytes).
+    The database requires its password on loopback, because all users of the machine share it."""
+    place = folder / ("long-" * 30) / "postgres"
+    server = EmbeddedPostgres(supervisor, place)
     await server.start()
     with pytest.raises(asyncpg.InvalidPasswordError):
         await asyncpg.connect(f"postgresql://postgres:guess@127.0.0.1:{server.port}/postgres")
-    assert (folder / "postgres" / "password").stat().st_mode & 0o077 == 0
-
-
-async def test_clients_use_tcp_for_a_long_path(supervisor, folder):
-    """Clients use TCP if the path is longer than a socket's path may be (about a hundred bytes)."""
-    server = EmbeddedPostgres(supervisor, folder / ("long-" * 30) / "postgres")
-    await server.start()
+    assert (place / "password").stat().st_mode & 0o077 == 0
     assert "127.0.0.1" in server.dsn()
     assert await _fetch(server.dsn(), "SELECT 1") == 1
 
@@ -172,6 +169,13 @@ def test_a_missing_network_is_reported(monkeypatch, tmp_path):
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
     with pytest.raises(CannotStart, match=r"could not be fetched .* or use an existing broker: --kafka"):
         class_path()
+
+
+@pytest.mark.parametrize("arguments", [[], ["console-eater"]])
+def test_an_unknown_tool_is_refused(capsys, arguments):
+    """O8: an unknown tool is refused with the usage and status 2, as any wrong command line."""
+    assert tools.main(arguments) == 2
+    assert "console-consumer" in capsys.readouterr().err
 
 
 async def test_a_broken_java_is_shown(monkeypatch, supervisor, folder):

@@ -86,16 +86,28 @@ async def json_client(port: int) -> AsyncIterator[Callable[[str], Any]]:
         yield get
 
 
+async def statuses(port: int) -> list[int]:
+    """The statuses of each path: for a foreign name, an allowed one and an address."""
+    return [
+        (await raw_request(port, f"GET {path} HTTP/1.1\r\nHost: {host}")).status
+        for path in ("/metrics", "/livez", "/readyz")
+        for host in ("evil.example", f"scraper:{port}", f"127.0.0.1:{port}")
+    ]
+
+
+NAMED = {"allowed_hosts": ("scraper",)}
+
+
 @pytest.mark.parametrize("name", ["heartbeats", "stages", "callbacks"])
 async def test_a_processor_is_ready_once_it_has_joined_its_group(
     name: str, kafka: Kafka, database: str
 ) -> None:
-    """O4: a processor that joins its group is alive but not ready, and says why. A processor that
-    serves is ready."""
+    """O4, O5: a processor that joins its group is alive but not ready, and says why. A processor
+    that serves is ready, and answers only to its own names."""
     port = choose_port()
     stopping, ready = asyncio.Event(), asyncio.Event()
     async with json_client(port) as get:
-        running = asyncio.ensure_future(service_of(name, kafka, database, port)(stopping, ready.set))
+        running = asyncio.ensure_future(service_of(name, kafka, database, port, **NAMED)(stopping, ready.set))
         try:
 
             async def first_answer() -> Any:
@@ -116,6 +128,7 @@ async def test_a_processor_is_ready_once_it_has_joined_its_group(
                 return (await get("/readyz"))[0] == 200
 
             await wait_until(is_ready)
+            assert (await statuses(port))[:6] == [421, 200, 200, 421, 200, 200]
         finally:
             stopping.set()
             await running
@@ -125,10 +138,11 @@ async def test_a_processor_is_ready_once_it_has_joined_its_group(
 async def test_a_service_with_ingest_is_ready_once_it_has_joined_its_groups(
     name: str, kafka: Kafka, database: str
 ) -> None:
-    """O4: these services are ready once they have joined their groups and can take in
-    submissions."""
+    """O4, O5: these services are ready once they have joined their groups and can take in
+    submissions. They answer only to their own names."""
     port = choose_port()
-    async with running_service(service_of(name, kafka, database, port)), json_client(port) as get:
+    service = service_of(name, kafka, database, port, **NAMED)
+    async with running_service(service), json_client(port) as get:
 
         async def is_ready() -> Any:
             status, document = await get("/readyz")
@@ -138,6 +152,7 @@ async def test_a_service_with_ingest_is_ready_once_it_has_joined_its_groups(
         session = () if name == "tasklogs" else ("session",)
         checks = ("postgres", *session, "kafka", "writes", "group", "objects")
         assert document["checks"] == dict.fromkeys(checks, "ok")
+        assert (await statuses(port))[:6] == [421, 200, 200, 421, 200, 200]
 
 
 async def test_readiness_names_an_unreachable_server(kafka: Kafka, database: str) -> None:
@@ -181,24 +196,15 @@ async def test_a_stalled_loop_does_not_answer_livez(kafka: Kafka, database: str)
         assert (await asyncio.to_thread(probe_liveness)).startswith("HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("name", SERVICES)
-async def test_the_metrics_port_answers_only_to_its_own_names(name: str, kafka: Kafka, database: str) -> None:
-    """O5: a page of another site cannot read metrics by DNS rebinding, nor while the service waits
-    for a server."""
+async def test_a_waiting_service_answers_only_to_its_own_names(kafka: Kafka, database: str) -> None:
+    """O5: a page of another site cannot read metrics by DNS rebinding while the service waits for a
+    server, nor afterwards."""
     port = choose_port()
-    settings = SERVICES[name][1].load({}, **SERVICES[name][2], metrics_port=port, allowed_hosts=("scraper",))
-
-    async def statuses() -> list[int]:
-        return [
-            (await raw_request(port, f"GET {path} HTTP/1.1\r\nHost: {host}")).status
-            for path in ("/metrics", "/livez", "/readyz")
-            for host in ("evil.example", f"scraper:{port}", f"127.0.0.1:{port}")
-        ]
-
-    await stand_in(settings, name, PostgresUnavailable("away"))
-    assert await statuses() == [421, 200, 200, 421, 200, 200, 421, 503, 503]
-    async with running_service(service_of(name, kafka, database, port, allowed_hosts=("scraper",))):
-        assert (await statuses())[:6] == [421, 200, 200, 421, 200, 200]
+    settings = StagesSettings.load({}, metrics_port=port, **NAMED)
+    await stand_in(settings, "stages", PostgresUnavailable("away"))
+    assert await statuses(port) == [421, 200, 200, 421, 200, 200, 421, 503, 503]
+    async with running_service(service_of("stages", kafka, database, port, **NAMED)):
+        assert (await statuses(port))[:6] == [421, 200, 200, 421, 200, 200]
 
 
 async def test_every_metric_is_exported_with_its_count(

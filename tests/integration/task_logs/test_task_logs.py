@@ -244,27 +244,6 @@ async def test_a_line_arrives_soon(logs):
         assert seen.is_set()
 
 
-async def test_a_retry_and_a_later_stage_have_logs_of_their_own(logs):
-    """L1: the log of a failed attempt stays readable after its retry."""
-
-    async def handler(task):
-        print("attempt", task.attempt)
-        return Fail("again") if task.attempt == 0 else Next("other")
-
-    async def other(task):
-        print("other stage")
-        return Done()
-
-    [task] = await submit(logs)
-    async with working(logs, handler, other=other):
-        await logs.system.become(succeeded=1)
-    await wait_until(lambda: same(lambda: logs.texts(task, 1, 0), ["other stage"]))
-    assert await logs.texts(task, 0, 0) == ["attempt 0", "Fail: again"]
-    assert await logs.texts(task, 0, 1) == ["attempt 1"]
-    found = [(run["step"], run["attempt"], run["stage"], run["outcome"]) for run in await logs.runs(task)]
-    assert found == [(0, 0, "start", "fail"), (0, 1, "start", "next"), (1, 0, "other", "done")]
-
-
 def chunk(task, first, *texts, run="a", end=None, attempt=0):
     lines = [[1785312000000, 20, "stdout", text] for text in texts]
     made = {"id": task, "step": 0, "attempt": attempt, "run": run, "first": first, "lines": lines}
@@ -515,7 +494,8 @@ async def command(logs, *arguments):
 
 
 async def test_the_command_follows_a_task_through_its_attempts_and_stages(logs):
-    """L2: `penstock logs ID -f` prints each attempt and each stage, and ends with the task."""
+    """L1, L2: each attempt and each stage has a log of its own, which stays readable. `penstock
+    logs ID -f` prints all of them, and ends with the task."""
 
     async def handler(task):
         print("attempt", task.attempt)
@@ -536,6 +516,10 @@ async def test_the_command_follows_a_task_through_its_attempts_and_stages(logs):
         "stdout attempt 1",
         "app other stage \ufffd[31m",
     ]
+    assert await logs.texts(task, 0, 0) == ["attempt 0", "Fail: again"]
+    assert await logs.texts(task, 0, 1) == ["attempt 1"]
+    runs = [(run["step"], run["attempt"], run["stage"], run["outcome"]) for run in await logs.runs(task)]
+    assert runs == [(0, 0, "start", "fail"), (0, 1, "start", "next"), (1, 0, "other", "done")]
     shown = [json.loads(line)["text"] for line in await command(logs, task, "--json", "--grep", "ATTEMPT")]
     assert shown == ["attempt 0", "attempt 1"]
     assert len(await command(logs, task, "--level", "ERROR", "--since", "1h")) == 1
@@ -574,7 +558,7 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
     async def reported():
         return await logs.system.pool.fetchval("SELECT message FROM task_progress")
 
-    @worker.stage("t.start")
+    @worker.stage("t.start", max_attempts=1)
     async def start(task):
         print("printed", secrets)
         log.warning("logged %s", secrets, extra={"value": secrets})
@@ -583,7 +567,6 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
         await wait_until(reported)
         raise ValueError(f"raised {secrets}")
 
-    await logs.system.pool.execute("UPDATE task_type SET max_attempts = 1")
     [task] = await submit(logs)
     service, _settings = logs.service(logs_segment_s=0.1)
     async with running_service(service):

@@ -91,16 +91,6 @@ async def test_a_cancelled_task_ends_its_command(settings, worker):
         await wait_until(ended)
 
 
-async def test_a_drain_ends_the_command_of_a_handler(settings, worker):
-    """W1: the task is handed back, and nothing of its attempt runs on."""
-    await release(settings, worker.kind)
-    async with running_service(worker.serve):
-        running = await wait_until(lambda: pids(settings))
-    await wait_until(lambda: not alive(running))
-    [record] = await read(settings.kafka, f"{settings.prefix}stage-results")
-    assert [entry["error"]["kind"] for entry in record["results"]] == ["HandedBack"]
-
-
 PROGRAM = f"""
 from penstock.worker import Done, Worker
 worker = Worker()

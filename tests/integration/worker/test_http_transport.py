@@ -88,9 +88,9 @@ async def full(gateway: Caller, database):
         await connection.close()
 
 
-def worker_of(gateway):
+def worker_of(gateway, **more):
     # The worker can reach neither a broker nor an object store.
-    return Worker(WorkerSettings(kafka="127.0.0.1:1", objects="", worker_gateway=gateway.url))
+    return Worker(WorkerSettings(kafka="127.0.0.1:1", objects="", worker_gateway=gateway.url, **more))
 
 
 async def test_a_worker_needs_only_a_gateway(gateway, kafka_servers, prefix, database):
@@ -117,7 +117,8 @@ async def test_a_worker_needs_only_a_gateway(gateway, kafka_servers, prefix, dat
 async def test_claims_and_heartbeats_carry_the_limit_of_the_stage(gateway, kafka_servers, prefix, database):
     """W1: the gateway claims with the stage's own limit, which the worker sends in its request and
     its heartbeats."""
-    worker = worker_of(gateway)
+    # The handler never ends, so a drain would take its whole time.
+    worker = worker_of(gateway, drain_timeout_s=0.2)
 
     @worker.stage("t.start", max_attempts=1)
     async def start(_task):

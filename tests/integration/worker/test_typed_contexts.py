@@ -66,29 +66,3 @@ async def test_typed_contexts_pass_the_stages_and_a_wrong_one_fails_its_task_onc
     assert len(row["attempts"]) == 1
     assert "fit Video: Expected `float`, got `str` - at `$.seconds`" in row["error"]
     assert '"kind":"InvalidContext"' in row["error"].replace(" ", "")
-
-
-async def test_handlers_use_what_the_start_opened_and_name_permanent_exceptions(system):
-    """W1: the start precedes the first handler and the stop follows the last one. An exception that
-    the stage names fails its task at the first attempt."""
-    worker = Worker(WorkerSettings(**system.where, objects="memory:///"))
-    order = []
-
-    @worker.on_start
-    async def connect():
-        order.append("connected")
-
-    @worker.on_stop
-    def disconnect():
-        order.append("closed")
-
-    @worker.stage("t.start", permanent=LookupError)
-    def start(task):
-        order.append("ran")
-        raise KeyError("no such item")
-
-    [task_id] = await system.submit(1)
-    async with running_service(worker.serve):
-        await system.become(failed=1)
-    assert order == ["connected", "ran", "closed"]
-    assert len((await tasks.get(system.pool, task_id))["attempts"]) == 1

@@ -109,27 +109,22 @@ async def test_the_start_refuses_a_type_that_differs_by_choice(kafka_servers, pr
     assert await registered(pool) == before
 
 
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
+async def test_a_type_that_the_gateway_refuses_ends_the_start(kafka_servers, prefix, database, pool, stack):
+    """O8: the error names type and setting."""
+    gateway = await stack.enter_async_context(gateway_of(database, kafka=kafka_servers, prefix=prefix))
+    await types.register(pool, types.TaskType(name="order"))
+    for declared, message in (
         (Type("order", partitions=4), "partitions=4 (registered: 8): partitions cannot be changed"),
         (Type("order", lease_ms=1), "lease_ms"),
         (Type("new", max_attempts=0), "max_attempts"),
         (Type("new", events="some"), "events"),
-    ],
-)
-async def test_a_type_that_the_gateway_refuses_ends_the_start(
-    kafka_servers, prefix, database, pool, stack, declared, message
-):
-    """O8: the error names type and setting."""
-    gateway = await stack.enter_async_context(gateway_of(database, kafka=kafka_servers, prefix=prefix))
-    await types.register(pool, types.TaskType(name="order"))
-    worker = make_worker(kafka_servers, prefix, declared, gateway=gateway.url)
-    with pytest.raises(SettingsError) as refused:
-        async with running_service(worker.serve):
-            pass
-    assert f"Type('{declared.name}')" in str(refused.value)
-    assert message in str(refused.value)
+    ):
+        worker = make_worker(kafka_servers, prefix, declared, gateway=gateway.url)
+        with pytest.raises(SettingsError) as refused:
+            async with running_service(worker.serve):
+                pass
+        assert f"Type('{declared.name}')" in str(refused.value)
+        assert message in str(refused.value)
 
 
 async def test_a_first_stage_without_handler_is_a_warning(

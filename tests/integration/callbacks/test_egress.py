@@ -215,7 +215,7 @@ def test_unanswered_names_do_not_delay_other_calls() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(egress, "make_resolver", partial(egress.make_resolver, [nameserver]))
             async with listening(INTERNAL, "::1") as listener, running_caller(*LOOPBACK) as caller:
-                hanging = [
+                unanswered = [
                     asyncio.create_task(caller.call(make_callback(f"http://hangs{number}.example/", number)))
                     for number in range(1, 31)
                 ]
@@ -223,8 +223,10 @@ def test_unanswered_names_do_not_delay_other_calls() -> None:
                 for host in (INTERNAL, "localhost"):
                     result = await caller.call(make_callback(f"http://{host}:{listener.port}/hook", 100))
                     assert result.status == 204
-                    assert not any(one.done() for one in hanging), "the call waited for the hanging lookups"
-                results = await asyncio.gather(*hanging)
+                    assert not any(one.done() for one in unanswered), (
+                        "the call waited for the unanswered lookups"
+                    )
+                results = await asyncio.gather(*unanswered)
         silent.close()
         assert {(result.kind, result.callable_target) for result in results} == {("Connection", True)}
 

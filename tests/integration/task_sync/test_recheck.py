@@ -31,17 +31,6 @@ async def system(kafka_servers, prefix, database):
         yield System(kafka_servers, prefix, database, stack, pool)
 
 
-async def test_records_deleted_from_a_ready_topic_are_released_again(system):
-    """T5: tasks whose records were deleted before a worker read them still run, each once."""
-    await system.start("task-sync", "heartbeats", "stages")
-    await system.submit(30)
-    await system.become(queued=30)
-    await system.lose_records()
-    await system.work()
-    await system.become(succeeded=30)
-    assert set(system.executed.values()) == {1}
-
-
 async def test_a_task_without_a_record_is_released_again(system):
     """T5: a task that is queued after a worker has read every record has no record, and is released
     again."""

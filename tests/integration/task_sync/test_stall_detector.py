@@ -84,7 +84,7 @@ async def submitted(settings, *numbers):
     await write(settings.kafka, f"{settings.prefix}submitted", *records, partition=0)
 
 
-async def test_a_hanging_ingest_statement_ends_the_process_without_loss(settings, pool):
+async def test_an_unresponsive_ingest_statement_ends_the_process_without_loss(settings, pool):
     """O2a, T5: the process ends when an ingest statement hangs for the limit. The next process
     turns every record into one task."""
     service = start(settings)
@@ -134,7 +134,7 @@ async def test_a_failed_read_of_offsets_ends_the_process(settings, pool):
         await in_time(start(settings))
 
 
-async def test_a_hanging_release_ends_the_process_without_loss(settings, pool, monkeypatch):
+async def test_an_unresponsive_release_ends_the_process_without_loss(settings, pool, monkeypatch):
     """O2a, S7: the process ends when a release hangs. Its end neither loses a task nor releases one
     twice."""
     await tasks.submit(pool, [Submission(type="t", context=Context.encode(None))])
@@ -142,8 +142,8 @@ async def test_a_hanging_release_ends_the_process_without_loss(settings, pool, m
     async def hang(*_arguments, **_options):
         await asyncio.Event().wait()
 
-    with monkeypatch.context() as hanging:
-        hanging.setattr(release, "release", hang)
+    with monkeypatch.context() as stuck:
+        stuck.setattr(release, "release", hang)
         with pytest.raises(Stalled, match="releasing t: no progress for 5 s"):
             await in_time(start(settings))
     assert await states(pool) == {"ready": 1}

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
-from tests.support.services import make_topics, producing, write
+from tests.support.services import producing, write
 from tests.support.topics import use_writers_stamps
 from tests.support.waiting import wait_until
 
@@ -22,29 +22,13 @@ from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
 from penstock.kafka import topic_plan
-from penstock.kafka.connection import create_topics, make_consumer, running
-from penstock.kafka.topics import ready, service_group, workers_group
+from penstock.kafka.connection import make_consumer, running
+from penstock.kafka.topics import service_group, workers_group
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.outbox import PendingEvent, enqueue
 from penstock.postgres.session import open_session
-from penstock.settings import Platform
 
 LONG_AGO = "now() - interval '2 minutes'"
-
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    kafka = await make_topics(kafka_servers, prefix)
-    await create_topics(kafka, [ready("t", 2)])
-    return Platform(kafka=kafka_servers, prefix=prefix, postgres=database)
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=2, max_attempts=5, events="all"))
-        yield pool
 
 
 async def task(pool, **columns):

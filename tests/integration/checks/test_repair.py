@@ -19,33 +19,16 @@ from tests.integration.checks.test_checks import (
     write_long_ago,
 )
 from tests.support.pipeline import System
-from tests.support.services import make_topics, read, write
+from tests.support.services import read, write
 from tests.support.waiting import wait_until
 
 from penstock.checks.app import Rule, check
 from penstock.checks.queued import Queued
 from penstock.cli.main import cli
 from penstock.core.attempt import AttemptId
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready, workers_group
+from penstock.kafka.topics import workers_group
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
-from penstock.settings import Platform
-
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    kafka = await make_topics(kafka_servers, prefix)
-    await create_topics(kafka, [ready("t", 2)])
-    return Platform(kafka=kafka_servers, prefix=prefix, postgres=database)
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=2, max_attempts=5, events="all"))
-        yield pool
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from tests.support.callback_targets import bench, make_callback, target_server
+from tests.support.callback_targets import bench, make_callback
 from tests.support.services import read
 from tests.support.waiting import wait_until
 
@@ -31,12 +31,6 @@ def _short_skew(monkeypatch):
 async def platform(kafka_servers, prefix, database):
     async with bench(kafka_servers, prefix, database) as found:
         await create_topics(found.kafka, PLATFORM)
-        yield found
-
-
-@pytest.fixture
-async def target():
-    async with target_server() as found:
         yield found
 
 

@@ -19,7 +19,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.local.ports import choose_port
 from penstock.objects import ObjectStore
-from penstock.postgres import tasks, types
+from penstock.postgres import tasks
 from penstock.postgres.connection import open_pool
 from penstock.settings import Platform
 from penstock.task_sync import app as task_sync
@@ -44,13 +44,6 @@ async def settings(kafka_servers, prefix, database, tmp_path):
 @pytest.fixture
 def history(settings):
     return History(settings, ObjectStore(settings.objects))
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=1))
-        yield pool
 
 
 def connection_settings(settings):

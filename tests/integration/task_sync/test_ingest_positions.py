@@ -2,23 +2,11 @@
 
 from contextlib import AsyncExitStack
 
-import pytest
-from tests.support.pipeline import System
-from tests.support.services import make_topics, write
+from tests.support.services import write
 from tests.support.state_faults import delete_records, recreate_topic
 from tests.support.waiting import wait_until
 
 from penstock.kafka.topics import SUBMITTED
-from penstock.postgres import types
-from penstock.postgres.connection import open_pool
-
-
-@pytest.fixture
-async def system(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
-        await types.register(pool, types.TaskType(name="t", partitions=2))
-        yield System(kafka_servers, prefix, database, stack, pool)
 
 
 async def submit(system, name, count):

@@ -23,7 +23,6 @@ from penstock.errors import PostgresUnavailable, SessionLost
 from penstock.kafka.connection import make_consumer, running
 from penstock.kafka.topics import workers_group
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
 from penstock.task_sync.app import create_app
@@ -40,13 +39,6 @@ async def settings(kafka_servers, prefix, database, tmp_path):
         objects=f"file://{tmp_path}/objects",
         own_retry_s=0.2,
     )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=1))
-        yield pool
 
 
 def submission(**fields):

@@ -402,32 +402,6 @@ async def _has_count(platform: Bench, url: str, count: int) -> bool:
     return (await target_row(platform, url)).get("count") == count
 
 
-async def test_replicas_share_one_count_for_a_target(platform: Bench, target: Target) -> None:
-    """C7b: one of three replicas owns a target, so its third slow call makes it abnormal.
-
-    With one count for each replica it would take nine.
-    """
-    target.answer = BlockingAnswer()
-    settings = {
-        **FAST,
-        "callback_target_slots": 1,
-        "callback_slow_target_slots": 1,
-        "callback_timeout_s": 2.0,
-    }
-    async with AsyncExitStack() as stack:
-        for _ in range(3):
-            await stack.enter_async_context(platform.service(**settings))
-        paths = [f"/blocked{number}" for number in range(8)]
-        for at, path in enumerate(paths):
-            await platform.enqueue(*make_callbacks(target, path, 12, 1 + 100 * at))
-        for path in paths:
-            await wait_until(lambda path=path: has_state(platform, f"{target.url}{path}", "abnormal"))
-            # Probes, which repeat a callback, go on while the other targets are awaited.
-            assert len(set(target.ids(path))) <= 6
-        owners = await platform.connection.fetch("SELECT DISTINCT owner FROM callback_target")
-        assert len(owners) > 1
-
-
 async def test_410_disables_the_target(platform: Bench, target: Target) -> None:
     """C6: a callback answered with 410 is dead, and later callbacks are held.
 

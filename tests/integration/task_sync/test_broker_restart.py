@@ -66,7 +66,7 @@ async def stopped(broker):
 
 @pytest.mark.parametrize(
     "outage",
-    [killed, pytest.param(stopped, marks=pytest.mark.long)],
+    [killed, stopped],
     ids=lambda each: each.__name__,
 )
 async def test_an_outage_of_the_broker_delays_no_type_for_long(broker, prefix, database, outage, capsys):

@@ -56,7 +56,7 @@ async def keys(system):
     return {row["key"] for row in await system.pool.fetch("SELECT key FROM task")}
 
 
-INNOCENT = {f"k-{n}" for n in range(BATCH) if n != BAD}
+HEALTHY = {f"k-{n}" for n in range(BATCH) if n != BAD}
 
 
 async def test_the_gateway_refuses_the_submission_alone(system, tmp_path: Path):
@@ -70,7 +70,7 @@ async def test_the_gateway_refuses_the_submission_alone(system, tmp_path: Path):
         [error] = answer.body["tasks"][BAD]["errors"]
         assert error["pointer"] == f"/{BAD}"
         assert "cannot store" in error["detail"]
-        assert await keys(system) == INNOCENT
+        assert await keys(system) == HEALTHY
         single = await gateway.post("/tasks", {"type": "t", "key": UNSTORABLE})
         assert single.status == 422
 
@@ -82,7 +82,7 @@ async def test_ingest_rejects_the_record_alone(system):
     await system.start("task-sync")
 
     async def ingested():
-        return await keys(system) == INNOCENT
+        return await keys(system) == HEALTHY
 
     await wait_until(ingested, what="all other records are tasks")
 

@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiokafka import TopicPartition
 from tests.support.callback_targets import Bench, Target, make_callback
 from tests.support.waiting import in_time, wait_until
 
 from penstock.errors import SessionLost
-from penstock.kafka.connection import admin_client, make_consumer, running
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import CALLBACKS
-from penstock.settings import Kafka
 
 QUICK = {
     "callback_timeout_s": "1",
@@ -183,27 +178,3 @@ async def test_a_replica_requeues_the_retries_of_another_replica_on_time(
                 await wait_until(platform.all_delivered, what=f"retry {number}")
         assert owner.returncode is None
     assert len(target.calls) == 16
-
-
-async def test_a_clean_stop_commits_all_records(platform: Bench, target: Target, tmp_path: Path) -> None:
-    """W3: a clean stop commits every settled record, so that no record is delivered again."""
-    async with platform.process(tmp_path) as process:
-        await platform.enqueue(*(make_callback(f"{target.url}/h{number}", number) for number in range(1, 51)))
-        await wait_until(platform.all_delivered)
-        process.send_signal(signal.SIGTERM)
-        assert await in_time(process.wait()) == 0
-    assert await _sum_committed_offsets(platform) == await _sum_end_offsets(platform) > 0
-
-
-async def _sum_end_offsets(platform: Bench) -> int:
-    async with running(make_consumer(platform.kafka, None)) as consumer:
-        name = platform.kafka.prefix + CALLBACKS.name
-        partitions = [TopicPartition(name, number) for number in range(partitions_of(Kafka(), CALLBACKS))]
-        return sum((await consumer.end_offsets(partitions)).values())
-
-
-async def _sum_committed_offsets(platform: Bench) -> int:
-    async with admin_client(platform.kafka) as client:
-        offsets = await client.list_consumer_group_offsets(f"{platform.kafka.prefix}callbacks")
-    name = platform.kafka.prefix + CALLBACKS.name
-    return sum(meta.offset for tp, meta in offsets.items() if tp.topic == name and meta.offset > 0)

@@ -145,22 +145,13 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> FakeDns:
     return fake
 
 
-# Without egress control these lead to this machine, or to hosts of another internal network.
+# Without egress control these lead to this machine, or to hosts of another internal network. Each
+# takes another way through the URL and the caller; unit tests of addresses have every network.
 CANONICAL = [
-    *("127.0.0.1", "[::1]", "localhost", "LOCALHOST", "0.0.0.0", "[::]", "127.255.255.254"),
-    *("[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[::ffff:0:127.0.0.1]"),
-    *("[64:ff9b::127.0.0.1]", "[64:ff9b:1::7f00:1]", "[2002:7f00:1::1]", "[2001:0:7f00:1::80ff:fffe]"),
-    *("10.0.0.1", "172.16.0.1", "192.168.0.1", "100.64.0.1", "198.18.0.1", "192.0.2.1", "224.0.0.1"),
-    *("169.254.169.254", "[fd00:ec2::254]", "168.63.129.16", "192.0.0.192", "100.100.100.200"),
-    *("240.0.0.1", "255.255.255.255", "[fe80::1]", "[fe80::1%25lo]", "[::1%25lo]", "[fec0::1]", "[ff02::1]"),
+    *("127.0.0.1", "[::1]", "localhost", "LOCALHOST", "0.0.0.0", "[::]", "169.254.169.254"),
+    *("[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[64:ff9b::127.0.0.1]", "[fe80::1%25lo]", "[::1%25lo]"),
     # Unicode letters, digits and dots that normalization turns into ASCII.
-    *(
-        "①②⑦.⓪.⓪.①",
-        "\uff11\uff12\uff17.\uff10.\uff10.\uff11",
-        "127。0。0。1",
-        "ⓛocalhost",
-        "user:word@127.0.0.1",
-    ),
+    *("①②⑦.⓪.⓪.①", "127。0。0。1", "ⓛocalhost", "user:word@127.0.0.1"),
 ]
 # aiohttp rejects these as URLs.
 ODD = [
@@ -215,7 +206,7 @@ def test_unanswered_names_do_not_delay_other_calls() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(egress, "make_resolver", partial(egress.make_resolver, [nameserver]))
             async with listening(INTERNAL, "::1") as listener, running_caller(*LOOPBACK) as caller:
-                hanging = [
+                unanswered = [
                     asyncio.create_task(caller.call(make_callback(f"http://hangs{number}.example/", number)))
                     for number in range(1, 31)
                 ]
@@ -223,8 +214,10 @@ def test_unanswered_names_do_not_delay_other_calls() -> None:
                 for host in (INTERNAL, "localhost"):
                     result = await caller.call(make_callback(f"http://{host}:{listener.port}/hook", 100))
                     assert result.status == 204
-                    assert not any(one.done() for one in hanging), "the call waited for the hanging lookups"
-                results = await asyncio.gather(*hanging)
+                    assert not any(one.done() for one in unanswered), (
+                        "the call waited for the unanswered lookups"
+                    )
+                results = await asyncio.gather(*unanswered)
         silent.close()
         assert {(result.kind, result.callable_target) for result in results} == {("Connection", True)}
 
@@ -298,18 +291,7 @@ async def test_an_allowed_address_is_called(internal: Listener, host: str) -> No
     assert (result.kind, result.status, internal.connections) == ("HTTP", 204, 1)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "::1",
-        "10.0.0.1",
-        "169.254.169.254",
-        "::ffff:127.0.0.1",
-        "64:ff9b::7f00:1",
-        "fd00:ec2::254",
-    ],
-)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1", "fd00:ec2::254"])
 async def test_a_name_that_leads_to_a_forbidden_address_is_not_connected_to(
     internal: Listener, attempts: list[str], dns: FakeDns, address: str
 ) -> None:

@@ -57,41 +57,38 @@ async def _waits(platform: Bench, target: Target, first: int, count: int) -> lis
 
 def _urls(base: str, form: str, count: int) -> list[str]:
     port = base.rpartition(":")[2]
-    match form:
-        case "query":
-            return [f"{base}/cb?n={number}" for number in range(count)]
-        case "path":
-            return [f"{base}/cb/{number}/x" for number in range(count)]
+    if form == "query":
+        return [f"{base}/cb?n={number}" for number in range(count)]
     names = itertools.cycle(["http://localhost", "HTTP://LocalHost"])
     return [f"{next(names)}:{port}/cb?n={number}" for number in range(count)]
 
 
-@pytest.mark.parametrize("form", ["query", "path", "name"])
-async def test_a_hanging_host_with_a_url_per_task_is_bounded(
+@pytest.mark.parametrize("form", ["query", "name"])
+async def test_an_unresponsive_host_with_a_url_per_task_is_bounded(
     platform: Bench, target: Target, form: str
 ) -> None:
     """C5, C3: each URL is called once, and the host is diverted as a whole.
 
     A healthy host at the same address waits no longer than without it.
     """
-    async with target_server() as hanging, platform.service(**SETTINGS):
-        hanging.answer = counting = Counting()
+    async with target_server() as unresponsive, platform.service(**SETTINGS):
+        unresponsive.answer = counting = Counting()
         alone = await _waits(platform, target, 10_000, 30)
-        urls = _urls(hanging.url, form, 300)
+        urls = _urls(unresponsive.url, form, 300)
         hung = [make_callback(url, number) for number, url in enumerate(urls, 1)]
         await platform.enqueue(*hung)
-        await wait_until(lambda: len(hanging.calls) >= 8)
+        await wait_until(lambda: len(unresponsive.calls) >= 8)
         beside = await _waits(platform, target, 20_000, 30)
         # A stall of the machine delays a few of them, and a host without bounds delays most.
         assert sorted(beside)[22] < 3 * sorted(alone)[22] + 0.3
         await wait_until(lambda: _most_are_held(platform, hung))
         assert counting.most <= MOST_TO_A_HOST
-        calls = len(hanging.calls)
+        calls = len(unresponsive.calls)
         # Probes go on.
-        await wait_until(lambda: len(hanging.calls) > calls)
+        await wait_until(lambda: len(unresponsive.calls) > calls)
         counting.unblocked.set()
         await wait_until(platform.all_delivered)
-    assert set(hanging.ids()) == {callback.id for callback in hung}
+    assert set(unresponsive.ids()) == {callback.id for callback in hung}
 
 
 async def _most_are_held(platform: Bench, callbacks: Sequence[Callback]) -> bool:

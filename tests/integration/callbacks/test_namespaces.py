@@ -14,8 +14,8 @@ from penstock.contracts.event import Callback
 from penstock.core.target import TargetId
 from penstock.postgres import callbacks, targets
 
-# A hanging target is abnormal after three calls of a second. On a busy machine a call of a target
-# that answers at once takes tenths of a second.
+# An unresponsive target is abnormal after three calls of a second. On a busy machine a call of a
+# target that answers at once takes tenths of a second.
 FAST = {
     "callback_slow_s": 1.0,
     "callback_timeout_s": 2.0,

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
-from tests.support.services import make_topics, producing, write
+from tests.support.services import producing, write
 from tests.support.topics import use_writers_stamps
 from tests.support.waiting import wait_until
 
-from penstock.checks import in_transit, queued
+from penstock.checks import queued
 from penstock.checks.app import Rule, check
 from penstock.checks.unstamped import Unstamped
 from penstock.contracts.context import Context
@@ -22,35 +22,13 @@ from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
 from penstock.kafka import topic_plan
-from penstock.kafka.connection import create_topics, make_consumer, running
-from penstock.kafka.topics import ready, service_group, workers_group
+from penstock.kafka.connection import make_consumer, running
+from penstock.kafka.topics import service_group, workers_group
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.outbox import PendingEvent, enqueue
 from penstock.postgres.session import open_session
-from penstock.settings import Platform
 
 LONG_AGO = "now() - interval '2 minutes'"
-
-
-@pytest.fixture(autouse=True)
-def _short_times(monkeypatch):
-    monkeypatch.setattr(in_transit, "SETTLE_S", 1.0)
-    monkeypatch.setattr(in_transit, "SEARCH_EVERY_S", 0.2)
-
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    kafka = await make_topics(kafka_servers, prefix)
-    await create_topics(kafka, [ready("t", 2)])
-    return Platform(kafka=kafka_servers, prefix=prefix, postgres=database)
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=2, max_attempts=5, events="all"))
-        yield pool
 
 
 async def task(pool, **columns):
@@ -118,21 +96,6 @@ def result(task_id):
     return encode_results("w", [StageResult(fence=Fence(task_id, 0, "start", 0), outcome=Outcome.DONE)])
 
 
-async def test_an_empty_system_is_clean(settings, pool):
-    """O2b: a system without tasks has no offenders."""
-    report = await check(settings)
-    assert (report.clean, report.well, report.to_wire()["offenders"]) == (True, True, [])
-
-
-async def test_an_overdue_task_is_an_offender(settings, pool):
-    """The check finds a scheduled task whose due time has passed."""
-    late = await task(pool, due_at=LONG_AGO, state="'scheduled'")
-    await task(pool, due_at="now() - interval '5 seconds'", state="'scheduled'")
-    found = await check_one(settings)
-    assert (found.rule, found.what, found.id) == (Rule.OVERDUE, "task", late)
-    assert "is task-sync running?" in found.lacks
-
-
 async def test_a_ready_task_of_a_type_without_an_owner_is_an_offender(settings, pool):
     """The type has no owner, so no process releases its tasks; unread records do not matter."""
     waiting = await task(pool, updated_at=LONG_AGO)
@@ -167,14 +130,6 @@ async def test_a_ready_task_waits_only_for_a_limit_that_is_reached(settings, poo
         await pool.execute("UPDATE task SET tracked = false")
         await pool.execute("UPDATE task_type SET paused = true WHERE name = 't'")
         assert (await check(settings)).counts[Rule.UNRELEASED] == 0
-
-
-async def test_a_queued_task_without_a_record_is_an_offender(settings, pool):
-    """The check finds a queued task that has no ready record, no claim and no result."""
-    lost = await task(pool, state="'queued'")
-    found = await check_one(settings)
-    assert (found.rule, found.what, found.id) == (Rule.RECORDLESS, "task", lost)
-    assert found.lacks == "is queued, but ready.t has no record of it left to read"
 
 
 async def test_a_queued_task_whose_record_is_committed_is_an_offender(settings, pool):
@@ -215,15 +170,6 @@ async def test_too_many_unread_records_leave_the_check_undecided(settings, pool,
     assert "which queued tasks have a record is unknown" in found.lacks
 
 
-@pytest.mark.parametrize("partition", ["NULL", "99", "-1"])
-async def test_a_running_task_without_a_lease_partition_is_an_offender(settings, pool, partition):
-    """No heartbeat processor ever restores the lease of such a task."""
-    lost = await task(pool, state="'running'", worker="'w'", lease_partition=partition)
-    found = await check_one(settings)
-    assert (found.rule, found.id) == (Rule.UNWATCHED, lost)
-    assert "no lease of it can expire" in found.lacks
-
-
 @pytest.mark.declared_topics
 async def test_a_running_task_with_unread_heartbeats_is_an_offender(settings, pool):
     """The task's worker could be lost unnoticed; a processor on the partition prevents that."""
@@ -248,17 +194,6 @@ async def test_a_paused_task_is_no_offender(settings, pool):
     assert (await check(settings)).clean
 
 
-async def test_an_unconfirmed_release_is_an_offender(settings, pool):
-    """The release's owner has died, and its type has no new owner."""
-    await task(pool)
-    async with open_session(settings.postgres, "dying owner") as session:
-        await release.release(session, types.TaskType(name="t"), 10, [])
-    await pool.execute(f"UPDATE release SET created_at = {LONG_AGO}")
-    found = await check_one(settings)
-    assert (found.rule, found.what) == (Rule.UNSENT, "release")
-    assert found.lacks.startswith("1 tasks of t not confirmed by Kafka")
-
-
 EVENT = Event(
     id="1-0-0-succeeded",
     name="task.succeeded",
@@ -272,15 +207,6 @@ async def enqueue_event(pool, target="http://127.0.0.1:9/x"):
     """Enqueues an event and a callback, as a transition does."""
     async with pool.acquire() as connection, connection.transaction():
         return await enqueue(connection, [PendingEvent(EVENT, [target], "final", None)])
-
-
-async def test_an_unpublished_event_is_an_offender(settings, pool):
-    """The sweeper has not published an event of the outbox."""
-    event = await enqueue_event(pool)
-    assert (await check(settings)).clean
-    await pool.execute(f"UPDATE outbox SET created_at = {LONG_AGO}")
-    found = await check_one(settings)
-    assert (found.rule, found.what, found.id) == (Rule.UNPUBLISHED, "event", event.outbox_id)
 
 
 async def test_an_undelivered_callback_is_an_offender(settings, pool):

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from tests.support.callback_targets import bench, make_callback, target_server
+from tests.support.callback_targets import bench, make_callback
 from tests.support.services import read
 from tests.support.waiting import wait_until
 
-from penstock.checks import in_transit, stuck_callbacks
+from penstock.checks import stuck_callbacks
 from penstock.checks.app import Rule, check
 from penstock.kafka.connection import create_topics
 from penstock.kafka.outbox import redeliver
@@ -22,9 +22,7 @@ NOWHERE = "http://127.0.0.1:9/x"
 
 
 @pytest.fixture(autouse=True)
-def _short_times(monkeypatch):
-    monkeypatch.setattr(in_transit, "SETTLE_S", 1.0)
-    monkeypatch.setattr(in_transit, "SEARCH_EVERY_S", 0.2)
+def _short_skew(monkeypatch):
     monkeypatch.setattr(stuck_callbacks, "SKEW_S", 0.05)
     monkeypatch.setattr(stuck_callbacks, "COMMIT_S", 0.0)
 
@@ -33,12 +31,6 @@ def _short_times(monkeypatch):
 async def platform(kafka_servers, prefix, database):
     async with bench(kafka_servers, prefix, database) as found:
         await create_topics(found.kafka, PLATFORM)
-        yield found
-
-
-@pytest.fixture
-async def target():
-    async with target_server() as found:
         yield found
 
 

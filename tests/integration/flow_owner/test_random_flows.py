@@ -136,7 +136,7 @@ async def require_consistent(pool):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 async def test_random_flows_end_as_the_model_says(pool, seed):
     """F1, O1: in spite of crashes at every statement, and of two owners at once."""
     rng = random.Random(seed)
@@ -160,10 +160,9 @@ async def heal(owners, families):
             await owners[0].command(family.id, "recover", generation=flow["generation"] + 1)
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_commands_leave_no_flow_in_limbo(pool, seed):
+async def test_commands_leave_no_flow_in_limbo(pool):
     """F3, F5: pauses, cancellations and recoveries at any time; then recoveries heal all."""
-    rng = random.Random(100 + seed)
+    rng = random.Random(100)
     owners, families = await begin(pool, rng, 25, None)
     for _ in range(6):
         for family in families.values():

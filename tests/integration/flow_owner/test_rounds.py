@@ -96,9 +96,11 @@ async def test_nested_flows_in_a_map_with_a_switch_and_a_wait(owner):
     }
 
 
-@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
-@pytest.mark.parametrize(("budget", "transactions"), [(sys.maxsize, 2), (3, 6), (0, 14)])
-async def test_a_deep_family_ends_the_same_with_any_budget(pool, outcome, budget, transactions):
+@pytest.mark.parametrize(
+    ("budget", "transactions", "outcome"),
+    [(sys.maxsize, 2, "succeeded"), (3, 6, "failed"), (0, 14, "succeeded")],
+)
+async def test_a_deep_family_ends_the_same_with_any_budget(pool, budget, transactions, outcome):
     """F2: a transaction that has decided enough tells parents and children by the inbox."""
     levels = [
         definition(
@@ -195,7 +197,7 @@ async def test_an_event_ends_the_wait_that_is_there_in_its_own_transaction(owner
     assert await owner.pool.fetchval("SELECT count(*) FROM flow_event") == 3
 
 
-@pytest.mark.parametrize("items", [0, 1, 2_000, 2_001])
+@pytest.mark.parametrize("items", [0, 2_000, 2_001])
 async def test_a_map_ends_when_all_its_items_have_ended(owner, items):
     """F6: it opens at most `parallel` items, in chunks, and tolerates failures."""
     fan = definition(

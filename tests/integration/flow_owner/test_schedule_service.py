@@ -115,8 +115,8 @@ async def test_a_loop_that_hangs_ends_the_process_and_the_next_one_goes_on(
     async def hang(*_arguments, **_options):
         await asyncio.Event().wait()
 
-    with monkeypatch.context() as hanging:
-        hanging.setattr(f"penstock.flow_owner.{part}_loop.start", hang)
+    with monkeypatch.context() as stuck:
+        stuck.setattr(f"penstock.flow_owner.{part}_loop.start", hang)
         with pytest.raises(Stalled, match="schedules: no progress for 5 s"):
             await in_time(create_app(settings)(asyncio.Event(), lambda: None))
     async with running_service(create_app(settings)):

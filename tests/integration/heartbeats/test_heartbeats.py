@@ -431,15 +431,3 @@ async def test_a_worker_is_told_again_and_again_what_is_over(settings, pool, end
         revoked = await find_revoked(settings, [over])
         assert list(alive) not in revoked
         assert await state_of(pool, alive) == "running"
-
-
-async def test_a_malformed_heartbeat_is_rejected_and_delays_no_other(settings, pool):
-    """Malformed records are rejected and block no other record."""
-    [attempt_id] = await release_tasks(pool, settings)
-    topic = f"{settings.prefix}heartbeats"
-    async with running_service(create_app(settings)):
-        await write(settings.kafka, topic, b'{"kind":"wave"}', key=b"w")
-        await send(settings, Kind.CLAIM, [attempt_id])
-        await wait_until(lambda: pool.fetchval("SELECT true FROM task WHERE state = 'running'"))
-    [rejected] = await read(settings.kafka, f"{topic}.rejected")
-    assert rejected["reason"]

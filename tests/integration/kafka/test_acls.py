@@ -191,6 +191,8 @@ async def test_a_service_is_refused_an_unlisted_operation(secure_kafka, acl_pref
         )
 
 
+# Each run of the tool starts a JVM.
+@pytest.mark.long
 async def test_kafka_acls_accepts_the_printed_commands(secure_kafka):
     """O5: kafka-acls accepts each form of command that `penstock topics acls` prints, and creates
     the same entries."""

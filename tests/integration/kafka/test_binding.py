@@ -35,29 +35,28 @@ async def settings(kafka_servers, prefix):
     return await make_topics(kafka_servers, prefix)
 
 
-def service(name, addresses):
-    return {
-        "task-sync": lambda: task_sync.create_app(TaskSyncSettings(**addresses, objects="memory:///")),
-        "heartbeats": lambda: heartbeats.create_app(HeartbeatsSettings(**addresses)),
-        "stages": lambda: stages.create_app(StagesSettings(**addresses)),
-        "callbacks": lambda: callbacks.create_app(CallbacksSettings(**addresses, callback_secrets=SECRETS)),
-    }[name]()
+SERVICES = {
+    "task-sync": lambda where: task_sync.create_app(TaskSyncSettings(**where, objects="memory:///")),
+    "heartbeats": lambda where: heartbeats.create_app(HeartbeatsSettings(**where)),
+    "stages": lambda where: stages.create_app(StagesSettings(**where)),
+    "callbacks": lambda where: callbacks.create_app(CallbacksSettings(**where, callback_secrets=SECRETS)),
+}
 
 
-@pytest.mark.parametrize("name", ["task-sync", "heartbeats", "stages", "callbacks"])
-async def test_a_service_of_a_second_database_refuses_to_start(settings, database, name):
-    """O5: the first service binds the prefix. With another database the same service ends before it
+async def test_services_of_a_second_database_refuse_to_start(settings, database):
+    """O5: the first service binds the prefix. With another database each service ends before it
     joins a group, and says which settings to change and which command to run."""
-    addresses = {"kafka": settings.kafka, "prefix": settings.prefix, "postgres": database}
-    async with running_service(service(name, addresses)):
+    where = {"kafka": settings.kafka, "prefix": settings.prefix, "postgres": database}
+    async with running_service(SERVICES["stages"](where)):
         bound = await database_of(settings)
     assert bound == await read_deployment_id(database)
     await execute(database, f"UPDATE penstock.deployment SET id = '{OTHER}'")
-    with pytest.raises(CannotStart) as refused:
-        async with running_service(service(name, addresses)):
-            pass
-    for part in (bound, OTHER, settings.prefix, "PENSTOCK_PREFIX", "penstock topics bind --replace"):
-        assert part in str(refused.value)
+    for name, create_app in SERVICES.items():
+        with pytest.raises(CannotStart) as refused:
+            async with running_service(create_app(where)):
+                pass
+        for part in (bound, OTHER, settings.prefix, "PENSTOCK_PREFIX", "penstock topics bind --replace"):
+            assert part in str(refused.value), name
 
 
 async def test_a_gateway_of_a_second_database_ends(settings, database):

@@ -91,6 +91,7 @@ async def produce(settings, acknowledged):
             print("produced again after", repr(error))
 
 
+@pytest.mark.long
 async def test_a_broker_killed_under_load_loses_nothing(supervisor, database, postgres_server):
     """O5, T5: with three replicas, two of them in sync, every acknowledged submission becomes a
     task. Every task ends and has its event."""

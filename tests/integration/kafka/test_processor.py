@@ -255,21 +255,6 @@ async def test_a_blocked_event_loop_ends_the_process(stand: Stand) -> None:
     assert "processor_probe.py" in probe.stderr()
 
 
-async def test_a_member_takes_over_after_kill_9(stand: Stand) -> None:
-    """O1: after kill -9 the other member takes over, and every record is handled at least once."""
-    survivor, victim = await stand.start(), await stand.start()
-    await wait_until(
-        lambda: len(survivor.owned()) == 2 and len(victim.owned()) == 2, what="two partitions each"
-    )
-    await stand.publish(range(400))
-    await victim.seen(10)
-    victim.process.kill()
-    await stand.publish(range(400, 800))
-    await stand.all_committed(800)
-    assert survivor.owned() == {"0", "1", "2", "3"}
-    assert set(survivor.values()) | set(victim.values()) == as_text(range(800))
-
-
 async def test_a_member_that_stops_while_it_joins_leaves_its_group(stand: Stand) -> None:
     """O3: a process that was frozen, joins its group again and stops meanwhile holds up the other
     members no further: it is no member once it has ended."""

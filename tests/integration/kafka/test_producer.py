@@ -45,20 +45,6 @@ async def read(settings: Kafka, count: int) -> list[bytes]:
         return [(await in_time(consumer.getone())).value for _ in range(count)]
 
 
-async def test_a_producer_goes_on_after_a_refused_batch(small: Kafka) -> None:
-    """O1: a broker that refuses a batch (MESSAGE_TOO_LARGE) ends no producer. The records after it
-    on the same partition are written; before, each got OUT_OF_ORDER_SEQUENCE_NUMBER without end."""
-    topic = small.prefix + SMALL.name
-    async with running(make_producer(small)) as producer:
-        await producer.send_and_wait(topic, b"before", partition=0)
-        for number in range(3):
-            with pytest.raises(RecordsRefused), translated():
-                await producer.send_and_wait(topic, LARGE, partition=0)
-            with translated():
-                await producer.send_and_wait(topic, b"after %d" % number, partition=0)
-    assert await read(small, 4) == [b"before", b"after 0", b"after 1", b"after 2"]
-
-
 async def test_records_behind_a_refused_one_are_written(small: Kafka) -> None:
     """O1: of records that are sent concurrently, the broker refuses the large ones alone: the
     others are written, in order, by the same producer."""

@@ -10,18 +10,15 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import pytest
 import pytest_asyncio
 from tests.support.callback_targets import make_callback
 from tests.support.memory_folder import make_folder
-from tests.support.services import read, running_service
+from tests.support.services import read
 from tests.support.topics import require_replicas
 from tests.support.waiting import in_time, wait_until
 
-from penstock.contracts.context import Context
-from penstock.contracts.submission import Submission
 from penstock.errors import KafkaUnavailable
 from penstock.kafka import pending_writes
 from penstock.kafka.connection import create_topics, make_producer, running
@@ -31,11 +28,7 @@ from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, ready
 from penstock.local.cluster import Cluster, three_brokers
 from penstock.local.supervisor import Supervisor
 from penstock.metrics.server import readiness
-from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
-from penstock.task_sync.app import create_app
-from penstock.task_sync.settings import TaskSyncSettings
 
 # The broker that is stopped.
 STOPPED = 3
@@ -122,62 +115,3 @@ async def test_events_that_wait_hold_up_no_callbacks(
             with pytest.raises(KafkaUnavailable):
                 await publish(producer, kafka, [b"1"], [b"{}"], callbacks)
         assert len(await read(cluster.servers, kafka.prefix + CALLBACKS.name)) == 2
-
-
-async def test_a_ready_topic_that_takes_no_records_holds_only_its_type(
-    cluster: Cluster, kafka: Kafka, database: str
-) -> None:
-    """S11, O2: a type's ready topic takes no records for longer than a stall. Task-sync releases
-    all other types meanwhile, reports the topic, and goes on with the type by itself."""
-    await require_all_replicas(kafka, "ready.held")
-    settings = TaskSyncSettings(
-        kafka=kafka.kafka,
-        prefix=kafka.prefix,
-        postgres=database,
-        objects="memory:///",
-        session_timeout_s=6.0,
-        stall_timeout_s=12.0,
-    )
-
-    async def submit(pool: Any, type_name: str) -> list[int]:
-        submission = Submission(type=type_name, context=Context.encode(None))
-        return [found.id for found in await tasks.submit(pool, [submission])]
-
-    async def records(type_name: str) -> int:
-        return len(await read(cluster.servers, f"{kafka.prefix}ready.{type_name}"))
-
-    async with open_pool(database, "test") as pool:
-        for name in ("held", "free"):
-            await types.register(pool, types.TaskType(name=name, first_stage="one", partitions=2))
-        async with running_service(create_app(settings)):
-            await submit(pool, "held")
-            await submit(pool, "free")
-            await wait_until(lambda: records("held"))
-            await wait_until(lambda: records("free"))
-            async with too_few_replicas(cluster):
-                await submit(pool, "held")
-                await submit(pool, "free")
-                await wait_until(lambda: _is(records, "free", 2))
-                await wait_until(_reports_held)
-                # Without any other work, the time of a stall passes.
-                await asyncio.sleep(settings.stall_timeout_s + 2)
-                await submit(pool, "free")
-                await wait_until(lambda: _is(records, "free", 3))
-                assert await records("held") == 1
-            await wait_until(lambda: _is(records, "held", 2))
-            await wait_until(_reports_nothing)
-
-
-async def _is(records: Any, name: str, count: int) -> bool:
-    return await records(name) == count
-
-
-async def _reports_held() -> bool:
-    with suppress(KafkaUnavailable):
-        await probe_writes()
-        return False
-    return True
-
-
-async def _reports_nothing() -> bool:
-    return not await _reports_held()

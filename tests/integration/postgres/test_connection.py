@@ -113,12 +113,6 @@ async def test_a_database_without_tables_is_reported_with_the_remedy(empty_datab
             await pool.fetch(query("checks.states"))
 
 
-async def test_a_pool_reports_a_later_refusal(user_url: str) -> None:
-    """A password that changes while a service runs raises an error that names the setting."""
-    with pytest.raises(SettingsError, match="PENSTOCK_POSTGRES"), translated():
-        raise asyncpg.InvalidPasswordError("changed")
-
-
 @pytest.mark.parametrize(
     ("dsn", "shown"),
     [

@@ -21,7 +21,6 @@ from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.postgres import roles
 from penstock.postgres.connection import open_pool
-from penstock.postgres.types import TaskType, register
 from penstock.settings import Platform
 from penstock.stages import app as stages
 from penstock.stages.settings import StagesSettings
@@ -143,13 +142,3 @@ async def test_a_role_without_session_settings_is_reported(urls):
     with pytest.raises(CannotStart, match="penstock roles apply"):
         async with open_pool(urls[0], "test", pooled=True):
             pass
-
-
-async def test_a_role_with_session_settings_works_through_the_pooler(database, admin, urls):
-    """The settings of `roles apply` suffice to register types, which needs a transaction, through
-    the pooler."""
-    await apply_role_settings(admin, urls)
-    async with open_pool(urls[0], "test", pooled=True) as pool:
-        for name in ("a", "b", "c"):
-            await register(pool, TaskType(name=name, partitions=1))
-        assert await pool.fetchval("SELECT count(*) FROM task_type") == 3

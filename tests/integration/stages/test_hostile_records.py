@@ -15,7 +15,7 @@ from penstock.contracts.submission import Submission
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool
 
-INNOCENT = 40
+HEALTHY = 40
 REF = ObjectRef.of(b"x" * 5_000).to_wire()
 
 
@@ -124,7 +124,7 @@ async def test_hostile_results_fail_alone(system, hostile):
     service ends."""
     await system.start("task-sync", "heartbeats", "stages")
     await system.work()
-    innocent = await system.submit(INNOCENT)
+    healthy = await system.submit(HEALTHY)
     neighbours, victims = [], []
     claimable = await hostile.claimable(3 * len(ENTRIES) + 2 * len(NAMELESS))
     for changed, words in ENTRIES:
@@ -147,14 +147,14 @@ async def test_hostile_results_fail_alone(system, hostile):
         b'{"worker":"w","results":[%b]}' % b",".join([b"0"] * 20_000),
     ):
         await hostile.write("stage-results", record, key=b"k" * 10_000, headers=[("traceparent", b"\xff")])
-    innocent += await system.submit(INNOCENT)
+    healthy += await system.submit(HEALTHY)
 
     async def ended():
-        found = await hostile.rows([*innocent, *neighbours, *(victim for victim, _words in victims)])
+        found = await hostile.rows([*healthy, *neighbours, *(victim for victim, _words in victims)])
         return found if all(row["state"] in ("succeeded", "failed") for row in found.values()) else None
 
     found = await wait_until(ended, what="all tasks have ended")
-    assert {(found[task]["state"], found[task]["attempt"]) for task in [*innocent, *neighbours]} == {
+    assert {(found[task]["state"], found[task]["attempt"]) for task in [*healthy, *neighbours]} == {
         ("succeeded", 0)
     }
     for victim, words in victims:
@@ -179,7 +179,7 @@ async def test_what_cannot_be_published_fails_alone(system, hostile):
     service: their tasks fail with the reason, and tasks beside them succeed on their first
     attempt."""
     await system.start("heartbeats", "stages")
-    innocent = await system.submit(INNOCENT)
+    healthy = await system.submit(HEALTHY)
     large, escaping, forging, missing = await system.submit(4)
     await system.pool.execute(
         "UPDATE task SET context = $2 WHERE id = $1", large, b'"%b"' % (b"x" * 3_400_000)
@@ -195,10 +195,10 @@ async def test_what_cannot_be_published_fails_alone(system, hostile):
         )
     await system.start("task-sync")
     await system.work()
-    innocent += await system.submit(INNOCENT)
-    await system.become(succeeded=2 * INNOCENT, failed=4)
-    found = await hostile.rows([*innocent, large, escaping, forging, missing])
-    assert {found[task]["attempt"] for task in innocent} == {0}
+    healthy += await system.submit(HEALTHY)
+    await system.become(succeeded=2 * HEALTHY, failed=4)
+    found = await hostile.rows([*healthy, large, escaping, forging, missing])
+    assert {found[task]["attempt"] for task in healthy} == {0}
     errors = {task: orjson.loads(found[task]["error"]) for task in (large, escaping, forging, missing)}
     assert [error["kind"] for error in errors.values()] == ["RecordRefused"] * 2 + ["CorruptObject"] * 2
     assert "Kafka refuses its ready record" in errors[large]["message"]
@@ -207,7 +207,7 @@ async def test_what_cannot_be_published_fails_alone(system, hostile):
 
 async def test_hostile_records_of_other_topics_change_nothing(system, hostile):
     """T5, W3: hostile submissions, heartbeats, ready records and revocations are rejected or
-    skipped with what is at fault; innocent tasks succeed on their first attempt; no service and no
+    skipped with what is at fault; healthy tasks succeed on their first attempt; no service and no
     worker ends."""
     await system.start("task-sync", "heartbeats", "stages")
     await system.work()
@@ -282,7 +282,7 @@ async def test_hostile_records_of_other_topics_change_nothing(system, hostile):
         {"why": "over", "tasks": {"abc": 1}},
         {"why": "over", "tasks": 5},
     ]
-    innocent = await system.submit(INNOCENT)
+    healthy = await system.submit(HEALTHY)
     by_topic = {
         "submitted": [orjson.dumps({"type": "t", "context": 0, **each}) for each in submissions],
         "heartbeats": [orjson.dumps(each) for each in heartbeats],
@@ -292,20 +292,18 @@ async def test_hostile_records_of_other_topics_change_nothing(system, hostile):
     for topic, records in by_topic.items():
         for record in junk + records:
             await hostile.write(topic, record, key=b"k", headers=[("traceparent", b"\xff\0"), ("h", None)])
-    by_record = [orjson.dumps({"type": "t", "stage": "start", "context": n}) for n in range(INNOCENT)]
+    by_record = [orjson.dumps({"type": "t", "stage": "start", "context": n}) for n in range(HEALTHY)]
     for record in by_record:
         await hostile.write("submitted", record)
-    innocent += await system.submit(INNOCENT)
+    healthy += await system.submit(HEALTHY)
 
     async def done():
         rows = await system.pool.fetch("SELECT state, attempt FROM task")
         return (
-            rows
-            if len(rows) == 1 + 3 * INNOCENT and {row["state"] for row in rows} == {"succeeded"}
-            else None
+            rows if len(rows) == 1 + 3 * HEALTHY and {row["state"] for row in rows} == {"succeeded"} else None
         )
 
-    rows = await wait_until(done, what="every innocent task has succeeded, and no other exists")
+    rows = await wait_until(done, what="every healthy task has succeeded, and no other exists")
     assert {row["attempt"] for row in rows} == {0}
     # The executions that a duplicate or a foreign record would add.
     assert set(system.executed.values()) == {1}

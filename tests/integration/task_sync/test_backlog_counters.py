@@ -218,7 +218,7 @@ class RandomOperations:
         await self.random.choice(steps)()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_counters_equal_the_tasks_after_every_operation(pool, seed):
     """S8: the counters equal a count of all tasks after each of many random operations: submission,
     release, claim, end, retry, cancellation, pause, re-prioritisation, recovery, deletion, rollback

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.long
 
 # Seconds from the broker's first answer until Kafka has a record of each type, on a busy machine.
 WITHIN_S = 5.0
+TYPES = 60
 
 
 @pytest.fixture
@@ -64,17 +65,14 @@ async def stopped(broker):
 
 
 @pytest.mark.parametrize(
-    ("outage", "count"),
-    [(killed, 1), (killed, 10), (killed, 60), (stopped, 60)],
-    ids=lambda each: str(getattr(each, "__name__", each)),
+    "outage",
+    [killed, stopped],
+    ids=lambda each: each.__name__,
 )
-async def test_an_outage_of_the_broker_delays_no_type_for_long(
-    broker, prefix, database, outage, count, capsys
-):
+async def test_an_outage_of_the_broker_delays_no_type_for_long(broker, prefix, database, outage, capsys):
     """S1, S11, O1: the broker is killed and starts again at once, or is away for longer, while
-    tasks of all types come. A few seconds after it answers, it has records of all types,
-    however many there are."""
-    names = [f"t{number}" for number in range(count)]
+    tasks of sixty types come. A few seconds after it answers, it has records of all types."""
+    names = [f"t{number}" for number in range(TYPES)]
     await make_topics(broker.servers, prefix)
     settings = TaskSyncSettings(
         kafka=broker.servers, prefix=prefix, postgres=database, objects="memory:///", window_floor=1_000
@@ -108,7 +106,7 @@ async def test_an_outage_of_the_broker_delays_no_type_for_long(
 
         async def queued():
             return await pool.fetchval(
-                "SELECT count(DISTINCT type) = $1 FROM task WHERE state = 'queued'", count
+                "SELECT count(DISTINCT type) = $1 FROM task WHERE state = 'queued'", TYPES
             )
 
         async with restarted_when_ended(make):
@@ -123,6 +121,6 @@ async def test_an_outage_of_the_broker_delays_no_type_for_long(
     first = sorted(min(each) for each in found)
     with capsys.disabled():
         print(
-            f"\nMEASURED {outage.__name__}, types {count}: first {first[0]:.2f} s, last {first[-1]:.2f} s, ended {ended}"
+            f"\nMEASURED {outage.__name__}, types {TYPES}: first {first[0]:.2f} s, last {first[-1]:.2f} s, ended {ended}"
         )
     assert first[-1] <= WITHIN_S

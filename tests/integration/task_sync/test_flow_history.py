@@ -13,8 +13,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.task import Priority
 from penstock.objects import ObjectStore
-from penstock.postgres import flow_history, history, tasks, types
-from penstock.postgres.connection import open_pool
+from penstock.postgres import flow_history, history, tasks
 from penstock.postgres.tasks import get
 from penstock.task_sync.history import History
 from penstock.task_sync.settings import TaskSyncSettings
@@ -31,13 +30,6 @@ def settings(database, tmp_path):
         history_retain_days=30.0,
         history_rate=1e6,
     )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=1))
-        yield pool
 
 
 async def insert_flow(pool, *, parent=None, days=10.0, status="succeeded"):

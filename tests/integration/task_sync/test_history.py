@@ -20,8 +20,8 @@ from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.history import day_of
 from penstock.errors import Conflict, NotFound, ObjectsUnavailable, PostgresUnavailable, SessionLost
 from penstock.objects import ObjectStore
-from penstock.postgres import advance, documents, history, tasks, types
-from penstock.postgres.connection import connect, open_pool
+from penstock.postgres import advance, documents, history, tasks
+from penstock.postgres.connection import connect
 from penstock.postgres.session import open_session
 from penstock.task_sync import history as history_service
 from penstock.task_sync.history import History, dry_run
@@ -51,13 +51,6 @@ def settings(database, tmp_path):
 @pytest.fixture
 def store(settings):
     return ObjectStore(settings.objects)
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=1))
-        yield pool
 
 
 async def ended_tasks(pool, count=1, *, days=10.0, state="succeeded", callback=None, **columns):

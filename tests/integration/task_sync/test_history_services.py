@@ -10,22 +10,18 @@ from click.testing import CliRunner
 from tests.integration.task_sync.test_history import archives, ended_tasks, history_ids, hot_ids
 from tests.support.gateways import running_gateway
 from tests.support.scraping import scrape
-from tests.support.services import make_topics, running_service, write
+from tests.support.services import make_topics, running_service
 from tests.support.waiting import wait_until
 
 from penstock.checks.app import check
 from penstock.cli.main import cli
 from penstock.contracts.context import Context
-from penstock.contracts.result import StageResult, encode_results
 from penstock.contracts.submission import Submission
-from penstock.core.completion import Fence, Outcome
 from penstock.local.ports import choose_port
 from penstock.objects import ObjectStore
-from penstock.postgres import tasks, types
+from penstock.postgres import tasks
 from penstock.postgres.connection import open_pool
 from penstock.settings import Platform
-from penstock.stages import app as stages
-from penstock.stages.settings import StagesSettings
 from penstock.task_sync import app as task_sync
 from penstock.task_sync.history import History
 from penstock.task_sync.settings import TaskSyncSettings
@@ -48,13 +44,6 @@ async def settings(kafka_servers, prefix, database, tmp_path):
 @pytest.fixture
 def history(settings):
     return History(settings, ObjectStore(settings.objects))
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=1))
-        yield pool
 
 
 def connection_settings(settings):
@@ -92,29 +81,6 @@ async def test_the_gateway_answers_reads_of_a_moved_task_as_before(pool, setting
         replayed = await gateway.post("/callbacks/replay", {"ids": [f"msg_{failed}"]})
         assert (replayed.status, replayed.body["replayed"]) == (200, 0)
         assert (await gateway.get("/tasks")).body["tasks"] == []
-
-
-async def test_a_late_result_of_a_moved_task_delays_no_other(pool, settings, history):
-    """W4, H10: a late result of a moved task changes nothing, and the results after it are
-    committed."""
-    [old] = await ended_tasks(pool, 1)
-    await pool.execute("UPDATE attempt SET outcome = 'expired' WHERE task_id = $1", old)
-    await history.round()
-    [live] = await tasks.submit(pool, [Submission(type="t", context=Context.encode(1))])
-    await pool.execute("UPDATE task SET state = 'queued'")
-    results = [
-        StageResult(fence=Fence(old, 1, "start", attempt), outcome=result)
-        for attempt in (0, 1)
-        for result in (Outcome.DONE, Outcome.RETRY)
-    ]
-    async with running_service(stages.create_app(StagesSettings(**connection_settings(settings)))):
-        topic = f"{settings.prefix}stage-results"
-        await write(settings.kafka, topic, *(encode_results("w", [result]) for result in results), key=b"w")
-        done = StageResult(fence=Fence(live.id, 0, "start", 0), outcome=Outcome.DONE)
-        await write(settings.kafka, topic, encode_results("w", [done]), key=b"w")
-        await wait_until(lambda: pool.fetchval("SELECT state = 'succeeded' FROM task WHERE id = $1", live.id))
-    assert await history_ids(pool) == {old}
-    assert (await tasks.get(pool, old))["state"] == "succeeded"
 
 
 async def test_task_sync_retires_old_tasks_while_it_releases_others(pool, settings, tmp_path):

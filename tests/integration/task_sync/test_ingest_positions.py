@@ -2,26 +2,11 @@
 
 from contextlib import AsyncExitStack
 
-import pytest
-from aiokafka import TopicPartition
-from tests.support.pipeline import System
-from tests.support.services import make_topics, write
+from tests.support.services import write
 from tests.support.state_faults import delete_records, recreate_topic
 from tests.support.waiting import wait_until
 
 from penstock.kafka.topics import SUBMITTED
-from penstock.postgres import types
-from penstock.postgres.connection import open_pool
-
-PARTITIONS = 2
-
-
-@pytest.fixture
-async def system(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
-        await types.register(pool, types.TaskType(name="t", partitions=2))
-        yield System(kafka_servers, prefix, database, stack, pool)
 
 
 async def submit(system, name, count):
@@ -93,16 +78,3 @@ async def test_deleted_records_are_counted_and_the_others_become_tasks(system):
         await ingested(system, "new", 5)
     assert await found(system, "lost") == 0
     assert await resets(system) == [("deleted", 10, 17, 7)]
-
-
-async def test_a_valid_position_is_kept(system):
-    """A restart reads nothing twice and reports nothing, after many batches, too."""
-    for round_ in range(3):
-        async with AsyncExitStack() as system.stack:
-            await system.start("task-sync")
-            await submit(system, f"r{round_}", 15)
-            await ingested(system, f"r{round_}", 15)
-    assert await resets(system) == []
-
-
-assert TopicPartition  # used by the broker's tests

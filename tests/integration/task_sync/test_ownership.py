@@ -160,16 +160,3 @@ async def test_a_replica_takes_over_within_seconds_after_a_kill(settings, pool):
     record_counts = Counter([task for name in TYPES for task in await released(settings, name)])
     assert set(record_counts) == {row["id"] for row in await pool.fetch("SELECT id FROM task")}
     assert {task for task, records in record_counts.items() if records > 1} <= in_flight
-
-
-async def test_a_single_replica_sends_no_queries(settings, pool):
-    """S6, S7: a single replica that owns all types sends no query while idle."""
-    settings = TaskSyncSettings(**{**vars(settings), "own_retry_s": 0.1})
-    async with running_service(create_app(settings)):
-        await wait_for_shares(pool, 6)
-        last_query = "SELECT max(query_start) FROM pg_stat_activity WHERE application_name LIKE 'penstock task-sync gate%' AND datname = current_database()"
-        await wait_until(
-            lambda: pool.fetchval(f"SELECT clock_timestamp() - ({last_query}) > interval '2 seconds'")
-        )
-        async with running_service(create_app(settings)):
-            await wait_for_shares(pool, 3, 3)

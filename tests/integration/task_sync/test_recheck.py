@@ -3,10 +3,9 @@ again."""
 
 from contextlib import AsyncExitStack
 
-import pytest
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
-from tests.support.pipeline import RECHECK_S, System
+from tests.support.pipeline import RECHECK_S
 from tests.support.services import make_topics
 from tests.support.state_faults import commit_offsets, expire_group_offsets, recreate_topic
 from tests.support.waiting import wait_until
@@ -18,28 +17,8 @@ from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import admin_client, make_consumer, running
 from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.task_sync.recheck import CHECKS, Recheck
-
-
-@pytest.fixture
-async def system(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
-        await types.register(pool, types.TaskType(name="t", partitions=2))
-        yield System(kafka_servers, prefix, database, stack, pool)
-
-
-async def test_records_deleted_from_a_ready_topic_are_released_again(system):
-    """T5: tasks whose records were deleted before a worker read them still run, each once."""
-    await system.start("task-sync", "heartbeats", "stages")
-    await system.submit(30)
-    await system.become(queued=30)
-    await system.lose_records()
-    await system.work()
-    await system.become(succeeded=30)
-    assert set(system.executed.values()) == {1}
 
 
 async def test_a_task_without_a_record_is_released_again(system):

@@ -161,30 +161,6 @@ async def test_delayed_tasks_are_released_when_they_are_due(settings, pool):
     assert p99_s < (0.1 if LONG else 1.0)
 
 
-async def test_many_due_tasks_do_not_delay_another_type(settings, pool):
-    """S4: 20,000 tasks that are due at once become ready in batches. A task of another type is
-    released before the last batch."""
-    await types.register(pool, types.TaskType(name="other", partitions=1))
-    at = datetime.now(UTC) + timedelta(days=1)
-    for _ in range(20):
-        await submit(pool, 1_000, run_at=at)
-    async with running_service(create_app(TaskSyncSettings(**{**vars(settings), "release_batch": 100}))):
-        await pool.execute("UPDATE task SET due_at = now()")
-        await pool.execute("SELECT pg_notify('penstock_due', 't')")
-        await wait_until(
-            lambda: pool.fetchval("SELECT count(*) > 0 FROM task WHERE state <> 'scheduled'"), every=0.001
-        )
-        [other] = await tasks.submit(pool, [Submission(type="other", context=Context.encode(None))])
-        states_query = "SELECT (SELECT state FROM task WHERE id = $1) = 'queued', (SELECT count(*) FROM task WHERE state = 'scheduled')"
-
-        async def released():
-            row = await pool.fetchrow(states_query, other.id)
-            return row if row[0] else None
-
-        row = await wait_until(released, every=0.001)
-        assert row[1] > 0, "the other type waited for all due tasks"
-
-
 async def test_a_corrected_clock_of_postgresql_delays_no_task(settings, pool, system):
     """S4: a task that becomes due because PostgreSQL's clock is set forward is released within
     about a second, although no notification announces it; before, up to 10 s later."""

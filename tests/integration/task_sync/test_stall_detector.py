@@ -15,7 +15,6 @@ from penstock.contracts.submission import Submission
 from penstock.errors import CannotStart, SettingsError, Stalled
 from penstock.ingest import reader
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -35,13 +34,6 @@ async def settings(kafka_servers, prefix, database):
         release_batch=2,
         stall_timeout_s=STALL_S,
     )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=1))
-        yield pool
 
 
 @asynccontextmanager
@@ -84,7 +76,7 @@ async def submitted(settings, *numbers):
     await write(settings.kafka, f"{settings.prefix}submitted", *records, partition=0)
 
 
-async def test_a_hanging_ingest_statement_ends_the_process_without_loss(settings, pool):
+async def test_an_unresponsive_ingest_statement_ends_the_process_without_loss(settings, pool):
     """O2a, T5: the process ends when an ingest statement hangs for the limit. The next process
     turns every record into one task."""
     service = start(settings)
@@ -134,7 +126,7 @@ async def test_a_failed_read_of_offsets_ends_the_process(settings, pool):
         await in_time(start(settings))
 
 
-async def test_a_hanging_release_ends_the_process_without_loss(settings, pool, monkeypatch):
+async def test_an_unresponsive_release_ends_the_process_without_loss(settings, pool, monkeypatch):
     """O2a, S7: the process ends when a release hangs. Its end neither loses a task nor releases one
     twice."""
     await tasks.submit(pool, [Submission(type="t", context=Context.encode(None))])
@@ -142,8 +134,8 @@ async def test_a_hanging_release_ends_the_process_without_loss(settings, pool, m
     async def hang(*_arguments, **_options):
         await asyncio.Event().wait()
 
-    with monkeypatch.context() as hanging:
-        hanging.setattr(release, "release", hang)
+    with monkeypatch.context() as stuck:
+        stuck.setattr(release, "release", hang)
         with pytest.raises(Stalled, match="releasing t: no progress for 5 s"):
             await in_time(start(settings))
     assert await states(pool) == {"ready": 1}
@@ -200,21 +192,16 @@ async def test_unread_records_end_the_process(settings, pool, monkeypatch):
     assert await contexts(pool) == []
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        pytest.param(1, {"queued": 1}, id="nothing left"),
-        pytest.param(5, {"queued": 2, "ready": 3}, id="a full window"),
-    ],
-)
-async def test_an_idle_task_sync_does_not_stall(settings, pool, count, expected):
-    """O2a: task-sync does not stall when it has no records, no task to release, or a full
-    window."""
+async def test_an_idle_task_sync_does_not_stall(settings, pool):
+    """O2a: task-sync does not stall when it has no records, no task of one type to release, and a
+    full window of another."""
+    await types.register(pool, types.TaskType(name="other", partitions=1))
     async with running_service(create_app(settings)) as service:
-        await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(count)])
+        await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(5)])
+        await tasks.submit(pool, [Submission(type="other", context=Context.encode(None))])
 
         async def reached():
-            return await states(pool) == expected
+            return await states(pool) == {"queued": 3, "ready": 3}
 
         await wait_until(reached)
         await asyncio.wait({service}, timeout=2 * STALL_S)

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupCoordinatorNotAvailableError
-from tests.support.services import make_topics, read, read_records, running_service, write
+from tests.support.services import make_topics, read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -23,7 +23,6 @@ from penstock.errors import PostgresUnavailable, SessionLost
 from penstock.kafka.connection import make_consumer, running
 from penstock.kafka.topics import workers_group
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
 from penstock.task_sync.app import create_app
@@ -40,13 +39,6 @@ async def settings(kafka_servers, prefix, database, tmp_path):
         objects=f"file://{tmp_path}/objects",
         own_retry_s=0.2,
     )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=1))
-        yield pool
 
 
 def submission(**fields):
@@ -181,16 +173,6 @@ async def test_an_outage_of_the_object_store_holds_only_partitions_with_large_co
     assert await count(pool) == 24
 
 
-async def test_release_goes_by_priority_then_id(settings, pool):
-    """S3: tasks are released by priority, then by id."""
-    order = [Priority.LOWEST, Priority.MEDIUM, Priority.HIGHEST, Priority.MEDIUM, Priority.HIGH, Priority.LOW]
-    found = await tasks.submit(pool, [submission(priority=priority) for priority in order])
-    by_priority = sorted(zip(order, [f.id for f in found], strict=True))
-    async with running_service(create_app(settings)):
-        await wait_until(lambda: count(pool, "state = 'queued' HAVING count(*) = 6"))
-    assert await ready_ids(settings) == [task for _priority, task in by_priority]
-
-
 async def test_the_window_bounds_records_in_kafka(settings, pool):
     """S2: without consumers task-sync releases one window; the other tasks wait in PostgreSQL,
     where their order can change. Consumed records make room."""
@@ -211,17 +193,6 @@ async def test_the_window_bounds_records_in_kafka(settings, pool):
     ids = await ready_ids(settings)
     assert len(ids) == 80, "the release does not match the consumed records"
     assert ids.index(urgent.id) == 50, "the urgent task was not the first release after its submission"
-
-
-async def test_a_delayed_task_is_released_when_due_and_not_before(settings, pool):
-    """S4: a delayed task waits in PostgreSQL, and a timer releases it."""
-    async with running_service(create_app(settings)):
-        due = datetime.now(UTC) + timedelta(seconds=1.5)
-        await tasks.submit(pool, [submission(run_at=due), submission(run_at=due + timedelta(days=1))])
-        [record] = await wait_until(lambda: read_records(settings.kafka, f"{settings.prefix}ready.t"))
-    late_s = record.timestamp / 1000 - due.timestamp()
-    assert 0 <= late_s < 5, f"released {late_s:.3f} s after it was due"
-    assert await count(pool, "state = 'scheduled'") == 1
 
 
 async def test_many_due_tasks_do_not_delay_a_task_of_another_type(settings, pool):
@@ -336,8 +307,9 @@ async def test_another_owner_takes_over_a_lost_session(settings, pool):
 
 
 async def test_an_idle_system_makes_no_queries(settings, pool):
-    """S6: an idle task-sync sends no queries to PostgreSQL."""
-    async with running_service(create_app(settings)):
+    """S6, S7: an idle task-sync that owns all types sends no queries to PostgreSQL, neither for
+    work nor to own more."""
+    async with running_service(create_app(TaskSyncSettings(**{**vars(settings), "own_retry_s": 0.1}))):
         await tasks.submit(pool, [submission()])
         await wait_until(lambda: count(pool, "state = 'queued' HAVING count(*) = 1"))
         async with asyncio.timeout(120):

@@ -70,21 +70,6 @@ async def partitions_of(admin, name):
     return len(found["partitions"])
 
 
-async def test_a_topic_with_too_few_partitions_gets_the_others(settings, pool, admin):
-    """S1, O1: the ready topic of a type was created elsewhere with one partition. Another type is
-    released meanwhile, and then this one, too."""
-    await types.register(pool, types.TaskType(name="healthy", partitions=PARTITIONS))
-    async with running_service(create_app(settings)):
-        await released_in_time(pool, "healthy", 0)
-        narrow = settings.prefix + "ready.narrow"
-        await admin.create_topics([NewTopic(narrow, 1, 1)])
-        await types.register(pool, types.TaskType(name="narrow", partitions=PARTITIONS))
-        ids = await submit(pool, "narrow", 20)
-        await released_in_time(pool, "healthy", 5)
-        await wait_until(lambda: released(pool, ids))
-        assert await partitions_of(admin, narrow) == PARTITIONS
-
-
 @pytest.mark.parametrize("partitions", [None, 1])
 async def test_a_topic_that_is_deleted_delays_only_its_own_type(settings, pool, admin, partitions):
     """S1, O1: the ready topic of an owned type is deleted, and perhaps created again with fewer

@@ -213,6 +213,7 @@ async def test_slow_tasks_run_side_by_side(system):
     assert doubles <= 2
 
 
+@pytest.mark.long
 async def test_quick_tasks_beside_long_tasks(system):
     """S13: a hundred quick tasks beside long ones of their type, on four workers with two slots
     each. One slot after the other becomes busy for long, until one is left. A slot is free whenever

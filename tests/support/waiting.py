@@ -49,3 +49,8 @@ async def in_time(
     """
     async with asyncio.timeout(timeout):
         return await awaitable
+
+
+def wait_until_blocking(condition: Callable[[], T], *, timeout: float = 120.0, what: str = "") -> T:
+    """`wait_until` for tests without an event loop."""
+    return asyncio.run(wait_until(condition, timeout=timeout, what=what))

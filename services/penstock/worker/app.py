@@ -257,7 +257,7 @@ class Worker:
             value: at least six characters.
 
         Raises:
-            ValueError: it is shorter, and would blank innocent text.
+            ValueError: it is shorter, and would blank other text.
         """
         self._redactor.add(value)
 

@@ -236,7 +236,7 @@ def slowdown(during_fault: Sequence[list[float]], alone: Sequence[list[float]]) 
 
     It compares the medians over the rounds, since load of the machine may affect one round.
     Latencies vary more on a machine that runs other tests. So the short form tolerates a second,
-    which still detects calls that wait for hanging targets.
+    which still detects calls that wait for unresponsive targets.
     """
     found_ms, usual_ms = median(map(p99, during_fault)), median(map(p99, alone))
     limit_ms = max(1.1 * usual_ms, usual_ms + (20 if LONG else 1000))

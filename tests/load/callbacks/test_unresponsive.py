@@ -1,4 +1,4 @@
-"""Hanging targets do not slow down other targets, from the first
+"""Unresponsive targets do not slow down other targets, from the first
 second on."""
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
-HEALTHY, HANGING = (1000, 50) if LONG else (120, 5)
+HEALTHY, UNRESPONSIVE = (1000, 50) if LONG else (120, 5)
 # Calls to all healthy targets per second: as many as two cores can do beside servers and load.
 CALLS = int(os.environ.get("PENSTOCK_LOAD_CALLS", "500")) if LONG else 60
-# Half of the time alone, and half of the time with hanging targets, of each round, in seconds.
+# Half of the time alone, and half of the time with unresponsive targets, of each round, in seconds.
 SECONDS = 10 if LONG else 4
 ROUNDS = 3
 SLOW_S = 3.0
@@ -31,20 +31,20 @@ SLOW_S = 3.0
 SETTINGS = {"callback_schedule_s": "600"}
 
 
-async def test_hanging_targets_do_not_slow_down_healthy_ones(
+async def test_unresponsive_targets_do_not_slow_down_healthy_ones(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
-    """C5: hanging targets do not raise the p99 of healthy targets. Hanging targets are
+    """C5: unresponsive targets do not raise the p99 of healthy targets. Unresponsive targets are
     diverted within ten seconds of their tenth slow call."""
     healthy = targets.urls("healthy", HEALTHY)
     async with platform.process(tmp_path, **SETTINGS):
         found = await compare(
-            platform, targets, load, healthy, [targets.urls(f"hang{n}", HANGING) for n in range(ROUNDS)]
+            platform, targets, load, healthy, [targets.urls(f"hang{n}", UNRESPONSIVE) for n in range(ROUNDS)]
         )
-    RUN.note("1", healthy=HEALTHY, hanging=f"{ROUNDS} times {HANGING}", **found)
+    RUN.note("1", healthy=HEALTHY, unresponsive=f"{ROUNDS} times {UNRESPONSIVE}", **found)
 
 
-async def test_hanging_targets_do_not_slow_down_their_partition(
+async def test_unresponsive_targets_do_not_slow_down_their_partition(
     platform: Bench, targets: Targets, load: Load, tmp_path: Path
 ) -> None:
     """C5: the same holds with all targets in one partition, and the group does not
@@ -58,22 +58,23 @@ async def test_hanging_targets_do_not_slow_down_their_partition(
 
     # Off, since ten of thirty targets within half a minute would activate self-check mode.
     async with platform.process(tmp_path, **SETTINGS, callback_suspicion_share="0"):
-        hanging = [in_one(f"hang{n}", 5) for n in range(ROUNDS)]
-        found = await compare(platform, targets, load, in_one("healthy", 20), hanging)
+        unresponsive = [in_one(f"hang{n}", 5) for n in range(ROUNDS)]
+        found = await compare(platform, targets, load, in_one("healthy", 20), unresponsive)
     generations = (tmp_path / "service.log").read_text().count("event=generation_begun")
     RUN.note("2", **found, generations=generations)
     assert generations == 1
 
 
 async def compare(
-    platform: Bench, targets: Targets, load: Load, healthy: list[str], hanging: list[list[str]]
+    platform: Bench, targets: Targets, load: Load, healthy: list[str], unresponsive: list[list[str]]
 ) -> dict[str, object]:
-    """Runs the load of healthy targets alone and with hanging targets, in turn; returns the
+    """Runs the load of healthy targets alone and with unresponsive targets, in turn; returns the
     results.
 
-    Compares the first half with hanging targets separately: before the service has diverted them.
+    Compares the first half with unresponsive targets separately: before the service has
+    diverted them.
     """
-    behaviours = {f"hang{n}": {"kind": "hang"} for n in range(len(hanging))}
+    behaviours = {f"hang{n}": {"kind": "hang"} for n in range(len(unresponsive))}
     await targets.behave(healthy={"after_s": 0.02}, **behaviours)
     stream = Stream(healthy, CALLS / len(healthy))
     # The first call of each target loads it, opens a connection and warms up the broker.
@@ -83,7 +84,7 @@ async def compare(
     first: list[list[float]] = []
     later: list[list[float]] = []
     diverted_after_s: list[float] = []
-    for number, urls in enumerate(hanging):
+    for number, urls in enumerate(unresponsive):
         undisturbed = await load.pace(2 * SECONDS, stream)
         # Earlier callbacks must have arrived, since the next measurement would wait for them.
         await wait_until(lambda ids=undisturbed: arrived(targets, ids))
@@ -97,7 +98,7 @@ async def compare(
     found = {
         "healthy_calls_a_second": CALLS,
         "alone_p99_ms": [p99(found) for found in alone],
-        f"first_{SECONDS}_s_of_hanging_ones_p99_ms": [p99(found) for found in first],
+        f"first_{SECONDS}_s_of_unresponsive_ones_p99_ms": [p99(found) for found in first],
         f"next_{SECONDS}_s_p99_ms": [p99(found) for found in later],
         "diverted_after_the_tenth_slow_call_s_at_most": round(max(diverted_after_s), 2),
         "load_late_by_s": round(load.behind_s, 2),

@@ -1,9 +1,11 @@
 """Capture of task logs: what belongs to a handler's attempt, whatever way it is logged."""
 
 import asyncio
+import contextvars
 import io
 import logging
 import sys
+import threading
 import time
 
 import pytest
@@ -96,6 +98,29 @@ async def test_everything_that_a_handler_logs_is_in_its_own_log(capsys):
     assert lines == {}
     # The worker's own output has what was printed as well.
     assert "printed 1\n" in capsys.readouterr().out
+
+
+async def test_threads_have_the_log_of_their_handler():
+    """L1: a synchronous handler, `asyncio.to_thread`, and a thread that was given the context."""
+    buffer = make_buffer()
+
+    def sync(task):
+        log.info("on a thread")
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=lambda: context.run(log.info, "on its own thread"))
+        thread.start()
+        thread.join()
+        return Done()
+
+    async def handler(task):
+        await asyncio.to_thread(log.info, "to_thread")
+        return Done()
+
+    await run(sync, 1, buffer=buffer)
+    await run(handler, 2, buffer=buffer)
+    lines, _ends = taken(buffer)
+    assert [text for _, _, text in lines[1]] == ["on a thread", "on its own thread"]
+    assert [text for _, _, text in lines[2]] == ["to_thread"]
 
 
 async def test_a_stream_handler_does_not_repeat_a_record():

@@ -24,7 +24,7 @@ help: ## lists the targets
 demo: $(INSTALLED) ## runs two examples end to end, on an embedded Kafka and PostgreSQL: video files through three stages, and a flow that is recovered
 	@$(BIN)/python -m examples.media.demo
 
-test: $(INSTALLED) ## unit, contract, integration and acceptance tests, and a short chaos run: 13 minutes on two cores
+test: $(INSTALLED) ## unit, contract, integration and acceptance tests, and a short chaos run: 12 minutes on two cores
 	@$(PYTEST) $(WORKERS) -m "not long"
 
 test-long: $(INSTALLED) ## the tests that `make test` leaves out: every chaos scenario, callbacks under load, the Helm chart, containers

@@ -321,14 +321,14 @@ async def _expiry(statements: Any, connection: Any, duration: timedelta | None) 
 def _run(options: Mapping[str, Any], work: Callable[[Any, Any], Awaitable[T]]) -> T:
     with extra("services", "the verb `penstock keys`"):
         from penstock.postgres import api_keys  # noqa: PLC0415 (optional packages)
-        from penstock.postgres.connection import connect  # noqa: PLC0415 (optional packages)
+        from penstock.postgres.connection import close, connect  # noqa: PLC0415 (optional packages)
 
     async def run(dsn: str) -> T:
         connection = await connect(dsn, "keys")
         try:
             return await work(api_keys, connection)
         finally:
-            await connection.close()
+            await close(connection)
 
     with DeploymentSettings(Platform, without_empty(**options)).explaining_errors("postgres") as settings:
         return asyncio.run(run(settings.sessions))

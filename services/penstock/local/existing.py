@@ -30,8 +30,8 @@ async def probe(kafka: Kafka | None, postgres: str | None) -> None:
 
 async def _connect(dsn: str) -> None:
     try:
-        from penstock.postgres.connection import connect  # noqa: PLC0415 (optional dependency)
+        from penstock.postgres.connection import close, connect  # noqa: PLC0415 (optional dependency)
     except ImportError as error:
         raise CannotStart(f"packages are missing: pip install 'penstock[services]' ({error})") from error
     connection = await connect(dsn, "up")
-    await connection.close()
+    await close(connection)

@@ -116,6 +116,9 @@ _LIMITS: dict[str, Any] = {
     "connection_class": RepeatingConnection,
 }
 
+# A graceful close waits for the server: one that does not answer must not delay a stop.
+CLOSE_S = 5.0
+
 # Up to the last @, because an unescaped password may contain any separator.
 _PASSWORDS = re.compile(r"(?P<before>://[^:/@]*:).*(?=@)|(?P<name>(?:\b|ssl)password=)[^&]*")
 
@@ -355,12 +358,20 @@ async def open_pool(
     try:
         yield pool
     finally:
-        # An unreachable server must not delay the stop.
-        try:
-            async with asyncio.timeout(5):
-                await pool.close()
-        except TimeoutError:
-            pool.terminate()
+        await close(pool)
+
+
+async def close(connected: asyncpg.Connection[Any] | asyncpg.Pool[Any]) -> None:
+    """Closes a connection or a pool, within `CLOSE_S`.
+
+    It reports nothing: the server may be away, or end the session at the same moment, and the work
+    of the connection is done or its error is under way.
+    """
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await connected.close()
+    except _PASSING:
+        connected.terminate()
 
 
 @asynccontextmanager
@@ -379,4 +390,5 @@ async def acquired_connection(pool: asyncpg.Pool[asyncpg.Record], wait_s: float)
     try:
         yield connection
     finally:
-        await pool.release(connection)
+        with translated():
+            await pool.release(connection)

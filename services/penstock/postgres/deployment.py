@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.postgres.connection import connect, translated
+from penstock.postgres.connection import close, connect, translated
 from penstock.postgres.queries import query
 
 
@@ -29,4 +29,4 @@ async def read_deployment_id(dsn: str) -> str:
     try:
         return await deployment_id(connection)
     finally:
-        await connection.close()
+        await close(connection)

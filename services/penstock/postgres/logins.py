@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core.scram import SALT_BYTES, postgres_verifier
 from penstock.postgres import migrations, roles
-from penstock.postgres.connection import connect, translated
+from penstock.postgres.connection import close, connect, translated
 from penstock.postgres.queries import query
 
 
@@ -56,7 +56,7 @@ async def apply(
                     statements.append(f"ALTER ROLE {quoted} LOGIN PASSWORD '…'")
             return statements
     finally:
-        await connection.close()
+        await close(connection)
 
 
 async def _statements(connection: Any, prefix: str, owner: str | None) -> list[str]:

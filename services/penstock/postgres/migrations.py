@@ -19,7 +19,7 @@ import asyncpg
 from penstock.contracts.files import schemas_folder
 from penstock.core.migration_steps import Step, due
 from penstock.errors import CannotStart
-from penstock.postgres.connection import connect, translated
+from penstock.postgres.connection import close, connect, translated
 from penstock.postgres.queries import query
 
 log = logging.getLogger(__name__)
@@ -124,4 +124,4 @@ async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = N
                 applied.append(name)
             return applied
     finally:
-        await connection.close()
+        await close(connection)

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.contracts.files import schemas_folder
 from penstock.postgres import migrations
-from penstock.postgres.connection import SESSION_SETTINGS, connect, translated
+from penstock.postgres.connection import SESSION_SETTINGS, close, connect, translated
 from penstock.postgres.queries import query
 
 PREFIX = "penstock_"
@@ -167,7 +167,7 @@ async def plan(dsn: str, prefix: str = PREFIX) -> Plan:
         with translated():
             return await plan_for(connection, prefix)
     finally:
-        await connection.close()
+        await close(connection)
 
 
 async def apply(dsn: str, prefix: str = PREFIX, *, revoke: bool = False) -> Plan:
@@ -194,7 +194,7 @@ async def apply(dsn: str, prefix: str = PREFIX, *, revoke: bool = False) -> Plan
                     await connection.execute(statement)
             return current
     finally:
-        await connection.close()
+        await close(connection)
 
 
 async def plan_for(connection: Any, prefix: str) -> Plan:

@@ -16,7 +16,7 @@ import asyncpg
 from asyncpg.protocol.protocol import PreparedStatementState
 
 from penstock.errors import LockConflict, SessionLost
-from penstock.postgres.connection import READ_ONLY, connect, read_only, translated
+from penstock.postgres.connection import READ_ONLY, close, connect, read_only, translated
 from penstock.postgres.queries import query
 from penstock.sockets import VANISHED_S
 
@@ -197,9 +197,4 @@ async def open_session(
             pings.cancel()
             await asyncio.gather(pings, return_exceptions=True)
         connection.remove_termination_listener(session._on_termination)  # noqa: SLF001 (our own class)
-        # A graceful close waits for the server; an unreachable one must not delay the stop.
-        try:
-            async with asyncio.timeout(5):
-                await connection.close()
-        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-            connection.terminate()
+        await close(connection)

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import CannotStart, PenstockError, PostgresUnavailable, SettingsError
 from penstock.postgres import connection as connection_module
-from penstock.postgres.connection import connect, open_pool, translated, without_password
+from penstock.postgres.connection import close, connect, open_pool, translated, without_password
 from penstock.postgres.migrations import migrate
 from penstock.postgres.multi_host import MultiHostConnector, servers_of
 from penstock.postgres.queries import query
@@ -250,3 +250,39 @@ async def test_a_known_primary_is_tried_first(monkeypatch: pytest.MonkeyPatch) -
     connector = MultiHostConnector("postgresql://db1,db2/shop")
     assert [await connector.connect(), await connector.connect()] == ["db2", "db2"]
     assert attempted == ["db1", "db2", "db1", "db2"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BrokenPipeError(),
+        asyncpg.AdminShutdownError("ended"),
+        asyncpg.InternalClientError("ended"),
+        TimeoutError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_failed_close_reports_nothing(error):
+    """S11: the end of a session by its server, at the moment in which it is closed, is no error."""
+
+    class Ending:
+        terminated = False
+
+        async def close(self):
+            raise error
+
+        def terminate(self):
+            self.terminated = True
+
+    ending = Ending()
+    await close(ending)
+    assert ending.terminated
+
+
+async def test_sessions_that_the_server_ends_are_closed(database):
+    """S11: as above, with a real server."""
+    ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1"
+    async with open_pool(database, "administrator", size=1) as administrator:
+        for number in range(20):
+            async with open_pool(database, f"ended {number}", size=1):
+                assert await administrator.fetchval(ended, f"penstock ended {number}") == 1

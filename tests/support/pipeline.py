@@ -35,12 +35,16 @@ class System:
         self.executed = Counter()
         self.services = {}
 
-    async def start(self, *names, restarted=False):
+    async def start(self, *names, restarted=False, **task_sync_settings):
         """Starts services; `restarted` starts one again when it ends, as a supervisor would."""
         apps = {
             "task-sync": lambda: task_sync.create_app(
                 TaskSyncSettings(
-                    **self.where, postgres=self.database, objects="memory:///", recheck_s=RECHECK_S
+                    **self.where,
+                    postgres=self.database,
+                    objects="memory:///",
+                    recheck_s=RECHECK_S,
+                    **task_sync_settings,
                 )
             ),
             "heartbeats": lambda: heartbeats.create_app(

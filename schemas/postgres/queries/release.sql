@@ -59,6 +59,11 @@ ORDER BY r.id, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t
 SELECT i.type FROM unnest($1::text[]) AS i (type)
 WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'ready');
 
+-- name: first_ready
+-- The priority of the first ready task of a type, in the order of `release`.
+SELECT coalesce(t.flow_priority, t.priority) AS priority FROM task t WHERE t.type = $1 AND t.state = 'ready'
+ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT 1;
+
 -- name: in_flight
 -- Attempts of the given tasks that are queued or running.
 SELECT id, step, attempt FROM task WHERE id = ANY ($1::bigint[]) AND state || '' IN ('queued', 'running');

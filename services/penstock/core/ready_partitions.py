@@ -9,6 +9,8 @@ nothing, so records on its partitions wait, even while another worker is idle. S
   is stuck, and nothing is withdrawn.
 - A record is late on the partition of a reader that takes others: it goes to a reader that has
   room, unless tasks wait for their release, which such a reader gets first.
+- An urgent task overtakes less urgent ones that a reader which takes nothing has left for
+  `STUCK_S`: they are withdrawn together, and released in the order of their priorities.
 - A reader without records is full or idle; no offset tells which. A mark, a record without a task,
   tells: an idle worker takes it at once. A reader gets one mark, and no other until it takes that.
 - A reader whose records were withdrawn gets a mark, too. It gets no tasks until it takes the mark.
@@ -21,11 +23,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 
-from penstock.core.ready_reader import PROVEN_S, Partition, Reader
+from penstock.core.ready_reader import PROVEN_S, Partition, Reader, Unread
+from penstock.core.task import Priority
 
 # Seconds after which a reader that takes nothing may be stuck, and after which a record is late on
 # a partition of a reader that takes others.
@@ -71,6 +74,7 @@ class ReadyPartitions:
         self._readers: dict[int, str] = {}
         self._readers_s = -inf
         self._taken_s = -inf
+        self._overtaken_s = -inf
         self._next = 0
 
     @property
@@ -94,7 +98,9 @@ class ReadyPartitions:
     def start(self, ends: Mapping[int, int], now_s: float) -> None:
         """The topic is new to this process: everything in it is as if it had been written now."""
         for number, end in ends.items():
-            self._partitions[number] = Partition(end, 0, deque([(end, now_s)] if end else []))
+            self._partitions[number] = Partition(
+                end, 0, deque([Unread(end, now_s, least=Priority.LOWEST)] if end else [])
+            )
         self._taken_s = -inf
 
     def correct(self, ends: Mapping[int, int]) -> None:
@@ -102,14 +108,21 @@ class ReadyPartitions:
         for number, end in ends.items():
             each = self._partitions[number]
             each.end = end
-            while each.unread and each.unread[-1][0] > end:
+            while each.unread and each.unread[-1].end > end:
                 each.unread.pop()
 
-    def add(self, number: int, records: int, now_s: float) -> None:
-        """Records were written; a negative number when the broker refused some of them."""
+    def add(self, number: int, records: int, now_s: float, priorities: Collection[Priority] = ()) -> None:
+        """Records were written; a negative number when the broker refused some of them.
+
+        Args:
+            number: of the partition.
+            records: how many.
+            now_s: now.
+            priorities: those of their tasks; empty for marks and refused records.
+        """
         each = self._partitions[number]
         if records > 0:
-            each.add(records, now_s)
+            each.add(records, now_s, priorities)
         elif records < 0:
             self.correct({number: each.end + records})
 
@@ -142,7 +155,7 @@ class ReadyPartitions:
         each = self._partitions[number]
         each.taken = max(each.taken, offset)
         each.end = max(each.end, offset)
-        while each.unread and each.unread[0][0] <= offset:
+        while each.unread and each.unread[0].end <= offset:
             each.unread.popleft()
         if each.mark is not None and each.mark <= offset:
             each.mark, each.withdrawn = None, False
@@ -169,7 +182,9 @@ class ReadyPartitions:
 
     def late_at_s(self) -> float:
         """When the oldest record of a task will be late."""
-        waiting = (each.unread[0][1] for each in self._partitions.values() if each.unread and each.tasks > 0)
+        waiting = (
+            each.unread[0].written_s for each in self._partitions.values() if each.unread and each.tasks > 0
+        )
         return min(waiting, default=inf) + STUCK_S
 
     def needs_readers(self, now_s: float) -> bool:
@@ -189,13 +204,17 @@ class ReadyPartitions:
             )
         )
 
-    def plan(self, now_s: float, *, more_ready: bool) -> Plan:
+    def plan(self, now_s: float, *, more_ready: bool, first_ready: Priority | None = None) -> Plan:
         """Plans the steps for tasks that wait behind a busy worker.
 
         Args:
             now_s: now, right after `take`.
             more_ready: tasks wait for their release, so an idle worker gets some in any case.
+            first_ready: priority of the first of them; None while there is room to release it.
         """
+        if overtaken := self._overtaken(now_s, first_ready):
+            self._overtaken_s = now_s
+            return Plan(withdraw=overtaken)
         if not self._knows_readers(now_s):
             return Plan()
         readers = self._by_reader(now_s)
@@ -221,6 +240,19 @@ class ReadyPartitions:
             return Plan(withdraw=tuple(number for number, each in partitions if each.tasks > 0))
         idle = [reader for reader in readers if not reader.lag and not reader.marked]
         return Plan(probe=tuple(min(reader.partitions) for reader in idle))
+
+    def _overtaken(self, now_s: float, first_ready: Priority | None) -> tuple[int, ...]:
+        """Partitions of readers that take nothing, with tasks that a more urgent one overtakes."""
+        # A task that another transaction locks stays, and would be overtaken again at once.
+        if now_s - self._overtaken_s < LATE_S:
+            return ()
+        slow = [reader for reader in self._by_reader(now_s) if reader.frozen_s(now_s) >= STUCK_S]
+        partitions = [item for reader in slow for item in reader.partitions.items()]
+        urgent = [each.overtakes(now_s - STUCK_S) for _number, each in partitions]
+        first = min((found for found in (*urgent, first_ready) if found is not None), default=None)
+        if first is None:
+            return ()
+        return tuple(number for number, each in partitions if each.tasks > 0 and each.least_urgent > first)
 
     def _is_stuck(self, reader: Reader, readers: Sequence[Reader], now_s: float) -> bool:
         frozen_s = reader.frozen_s(now_s)

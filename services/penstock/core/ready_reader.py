@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
+
+from penstock.core.task import Priority
 
 # Takes of records from which the pace of a reader is known.
 MOVES = 4
@@ -20,6 +23,22 @@ RATE_S = 1.0
 KEEP_RATE_S = 10.0
 
 
+class Unread(NamedTuple):
+    """Records that were written together and that no worker has taken; a mark, with the defaults.
+
+    Attributes:
+        end: offset behind them.
+        written_s: when they were written.
+        most: priority of the most urgent of them.
+        least: priority of the least urgent of them.
+    """
+
+    end: int
+    written_s: float
+    most: Priority = Priority.LOWEST
+    least: Priority = Priority.HIGHEST
+
+
 @dataclass(slots=True)
 class Partition:
     """One partition. Offsets are Kafka's; moments are seconds on a clock that does not step.
@@ -27,7 +46,7 @@ class Partition:
     Attributes:
         end: offset behind its newest record.
         taken: offset up to which the workers need no record.
-        unread: (offset behind them, when they were written) of records, the oldest first.
+        unread: records that no worker has taken, the oldest first.
         moves: when records were found taken, the oldest first.
         mark: offset behind the mark that no reader has taken yet.
         mark_s: when it was written.
@@ -40,7 +59,7 @@ class Partition:
 
     end: int = 0
     taken: int = 0
-    unread: deque[tuple[int, float]] = field(default_factory=deque)
+    unread: deque[Unread] = field(default_factory=deque)
     moves: deque[float] = field(default_factory=lambda: deque(maxlen=MOVES))
     mark: int | None = None
     mark_s: float = -inf
@@ -60,10 +79,26 @@ class Partition:
         """Records of tasks that no worker has taken."""
         return self.lag - (self.mark is not None)
 
-    def add(self, records: int, now_s: float) -> None:
-        """Records were written."""
+    def add(self, records: int, now_s: float, priorities: Collection[Priority] = ()) -> None:
+        """Records were written, with tasks of these priorities."""
         self.end = max(self.end, self.taken) + records
-        self.unread.append((self.end, now_s))
+        extremes = (min(priorities), max(priorities)) if priorities else ()
+        self.unread.append(Unread(self.end, now_s, *extremes))
+
+    def overtakes(self, before_s: float) -> Priority | None:
+        """The most urgent task behind less urgent ones that were written before; None without."""
+        least, found = Priority.HIGHEST, None
+        for each in self.unread:
+            if each.most < least and (found is None or each.most < found):
+                found = each.most
+            if each.written_s <= before_s:
+                least = max(least, each.least)
+        return found
+
+    @property
+    def least_urgent(self) -> Priority:
+        """The priority of its least urgent task."""
+        return max((each.least for each in self.unread), default=Priority.HIGHEST)
 
     def take(self, taken: int, now_s: float, passed_s: float) -> bool:
         """Up to here workers need no record; returns whether that has changed.
@@ -77,10 +112,10 @@ class Partition:
         if count > 0:
             self.moves.append(now_s)
         self.taken = taken
-        while self.unread and self.unread[0][0] <= taken:
+        while self.unread and self.unread[0].end <= taken:
             self.unread.popleft()
         if self.lag and not self.unread:
-            self.unread.append((self.end, now_s))
+            self.unread.append(Unread(self.end, now_s))
         if self.mark is not None and taken >= self.mark:
             self.mark, self.withdrawn, self.proven_s = None, False, now_s
         if passed_s > 0:
@@ -128,7 +163,9 @@ class Reader:
         self.marked_s = max((each.mark_s for each in partitions.values()), default=-inf)
         self.proven_s = max((each.proven_s for each in partitions.values()), default=-inf)
         self.moves = sorted(at_s for each in partitions.values() for at_s in each.moves)[-MOVES:]
-        self.oldest_s = min((each.unread[0][1] for each in partitions.values() if each.unread), default=inf)
+        self.oldest_s = min(
+            (each.unread[0].written_s for each in partitions.values() if each.unread), default=inf
+        )
 
     def frozen_s(self, now_s: float) -> float:
         """Seconds in which it had tasks and took nothing."""

@@ -123,6 +123,12 @@ async def with_ready_tasks(session: Session, type_names: Sequence[str]) -> list[
     return [row["type"] for row in await session.fetch("release.with_ready_tasks", list(type_names))]
 
 
+async def first_ready(session: Session, type_name: str) -> Priority | None:
+    """The priority of the type's first ready task; that of its root flow, if it belongs to one."""
+    rows = await session.fetch("release.first_ready", type_name)
+    return _LEVELS[rows[0]["priority"]] if rows else None
+
+
 async def in_flight(session: Session, attempt_ids: Sequence[AttemptId]) -> set[AttemptId]:
     """The given attempts, and other attempts of their tasks, that have not ended."""
     if not attempt_ids:

@@ -19,6 +19,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from penstock.contracts.task_type import TaskType
 from penstock.core import position
+from penstock.core.task import Priority
 from penstock.core.window import Window, WindowPolicy, WindowReason
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka import membership
@@ -150,6 +151,7 @@ class LagPoller:
             await self.poll(topic)
             self._failing_since_s = None
             topic.lag_failure = None
+            topic.first_ready = await self._first_ready(topic)
             if measured:
                 await self._measure(topic)
                 _log_new_reason(topic)
@@ -241,6 +243,18 @@ class LagPoller:
         interval_s = (topic.polled_s - topic.taken_changed_s) / IDLE_POLL_SHARE
         most_s = MAX_POLL_S if topic.may_have_ready or topic.partitions.has_readers else UNREAD_POLL_S
         topic.poll_interval_s = max(self._settings.lag_poll_s, min(interval_s, most_s))
+
+    async def _first_ready(self, topic: ReadyTopic) -> Priority | None:
+        """The priority of the first task that a full window of late records keeps from release.
+
+        Limits may keep the first task of other types from release, so theirs overtake nothing.
+        """
+        if not topic.may_have_ready or topic.partitions.late_at_s() > topic.polled_s or topic.room() > 0:
+            return None
+        task_type = topic.type
+        if task_type.paused or task_type.fair or task_type.max_in_flight or task_type.max_per_key:
+            return None
+        return await release.first_ready(self._session, task_type.name)
 
     async def _find_readers(self, topic: ReadyTopic, group: str) -> None:
         """Reads which worker reads which partition; a few requests, as records wait for long."""

@@ -9,6 +9,7 @@ from math import ceil, inf
 from penstock.contracts.task_type import TaskType
 from penstock.core.attempt_pace import AttemptPace
 from penstock.core.ready_partitions import ReadyPartitions
+from penstock.core.task import Priority
 from penstock.core.window import Window, WindowReason
 from penstock.errors import KafkaRefused, KafkaUnavailable
 
@@ -28,6 +29,7 @@ class ReadyTopic:
         written_s: when a batch was last written.
         may_have_ready: a task of the type may be ready.
         may_have_queued: a task of the type may be queued.
+        first_ready: priority of the first ready task, while the window is full; None otherwise.
         polled_s: when the workers' offsets were last read.
         taken_changed_s: when they were last found changed.
         poll_interval_s: seconds until they are read again.
@@ -47,6 +49,7 @@ class ReadyTopic:
     window: Window
     may_have_ready: bool = True
     may_have_queued: bool = True
+    first_ready: Priority | None = None
     polled_s: float = -inf
     taken_changed_s: float = -inf
     poll_interval_s: float = 0.0

@@ -174,8 +174,9 @@ class ReadyWriter:
         for number, indexes in by_partition.items():
             records = [(None, values[index]) for index in indexes]
             sent += await send_in_batches(self._producer, topic.topic, number, records, begin)
-            topic.partitions.add(number, len(records), now_s)
-            begin += len(records)
+            end = begin + len(records)
+            topic.partitions.add(number, len(records), now_s, [task.priority for task in tasks[begin:end]])
+            begin = end
             topic.written_s = asyncio.get_running_loop().time()
         topic.released += len(tasks)
         attempt_ids = [task.fence.attempt_id for task in tasks]

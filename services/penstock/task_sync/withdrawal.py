@@ -1,5 +1,6 @@
-"""Withdraws the records of tasks that wait behind a busy worker, while another worker has room.
+"""Withdraws the records of tasks that wait behind a busy worker.
 
+It does so while another worker has room, or a more urgent task waits behind them:
 `core.ready_partitions` decides. For each partition of a busy worker the records that no worker has
 taken are read. One statement makes their tasks ready, each as a new attempt, so that the fence
 rejects a worker that takes an old record meanwhile. Then the records are deleted, and a mark is
@@ -108,7 +109,7 @@ class Withdrawal:
         now_s = asyncio.get_running_loop().time()
         if name in self._running or now_s < self._refused_until_s.get(name, now_s):
             return
-        plan = topic.partitions.plan(now_s, more_ready=topic.may_have_ready)
+        plan = topic.partitions.plan(now_s, more_ready=topic.may_have_ready, first_ready=topic.first_ready)
         if plan:
             topic.poll_interval_s = self._settings.lag_poll_s
             task = self._running[name] = asyncio.create_task(self._run(topic, plan))
@@ -176,7 +177,7 @@ class Withdrawal:
         topic.may_have_ready = topic.may_have_ready or bool(moved)
         if moved:
             log.info(
-                "Tasks behind a busy worker are ready again, because another worker has room",
+                "Tasks behind a busy worker are ready again",
                 extra={
                     "event": "tasks_withdrawn",
                     "task_type": topic.type.name,

@@ -17,6 +17,7 @@ from tests.support.waiting import in_time, wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
+from penstock.core.task import Priority
 from penstock.errors import SessionLost
 from penstock.kafka import records
 from penstock.postgres import release, tasks, types
@@ -42,10 +43,10 @@ class Slots(System):
         self.began_s = {}
         self.ended_s = {}
 
-    async def start_task_sync(self):
+    async def start_task_sync(self, **settings):
         self.task_sync = AsyncExitStack()
         own, self.stack = self.stack, self.task_sync
-        await self.start("task-sync")
+        await self.start("task-sync", **settings)
         self.stack = own
         self.stack.push_async_callback(self.task_sync.aclose)
 
@@ -305,6 +306,43 @@ async def test_records_of_a_gateway_without_a_worker_go_to_a_worker(system):
     await system.done(tasks_)
     assert (await gateway.post("/hold_task", request)).body["tasks"] == []
     assert {system.runs[id_] for id_ in tasks_} == {1}
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["in the window", "behind a full window"])
+async def test_an_urgent_task_overtakes_slow_ones(resting, full):
+    """S3: five LOWEST tasks wait on one partition for an HTTP worker that is in a long one. A
+    HIGHEST task that comes then is the next that it gets, and the others keep their order."""
+    await resting.pool.execute("UPDATE task_type SET partitions = 1")
+    settings = {"window_floor": 5 if full else 100, "window": 1_000}
+    await resting.start("heartbeats", "stages")
+    await resting.start_task_sync(**settings)
+    gateway = await resting.stack.enter_async_context(
+        running_gateway(**resting.where, postgres=resting.database, objects="memory:///")
+    )
+    await wait_until(gateway.is_ready)
+
+    async def submit(priority, count):
+        submission = Submission(type="t", context=Context.encode(0), priority=priority)
+        return [found.id for found in await tasks.submit(resting.pool, [submission] * count)]
+
+    async def hold():
+        answer = await gateway.post("/hold_task", {"worker": "w", "type": "t", "wait_s": 30, "max": 1})
+        assert answer.status == 200, answer.body
+        [held] = answer.body["tasks"]
+        return held["id"]
+
+    lows = await submit(Priority.LOWEST, 6)
+    assert await hold() == lows[0]
+    [urgent] = await submit(Priority.HIGHEST, 1)
+
+    async def withdrawn():
+        return await resting.pool.fetchval(
+            "SELECT count(*) >= 4 FROM task WHERE attempt = 1 AND state = 'queued' AND id <> $1",
+            urgent,
+        )
+
+    await wait_until(withdrawn, what="the tasks are released again")
+    assert [await hold() for _ in range(6)] == [urgent, *lows[1:]]
 
 
 class SlowBroker:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ready_partitions import LATE_S, Plan, ReadyPartitions
+from penstock.core.task import Priority
 
 # Two readers of two partitions each.
 READERS = {0: "a", 1: "a", 2: "b", 3: "b"}
@@ -180,3 +181,58 @@ def test_a_mark_that_was_just_written_excludes_no_worker():
     partitions.add_mark(2, 0, 0.4, withdrawn=False)
     poll(partitions, 0.45, {0: 1})
     assert set(partitions.share(16, 0.5)) == {0, 1, 2, 3}
+
+
+def test_an_urgent_task_overtakes_what_a_slow_worker_leaves():
+    """S3, S13: low tasks wait for a second on the only partition of a worker that takes nothing. An
+    urgent one behind them withdraws them all, once in two seconds; another low one does not."""
+    partitions = ReadyPartitions(1)
+    partitions.take({0: 0}, 0.0)
+    partitions.add(0, 5, 0.0, [Priority.LOW, Priority.LOWEST])
+    partitions.add(0, 1, 1.5, [Priority.LOWEST])
+    assert poll(partitions, 1.6, readers={0: "a"}) == Plan()
+    partitions.add(0, 1, 1.7, [Priority.HIGH])
+    assert poll(partitions, 1.8, readers={0: "a"}) == Plan(withdraw=(0,))
+    assert poll(partitions, 1.9, readers={0: "a"}) == Plan(), "one of them may be locked"
+    assert poll(partitions, 1.9 + LATE_S, readers={0: "a"}) == Plan(withdraw=(0,))
+
+
+def test_an_urgent_task_overtakes_on_all_partitions_of_slow_workers():
+    """S3: what is less urgent is withdrawn everywhere, or the urgent task would come behind it on
+    another partition. More urgent tasks stay."""
+    partitions = ReadyPartitions(3)
+    partitions.take(dict.fromkeys(range(3), 0), 0.0)
+    for number, priority in enumerate((Priority.LOW, Priority.MEDIUM, Priority.HIGHEST)):
+        partitions.add(number, 2, 0.0, [priority])
+    partitions.add(0, 1, 0.5, [Priority.HIGH])
+    readers = {0: "a", 1: "b", 2: "c"}
+    assert poll(partitions, 0.9, readers=readers) == Plan()
+    assert poll(partitions, 1.1, readers=readers) == Plan(withdraw=(0, 1))
+
+
+def test_a_worker_that_takes_records_keeps_those_that_are_overtaken():
+    """S3: a worker that takes a record every half a second reaches the urgent one by itself."""
+    partitions = ReadyPartitions(1)
+    partitions.add(0, 20, 0.0, [Priority.LOWEST])
+    partitions.add(0, 1, 0.1, [Priority.HIGHEST])
+    for half in range(1, 20):
+        assert poll(partitions, half / 2, {0: half}, {0: "a"}) == Plan()
+
+
+def test_an_urgent_task_that_a_full_window_keeps_from_release_overtakes():
+    """S3: the same holds for a task that is not released, since late records fill the window."""
+    partitions = ReadyPartitions(1)
+    partitions.add(0, 100, 0.0, [Priority.MEDIUM])
+    assert partitions.plan(2.0, more_ready=True, first_ready=Priority.MEDIUM) == Plan()
+    assert partitions.plan(2.0, more_ready=True, first_ready=Priority.HIGH) == Plan(withdraw=(0,))
+
+
+def test_records_of_an_earlier_owner_may_be_overtaken():
+    """S3, S7: their priorities are not known, and count as the lowest."""
+    partitions = ReadyPartitions(1)
+    partitions.start({0: 5}, 0.0)
+    partitions.take({0: 0}, 0.0)
+    partitions.add(0, 1, 0.5, [Priority.LOWEST])
+    assert poll(partitions, 1.5, readers={0: "a"}) == Plan()
+    partitions.add(0, 1, 1.6, [Priority.LOW])
+    assert poll(partitions, 1.7, readers={0: "a"}) == Plan(withdraw=(0,))

@@ -2,7 +2,7 @@
 
 Guarantees, however a target behaves: a call ends within its timeout, holds a few kilobytes at most,
 follows no redirect, uses no proxy and keeps no cookie. It raises no error that a target caused. The
-URL is sent as it was given (`http.outgoing`). `connections` says which answers count, and when a
+URL is sent as it was given (`outgoing_http`). `connections` says which answers count, and when a
 request is sent a second time.
 
 It connects only to public and allowed addresses (`egress`). A forbidden address is a failed attempt
@@ -36,7 +36,7 @@ from penstock.callbacks.signing import KeySource, SettingKeys, UnusableSecrets, 
 from penstock.concurrency.timeout_queue import Deadlines
 from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import parse_retry_after
-from penstock.http.outgoing import as_given, host_header
+from penstock.outgoing_http import as_given, host_header
 
 EXCERPT_BYTES = 1024
 # Longest wait for the body: the status decides the outcome, and the excerpt is only for operators.

@@ -1,4 +1,4 @@
-"""What a target receives, and which of its answers count; the targets are sockets of this test."""
+"""The requests that a target receives, and which of its answers count, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Signs a callback, calls its target over HTTP, and turns aiohttp's errors into results.
 
 Guarantees, however a target behaves: a call ends within its timeout, holds a few kilobytes at most,
-follows no redirect, uses no proxy and keeps no cookie. It raises no error that a target caused.
+follows no redirect, uses no proxy and keeps no cookie. It raises no error that a target caused. The
+URL is sent as it was given (`outgoing_http`). `connections` says which answers count, and when a
+request is sent a second time.
 
 It connects only to public and allowed addresses (`egress`). A forbidden address is a failed attempt
 and retried by the schedule, because names change their addresses, and operators change what they
@@ -27,12 +29,14 @@ from aiohttp.abc import AbstractResolver
 
 from penstock import __version__, tracing
 from penstock.callbacks import egress
+from penstock.callbacks.connections import Request, UnreadableAnswer, send_on_live_connection
 from penstock.callbacks.egress import ForbiddenAddress
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.signing import KeySource, SettingKeys, UnusableSecrets, signed_headers
 from penstock.concurrency.timeout_queue import Deadlines
 from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import parse_retry_after
+from penstock.outgoing_http import as_given, host_header
 
 EXCERPT_BYTES = 1024
 # Longest wait for the body: the status decides the outcome, and the excerpt is only for operators.
@@ -134,8 +138,9 @@ class Caller:
         except UnusableSecrets as error:
             # Never with a wider secret, which receivers of other targets have too.
             return CallResult(took_s=0.0, kind="Secret", message=_printable(str(error)), called=False)
-        signed = signed_headers(keys, callback.id, callback.target.url, callback.body, datetime.now(UTC))
-        return await self._send(callback, {**headers, **signed} if headers else signed)
+        url = callback.target.url
+        signed = signed_headers(keys, callback.id, url, callback.body, datetime.now(UTC))
+        return await self._send(callback, {**headers, **signed, **host_header(url)})
 
     async def _send(self, callback: Callback, headers: Mapping[str, str]) -> CallResult:
         started_s = self._clock()
@@ -145,32 +150,22 @@ class Caller:
                 # Without a `with` block of its own: a response that was read to its end has freed
                 # its connection.
                 response = await self._session.post(
-                    callback.target.url,
+                    as_given(callback.target.url),
                     data=aiohttp.BytesPayload(callback.body),
                     headers=headers,
                     allow_redirects=False,
                 )
-                try:
-                    if response.content.is_eof() and response.content.exception() is None:
-                        # The usual case: the whole body is there.
-                        excerpt = response.content.read_nowait(EXCERPT_BYTES)
-                    else:
-                        excerpt_until_s = min(
-                            self._clock() + EXCERPT_TIMEOUT_S, started_s + self._timeout_s - _EXCERPT_MARGIN_S
-                        )
-                        excerpt = await _read_excerpt(response, excerpt_until_s)
-                finally:
-                    if not response.content.at_eof():
-                        # Closes the connection instead of reading the rest.
-                        response.close()
-                return self._answered(callback, response, excerpt, started_s)
+                excerpt = await self._excerpt_of(response, started_s)
+                return self._answered(response.status, started_s, response, excerpt, callback.headers)
         except TimeoutError:
             if response is not None:
                 # The loop was busy while the body was read; the status had come in time.
-                return self._answered(callback, response, b"", started_s)
+                return self._answered(response.status, started_s, response)
             kind, message = "Timeout", f"the target did not answer within {self._timeout_s:g} s"
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             kind, message = "Target", "the target is not an http or https URL"
+        except UnreadableAnswer as error:
+            return self._answered(error.status, started_s)
         except aiohttp.ClientResponseError as error:
             kind, message = "Protocol", f"the target does not speak HTTP: {error.message}"
         # Before ValueError: a bad certificate is also one, but it can be renewed, so the call is
@@ -190,16 +185,33 @@ class Caller:
             callable_target=kind != "Target",
         )
 
+    async def _excerpt_of(self, response: aiohttp.ClientResponse, started_s: float) -> bytes:
+        try:
+            if response.content.is_eof() and response.content.exception() is None:
+                # The usual case: the whole body is there.
+                return response.content.read_nowait(EXCERPT_BYTES)
+            until_s = min(self._clock() + EXCERPT_TIMEOUT_S, started_s + self._timeout_s - _EXCERPT_MARGIN_S)
+            return await _read_excerpt(response, until_s)
+        finally:
+            if not response.content.at_eof():
+                # Closes the connection instead of reading the rest.
+                response.close()
+
     def _answered(
-        self, callback: Callback, response: aiohttp.ClientResponse, excerpt: bytes, started_s: float
+        self,
+        status: int,
+        started_s: float,
+        response: aiohttp.ClientResponse | None = None,
+        excerpt: bytes = b"",
+        secret_headers: Mapping[str, str] | None = None,
     ) -> CallResult:
-        retry_after = response.headers.get("Retry-After")
+        retry_after = response and response.headers.get("Retry-After")
         return CallResult(
-            excerpt=_masked(_printable(excerpt.decode("utf-8", errors="replace")), callback.headers),
+            excerpt=_masked(_printable(excerpt.decode("utf-8", errors="replace")), secret_headers),
             took_s=self._clock() - started_s,
             kind="HTTP",
-            message=f"the target answered {response.status}",
-            status=response.status,
+            message=f"the target answered {status}",
+            status=status,
             retry_after_s=parse_retry_after(retry_after, datetime.now(UTC)) if retry_after else None,
         )
 
@@ -268,6 +280,8 @@ async def open_caller(
             trust_env=False,
             # `Deadlines` bounds each call; aiohttp rounds its timeouts to whole seconds.
             timeout=aiohttp.ClientTimeout(total=None),
+            request_class=Request,
+            middlewares=(send_on_live_connection,),
             cookie_jar=aiohttp.DummyCookieJar(),
             # A small compressed answer can expand to a huge one.
             auto_decompress=False,

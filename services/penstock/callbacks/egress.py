@@ -21,6 +21,7 @@ import aiodns
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from penstock.callbacks.connections import Connector
 from penstock.core.addresses import Network, refusal
 
 # Size of the receive buffer. The kernel's default grows to megabytes per connection, and with it a
@@ -76,11 +77,6 @@ class _Resolver(aiohttp.AsyncResolver):
         return found
 
 
-class _Connector(aiohttp.TCPConnector):
-    # aiohttp's default also allows tcp, ws and the empty scheme, and sends HTTP to them.
-    allowed_protocol_schema_set = frozenset({"http", "https"})
-
-
 def make_resolver(
     nameservers: Sequence[str] | None = None, resolved: Resolved = lambda _name, _addresses: None
 ) -> AbstractResolver:
@@ -113,7 +109,7 @@ def make_connector(
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         return made
 
-    return _Connector(
+    return Connector(
         resolver=resolver,
         socket_factory=make_socket,
         # The lanes bound the calls, per target and in total; a limit per host would add a hidden

@@ -1,7 +1,8 @@
 """Decides the outcome of a call by `core.delivery`, and prepares its record.
 
 In self-check mode no target pays for a failure of this process: no callback dies of its schedule,
-failed calls are retried soon, and the attempt does not count.
+failed calls are retried soon, and the attempt does not count. The same holds for an attempt without
+a usable secret: it made no request, and only the operator can repair the secret.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 
 # In self-check mode a failed call is retried after this many seconds at the latest.
 SELF_CHECK_RETRY_S = 10.0
+# A callback without a usable secret is retried after this many seconds at the latest, so that all
+# are called soon after the operator has repaired the secret.
+SECRET_RETRY_S = 60.0
 
 
 class Outcomes:
@@ -38,7 +42,9 @@ class Outcomes:
         self._random_share = random_share
 
     def decide(self, in_flight: InFlight, result: CallResult) -> Outcome:
-        """The outcome by the schedule."""
+        """The outcome by the schedule, which no callback exhausts without a request."""
+        if not result.called:
+            return self._without_request(in_flight)
         return self._policy.decide(
             result.status,
             in_flight.callback.attempt + 1 - in_flight.uncounted,
@@ -46,6 +52,13 @@ class Outcomes:
             self._random_share(),
             callable_target=result.callable_target,
         )
+
+    def _without_request(self, in_flight: InFlight) -> RetryIn:
+        share = self._random_share()
+        # The delays grow by all attempts, since these do not count.
+        outcome = self._policy.decide(None, in_flight.callback.attempt + 1, None, share)
+        latest_s = SECRET_RETRY_S * (0.5 + share / 2)
+        return RetryIn(min(outcome.seconds, latest_s) if isinstance(outcome, RetryIn) else latest_s)
 
     def in_self_check(self, outcome: Outcome, result: CallResult) -> Outcome:
         """The outcome of the same call in self-check mode."""

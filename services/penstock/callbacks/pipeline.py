@@ -5,7 +5,8 @@ receive (`receiver`) → look up the target (`target_cache`, `target_store`) →
 (`ledger`).
 
 The pipeline owns these parts and passes each result to the next part. No part refers to a later one
-or calls it back.
+or calls it back. One module, because the order of the steps between two parts is what keeps a
+callback from being called twice or lost.
 """
 
 from __future__ import annotations
@@ -347,7 +348,8 @@ class Pipeline:
         if in_self_check:
             outcome = self._outcomes.in_self_check(outcome, result)
         self.metrics.of(call.lanes).record_call(outcome, result.took_s, slow=call.slow)
-        ended = self._outcomes.ended(call.in_flight, result, outcome, counts=not in_self_check)
+        counts = result.called and not in_self_check
+        ended = self._outcomes.ended(call.in_flight, result, outcome, counts=counts)
         self._unrecorded.add(callback.id)
         self._ended.add(ended)
         return following

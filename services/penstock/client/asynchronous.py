@@ -51,6 +51,7 @@ from penstock.errors import (
 )
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
+from penstock.outgoing_http import LARGE_HEADS, as_given
 from penstock.sockets import make_socket
 
 # The gateway's limit.
@@ -139,6 +140,7 @@ class Client(
             connector=aiohttp.TCPConnector(socket_factory=make_socket),
             timeout=self._timeout,
             headers=headers,
+            **LARGE_HEADS,
         )
         return self
 
@@ -378,7 +380,7 @@ class Client(
         assert self._session is not None, "use the client in an `async with` block"
         try:
             async with self._session.get(
-                self.url + path,
+                as_given(self.url + path),
                 params=list(query),
                 headers={**self._credentials.headers, **(headers or {})},
                 # The gateway sends something every 15 seconds.
@@ -403,7 +405,7 @@ class Client(
         try:
             async with self._session.request(
                 method,
-                self.url + path,
+                as_given(self.url + path),
                 params=list(query),
                 data=None if body is None else io.BytesIO(body),
                 headers=headers,

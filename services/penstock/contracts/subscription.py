@@ -271,9 +271,11 @@ def _check_url(url: str, pointer: str) -> None:
 
 
 def _can_be_host(name: str, *, bracketed: bool) -> bool:
-    if bracketed:
+    number = name.replace(".", "").isdigit()
+    if bracketed or number:
         try:
-            ipaddress.IPv6Address(name)
+            # Not 127.1 and 2130706433: aiohttp does not call them.
+            (ipaddress.IPv4Address if number else ipaddress.IPv6Address)(name)
         except ValueError:
             return False
         return True

@@ -24,6 +24,7 @@ import orjson
 from penstock.core.access import Grant, map_roles, parse_namespaces, storable
 from penstock.errors import Unavailable
 from penstock.gateway.settings import GatewaySettings
+from penstock.outgoing_http import LARGE_HEADS, as_given
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class OidcAuthenticator:
         self._cache: OrderedDict[bytes, tuple[Grant, float]] = OrderedDict()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), **LARGE_HEADS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -183,7 +184,7 @@ class OidcAuthenticator:
     async def _fetch_json(self, url: str) -> dict[str, Any]:
         assert self._session is not None, "use it in a `with` block"
         # A redirect would move trust to another server than the one in the settings.
-        async with self._session.get(url, allow_redirects=False) as response:
+        async with self._session.get(as_given(url), allow_redirects=False) as response:
             if response.status != 200:
                 raise ProviderUnavailable(f"{url} answers {response.status}")
             data = bytearray()

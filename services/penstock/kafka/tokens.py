@@ -18,6 +18,7 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from penstock.errors import reason_of
+from penstock.outgoing_http import LARGE_HEADS, as_given
 from penstock.settings import Kafka
 
 FETCH_S = 10.0
@@ -93,9 +94,9 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]  # aiokafk
             # Id and secret are encoded first, as RFC 6749, 2.3.1 requires.
             credentials = aiohttp.encode_basic_auth(quote_plus(settings.kafka_client_id), quote_plus(secret))
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_S)) as session,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_S), **LARGE_HEADS) as session,
                 session.post(
-                    url,
+                    as_given(url),
                     data=form,
                     headers={"Authorization": credentials, "Accept": "application/json"},
                     ssl=_trust(settings.kafka_ca_file),

@@ -25,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
+from penstock.outgoing_http import LARGE_HEADS, as_given
 from penstock.sockets import make_socket
 
 log = logging.getLogger(__name__)
@@ -238,7 +239,8 @@ class GatewayClient:
         headers = {**header, **self._deployment, "Content-Type": "application/json"}
         session = self._session
         try:
-            async with session.post(self._url + path, data=orjson.dumps(body), headers=headers) as response:
+            url = as_given(self._url + path)
+            async with session.post(url, data=orjson.dumps(body), headers=headers) as response:
                 arrived_s = asyncio.get_running_loop().time()
                 data = await response.read()
                 retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
@@ -305,4 +307,5 @@ def _make_session() -> aiohttp.ClientSession:
         # A gateway that has vanished would hold a long poll for the whole timeout.
         connector=aiohttp.TCPConnector(socket_factory=make_socket),
         timeout=aiohttp.ClientTimeout(total=WAIT_S + ANSWER_S),
+        **LARGE_HEADS,
     )

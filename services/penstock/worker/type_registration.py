@@ -33,6 +33,7 @@ from penstock.errors import (
 )
 from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
+from penstock.outgoing_http import LARGE_HEADS, as_given
 from penstock.sockets import make_socket
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.types import REFUSE, Type
@@ -130,7 +131,7 @@ class TypeRegistration:
         if not self._pending:
             return
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(socket_factory=make_socket), timeout=_TIMEOUT
+            connector=aiohttp.TCPConnector(socket_factory=make_socket), timeout=_TIMEOUT, **LARGE_HEADS
         ) as session:
             for each in self._types:
                 await self._register(session, each)
@@ -217,7 +218,8 @@ class TypeRegistration:
         }
         data = None if body is None else orjson.dumps(body)
         try:
-            async with session.request(method, self._url + path, data=data, headers=headers) as response:
+            url = as_given(self._url + path)
+            async with session.request(method, url, data=data, headers=headers) as response:
                 content = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise GatewayUnavailable(f"no gateway answers at {self._url}: {reason_of(error)}") from error

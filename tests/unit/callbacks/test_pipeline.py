@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.callbacks.caller import CallResult
 from penstock.callbacks.hosts import Hosts
+from penstock.callbacks.ledger import EndedAttempt
+from penstock.callbacks.outcomes import SECRET_RETRY_S
 from penstock.callbacks.pipeline import Pipeline
 from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.router import Call
@@ -44,16 +47,21 @@ class Caller:
 
 
 @pytest.mark.parametrize(
-    ("result", "trusted"),
+    ("result", "trusted", "state"),
     [
-        (CallResult(took_s=0.0, kind="Secret", message="secret 1 cannot be used", called=False), False),
-        (CallResult(took_s=0.1, kind="HTTP", message="the target answered 500", status=500), True),
+        (
+            CallResult(took_s=0.0, kind="Secret", message="secret 1 cannot be used", called=False),
+            False,
+            "pending",
+        ),
+        (CallResult(took_s=0.1, kind="HTTP", message="the target answered 500", status=500), True, "dead"),
     ],
     ids=["no request", "an answer"],
 )
-async def test_only_a_request_tells_about_the_health_of_a_target(result: CallResult, trusted: bool) -> None:
+async def test_only_a_request_counts(result: CallResult, trusted: bool, state: str) -> None:
     """C5, C7: a callback without a usable secret makes no request. A target that hangs stays
-    suspect and abnormal, and its host does too."""
+    suspect and abnormal, and its host does too. The schedule counts only the attempts with a
+    request, so the callback does not die of a secret that the operator has to repair."""
     unused: Any = None
     caller: Any = Caller(result)
     hosts = Hosts(SETTINGS)
@@ -69,6 +77,9 @@ async def test_only_a_request_tells_about_the_health_of_a_target(result: CallRes
         partition_of=lambda _url: 0,
         random_share=lambda: 0.5,
     )
+    ended: list[EndedAttempt] = []
+    recorder: Any = SimpleNamespace(add=ended.append)
+    pipeline._ended = recorder
     cache, lanes = pipeline._cache, pipeline._router.diverted
     cache.assign([0])
     health = HealthSnapshot(count=SETTINGS.callback_abnormal_count, slow_at_s=0.0, abnormal=True)
@@ -76,7 +87,8 @@ async def test_only_a_request_tells_about_the_health_of_a_target(result: CallRes
     host.suspect = True
     target = Target(StoredTarget(target=TARGET, health=health), 0, SETTINGS, host)
     cache.put(TARGET, target)
-    in_flight = InFlight(Callback(id="msg_1", target=TARGET, task_id=1, attempt=1, body=b"{}"), Record())
+    last = SETTINGS.policy.attempts - 1
+    in_flight = InFlight(Callback(id="msg_1", target=TARGET, task_id=1, attempt=last, body=b"{}"), Record())
     lanes.put(in_flight)
     assert lanes.admit() == [in_flight]
     assert lanes.start(in_flight)
@@ -85,3 +97,5 @@ async def test_only_a_request_tells_about_the_health_of_a_target(result: CallRes
     assert (target.suspect, host.suspect) == (not trusted, not trusted)
     assert cache.is_abnormal(target) is not trusted
     assert lanes.slots_in_use == 0
+    assert [(each.row.state, each.row.uncounted) for each in ended] == [(state, int(not trusted))]
+    assert ended[0].row.due_in_s <= SECRET_RETRY_S

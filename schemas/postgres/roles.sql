@@ -180,5 +180,5 @@ GRANT SELECT (name, flow, version, cron, zone, input, priority, labels, catch_up
 GRANT SELECT ON schedule_skip TO penstock_reader;
 GRANT SELECT (id, type, state, stage, step, attempt, failures, losses, priority, content_type, context, context_ref, context_digest, result_type, result, result_ref, error, idempotency_key, events, labels, worker, lease_partition, due_at, created_at, updated_at, finished_at, lease_ms, max_attempts, pausing, key, tracked, traceparent, flow_id, flow_root_id, flow_priority, flow_node, flow_generation, flow_item) ON task TO penstock_reader;
 GRANT SELECT ON task_progress TO penstock_reader;
-GRANT SELECT (name, first_stage, partitions, lease_ms, max_attempts, retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events, created_at, updated_at, max_losses, late_results, paused, max_in_flight, starts_per_s, max_per_key, fair, keyed, ageing_s, finish_first, idempotency) ON task_type TO penstock_reader;
+GRANT SELECT (name, first_stage, partitions, lease_ms, max_attempts, retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events, created_at, updated_at, max_losses, late_results, paused, max_in_flight, starts_per_s, max_per_key, fair, keyed, ageing_s, finish_first, idempotency, no_handler_s) ON task_type TO penstock_reader;
 GRANT SELECT ON type_key TO penstock_reader;

@@ -1309,6 +1309,7 @@ CREATE TABLE penstock.task_type (
     ageing_s double precision,
     finish_first boolean DEFAULT false NOT NULL,
     idempotency text DEFAULT 'lenient'::text NOT NULL,
+    no_handler_s double precision DEFAULT 3600,
     CONSTRAINT task_type_ageing_s_check CHECK ((ageing_s > (0)::double precision)),
     CONSTRAINT task_type_events_check CHECK ((events = ANY (ARRAY['final'::text, 'all'::text]))),
     CONSTRAINT task_type_idempotency_check CHECK ((idempotency = ANY (ARRAY['lenient'::text, 'strict'::text]))),
@@ -1318,6 +1319,7 @@ CREATE TABLE penstock.task_type (
     CONSTRAINT task_type_max_in_flight_check CHECK ((max_in_flight > 0)),
     CONSTRAINT task_type_max_losses_check CHECK ((max_losses > 0)),
     CONSTRAINT task_type_max_per_key_check CHECK ((max_per_key > 0)),
+    CONSTRAINT task_type_no_handler_s_check CHECK ((no_handler_s > (0)::double precision)),
     CONSTRAINT task_type_order_check CHECK ((NOT (keyed AND ((ageing_s IS NOT NULL) OR finish_first)))),
     CONSTRAINT task_type_partitions_check CHECK ((partitions > 0)),
     CONSTRAINT task_type_starts_per_s_check CHECK ((starts_per_s > (0)::double precision))
@@ -1332,6 +1334,8 @@ COMMENT ON COLUMN penstock.task_type.ageing_s IS 'seconds since submission after
 COMMENT ON COLUMN penstock.task_type.finish_first IS 'whether tasks in a later stage are released before those in their first stage';
 
 COMMENT ON COLUMN penstock.task_type.idempotency IS 'strict: an idempotency key with another context is refused';
+
+COMMENT ON COLUMN penstock.task_type.no_handler_s IS 'seconds of delays by workers without the handler of its stage after which a task fails; NULL: never';
 
 CREATE TABLE penstock.type_key (
     type text NOT NULL,

@@ -8,9 +8,9 @@ WITH registered AS (
     INSERT INTO task_type AS t (name, first_stage, partitions, lease_ms, max_attempts,
                                 retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events,
                                 max_losses, late_results, callbacks,
-                                paused, max_in_flight, starts_per_s, max_per_key, fair, ageing_s, finish_first, idempotency, keyed)
+                                paused, max_in_flight, starts_per_s, max_per_key, fair, ageing_s, finish_first, idempotency, no_handler_s, keyed)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
-            coalesce($14::boolean, false), $15, $16, $17::integer, $18::boolean, $19, $20, $21, $17::integer IS NOT NULL OR $18::boolean)
+            coalesce($14::boolean, false), $15, $16, $17::integer, $18::boolean, $19, $20, $21, $22, $17::integer IS NOT NULL OR $18::boolean)
     ON CONFLICT (name) DO UPDATE
     SET first_stage = excluded.first_stage, lease_ms = excluded.lease_ms, max_attempts = excluded.max_attempts,
         retry_base_ms = excluded.retry_base_ms, retry_factor = excluded.retry_factor,
@@ -20,7 +20,7 @@ WITH registered AS (
         paused = coalesce($14::boolean, t.paused), max_in_flight = excluded.max_in_flight,
         starts_per_s = excluded.starts_per_s, max_per_key = excluded.max_per_key, fair = excluded.fair,
         ageing_s = excluded.ageing_s, finish_first = excluded.finish_first,
-        idempotency = excluded.idempotency,
+        idempotency = excluded.idempotency, no_handler_s = excluded.no_handler_s,
         keyed = excluded.keyed OR EXISTS (SELECT FROM type_key k WHERE k.type = t.name),
         updated_at = now()
     RETURNING t.*, (xmax = 0) AS created

@@ -13,7 +13,7 @@ SELECT t.id, t.type, t.state, t.stage, t.step, t.attempt, coalesce(t.flow_priori
        t.worker, t.error, t.due_at, t.updated_at, t.finished_at, now() AS now,
        coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
        y.paused AS type_paused, y.keyed, y.fair, y.ageing_s, y.finish_first, y.max_in_flight, y.starts_per_s,
-       y.partitions,
+       y.partitions, y.no_handler_s,
        least(t.attempt, 100) - (SELECT count(*) FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
            AND a.attempt < t.attempt AND a.attempt >= t.attempt - 100) AS unrun,
        k.paused AS key_paused, coalesce(k.weight, 1) AS weight, l.key_limit,

@@ -99,8 +99,8 @@ def submit(
         if json_:
             print_document({"id": submitted.id, "created": submitted.created})
         else:
-            what = "submitted" if submitted.created else "existed already, with the same idempotency key"
-            click.echo(f"flow {submitted.id} {what}")
+            existed = "existed already, with the same idempotency key; its first inputs stay"
+            click.echo(f"flow {submitted.id} {'submitted' if submitted.created else existed}")
         if watch_:
             ctx.exit(watch_flow(client, submitted.id, json_=json_))
 

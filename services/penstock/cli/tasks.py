@@ -189,9 +189,8 @@ def _print_submitted(submitted: Sequence[Submitted], *, single: bool, json_: boo
             print_document({"id": task.id, "created": task.created})
     elif single:
         [task] = submitted
-        click.echo(
-            f"task {task.id} {'submitted' if task.created else 'existed already, with the same idempotency key'}"
-        )
+        existed = "existed already, with the same idempotency key; its first context stays"
+        click.echo(f"task {task.id} {'submitted' if task.created else existed}")
     else:
         created = sum(task.created for task in submitted)
         ids = f": ids {submitted[0].id} to {submitted[-1].id}" if submitted else ""

@@ -163,6 +163,12 @@ def _settings(command: _Command) -> _Command:
                 "Default: lenient.",
             ),
             click.option(
+                "--no-handler-s",
+                type=OrNone(Seconds()),
+                help="The seconds, or a duration, for which workers hand a task back because they have no handler for its "
+                "stage, until it fails; none is without end. Default: 3600.",
+            ),
+            click.option(
                 "--max-in-flight",
                 type=OrNone(Whole()),
                 help="The most tasks that are queued or running at once. Default: none.",

@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 
 from penstock.contracts.context import Context
-from penstock.core.completion import NO_HANDLER, Fence, Outcome
+from penstock.core.completion import NO_HANDLER, Conclusion, Fence, Outcome
+from penstock.core.task import State
 
 # Larger batches are not faster and risk the broker's record limit.
 RESULTS_PER_RECORD = 500
@@ -89,6 +90,19 @@ class StageResult:
             and self.error is not None
             and self.error.kind in (HANDED_BACK, NO_HANDLER)
         )
+
+    @property
+    def no_handler(self) -> bool:
+        """Whether a worker returned the attempt because it has no handler for the stage."""
+        return self.handed_back and self.error is not None and self.error.kind == NO_HANDLER
+
+    def error_of(self, conclusion: Conclusion) -> Failure | None:
+        """The error that is stored of the attempt, whose task went where `conclusion` says."""
+        if self.error is None or not self.no_handler or conclusion.state is not State.FAILED:
+            return self.error
+        seconds = f"{conclusion.unhandled_s:,.0f} s"
+        message = f"no worker with a handler took it for {seconds}: {self.error.message}"
+        return dataclasses.replace(self.error, message=message)
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of one entry, without defaults."""

@@ -50,6 +50,7 @@ class TaskType:
     ageing_s: float | None = None
     finish_first: bool = False
     idempotency: str = "lenient"
+    no_handler_s: float | None = 3_600.0
 
     @property
     def ordered(self) -> bool:

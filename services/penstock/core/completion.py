@@ -27,6 +27,8 @@ SUSPENDING = frozenset({Outcome.SPAWN, Outcome.WAIT})
 
 # The kind of the error with which a worker without the stage's handler hands an attempt back.
 NO_HANDLER = "NoHandler"
+# Its shortest delay: a worker that asks for none would take the task again at once, without end.
+NO_HANDLER_DELAY_S = 0.25
 
 
 class Fence(NamedTuple):
@@ -76,6 +78,7 @@ class Conclusion(NamedTuple):
         attempt: the new attempt.
         delay_s: seconds until it may be released; 0 when at once.
         counts: failures and losses of the new stage.
+        unhandled_s: seconds for which workers without the stage's handler have delayed it.
     """
 
     state: State
@@ -84,6 +87,7 @@ class Conclusion(NamedTuple):
     attempt: int
     delay_s: float
     counts: FailureCounts
+    unhandled_s: float = 0.0
 
 
 def conclude(
@@ -165,4 +169,39 @@ def conclude(
     wait_s = policy.delay_s(failures, chance) if delay_s is None else delay_s
     return Conclusion(
         after(State.RUNNING, Transition.RETRIED), fence.stage, fence.step, fence.attempt + 1, wait_s, counts
+    )
+
+
+def conclude_unhandled(
+    fence: Fence,
+    delay_s: float | None,
+    *,
+    counts: FailureCounts,
+    unhandled_s: float,
+    no_handler_s: float | None,
+) -> Conclusion:
+    """Decides where a task goes that a worker without its stage's handler has handed back.
+
+    The delays are added up, and no clock is read: a task that was paused, or had to wait behind
+    others, keeps its chance to meet a worker with the handler.
+
+    Args:
+        fence: the attempt that was handed back.
+        delay_s: that the worker asks for.
+        counts: failures and losses of the stage, which stay.
+        unhandled_s: seconds for which such workers have delayed the task before.
+        no_handler_s: the seconds of such delays after which the task fails; None is without end.
+    """
+    if no_handler_s is not None and unhandled_s >= no_handler_s:
+        failed = after(State.RUNNING, Transition.FAILED)
+        return Conclusion(failed, fence.stage, fence.step, fence.attempt, 0.0, counts, unhandled_s)
+    delay_s = max(delay_s or 0.0, NO_HANDLER_DELAY_S)
+    return Conclusion(
+        after(State.RUNNING, Transition.RETRIED),
+        fence.stage,
+        fence.step,
+        fence.attempt + 1,
+        delay_s,
+        counts,
+        unhandled_s + delay_s,
     )

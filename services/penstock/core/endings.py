@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import SUSPENDING, Conclusion, FailureCounts, Fence, Outcome, conclude
+from penstock.core.completion import (
+    SUSPENDING,
+    Conclusion,
+    FailureCounts,
+    Fence,
+    Outcome,
+    conclude,
+    conclude_unhandled,
+)
 from penstock.core.retry import RetryPolicy
 from penstock.core.suspects import LostAttempt, charged, suspects_of
 from penstock.core.task import State
@@ -23,13 +31,26 @@ GOOD = frozenset({Outcome.NEXT, Outcome.DONE}) | SUSPENDING
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """The stage of a task, its failures and losses so far, and their limits."""
+    """The stage of a task, its failures and losses so far, and their limits.
+
+    Attributes:
+        type: of the task.
+        stage: of the task.
+        counts: failures and losses of the stage so far.
+        policy: attempts of the stage, and the delays between them.
+        max_losses: lost workers of the stage above which the task is quarantined.
+        unhandled_s: seconds for which workers without the stage's handler have delayed the task
+            since it last ran.
+        no_handler_s: the seconds of such delays after which the task fails; None is without end.
+    """
 
     type: str
     stage: str
     counts: FailureCounts
     policy: RetryPolicy
     max_losses: int
+    unhandled_s: float = 0.0
+    no_handler_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +98,7 @@ def conclude_result(
     delay_s: float | None,
     permanent: bool,
     max_attempts: int | None,
+    no_handler: bool = False,
     chance: Callable[[], float],
 ) -> Conclusion:
     """Decides the next state of a task from the result of its worker.
@@ -89,8 +111,17 @@ def conclude_result(
         delay_s: seconds that the handler or its stage asks for; None leaves them to the policy.
         permanent: with FAIL, whether the handler ruled out a retry.
         max_attempts: with FAIL, the stage's own limit of attempts; None is the state's.
+        no_handler: with RETRY, whether the worker had no handler for the stage.
         chance: random numbers from 0 to 1, for the jitter.
     """
+    if no_handler and state is not None:
+        return conclude_unhandled(
+            fence,
+            delay_s,
+            counts=state.counts,
+            unhandled_s=state.unhandled_s,
+            no_handler_s=state.no_handler_s,
+        )
     policy = state.policy if state else None
     if policy is not None and max_attempts is not None:
         policy = dataclasses.replace(policy, max_attempts=max_attempts)

@@ -128,6 +128,8 @@ class Facts:
         due_at: when it is due.
         error: kind and message of its last error.
         unhandled: why a worker handed its last attempt back, when it had no handler for the stage.
+        unhandled_s: seconds for which such workers have delayed it.
+        no_handler_s: the seconds of such delays after which it fails; None is without end.
         pausing: while running: it is paused at the end of its stage.
         worker: while running: the worker that has it.
         lease_s: while running: the length of its lease.
@@ -157,6 +159,8 @@ class Facts:
     due_at: datetime | None = None
     error: str | None = None
     unhandled: str | None = None
+    unhandled_s: float = 0.0
+    no_handler_s: float | None = None
     pausing: bool = False
     worker: str | None = None
     lease_s: float | None = None
@@ -247,6 +251,11 @@ def _scheduled(facts: Facts) -> Why:
                 f"the last worker that took it had no handler for its stage ({facts.unhandled}); "
                 f"{event} in {left_s:,.1f} s"
             )
+            if facts.no_handler_s is not None:
+                sentence += (
+                    f", and fails after {facts.no_handler_s:,.0f} s of such delays "
+                    f"({facts.unhandled_s:,.0f} s so far)"
+                )
             return Why(WaitReason.NO_HANDLER, sentence, figures)
         return Why(WaitReason.NOT_DUE, f"{event} in {left_s:,.1f} s", figures)
     if facts.owner is None:

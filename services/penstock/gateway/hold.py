@@ -186,9 +186,10 @@ class WorkerRoutes:
         gone = [
             {"index": beat.index, "why": lost[beat.attempt_id]} for beat in beats if beat.attempt_id in lost
         ]
-        accepted = len(entries) - len(rejected) - len(gone)
+        received = len(entries) - len(rejected) - len(gone)
         rejected.sort(key=itemgetter("index"))
-        return respond({"accepted": accepted, "rejected": rejected, "gone": gone})
+        # Clients of earlier releases read `accepted`, which promises more than the gateway knows.
+        return respond({"received": received, "accepted": received, "rejected": rejected, "gone": gone})
 
     async def _foreign_tasks(
         self, request: web.Request, beats: Sequence[BeatEntry], results: Iterable[StageResult]

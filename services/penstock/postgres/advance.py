@@ -106,6 +106,9 @@ async def retry_states(executor: Any, ids: Sequence[int]) -> dict[int, RetryStat
             FailureCounts(row["failures"], row["losses"]),
             policy_of(row),
             row["max_losses"],
+            # A service of an earlier release wrote no seconds.
+            orjson.loads(row["unhandled"]).get("unhandled_s", 0.0) if row["unhandled"] else 0.0,
+            row["no_handler_s"],
         )
         for row in rows
     }
@@ -359,9 +362,17 @@ def _columns(endings: Sequence[Ending]) -> list[list[Any] | None]:
         [c.content_type.value if c else None for c in contexts],
         [c.data if c else None for c in contexts],
         sparse([encode_ref(c.ref) if c else None for c in contexts]),
-        sparse([orjson.dumps(e.error.to_wire()).decode() if e.error else None for e in endings]),
+        sparse([_error(e) if e.error else None for e in endings]),
         [e.outcome.value for e in endings],
         [e.worker for e in endings],
         [e.started_ms or None for e in endings],
         [e.finished_ms or None for e in endings],
     ]
+
+
+def _error(ending: Ending) -> str:
+    """The column `error`."""
+    assert ending.error is not None
+    wire = ending.error.to_wire()
+    seconds = ending.conclusion.unhandled_s
+    return orjson.dumps({**wire, "unhandled_s": round(seconds, 3)} if seconds else wire).decode()

@@ -62,6 +62,8 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         due_at=row["due_at"],
         error=f"{failure['kind']}: {failure['message']}" if failure else None,
         unhandled=failure.get("message") if failure.get("kind") == NO_HANDLER else None,
+        unhandled_s=failure.get("unhandled_s", 0.0),
+        no_handler_s=row["no_handler_s"],
         pausing=row["pausing"],
         worker=row["worker"],
         lease_s=row["lease_ms"] / 1000,

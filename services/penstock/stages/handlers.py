@@ -258,6 +258,7 @@ class Committer:
                 delay_s=None if result.delay_ms is None else result.delay_ms / 1000,
                 permanent=result.permanent,
                 max_attempts=result.max_attempts,
+                no_handler=result.no_handler,
                 chance=self._chance,
             )
             endings.append(
@@ -269,7 +270,7 @@ class Committer:
                     context=result.context,
                     next_stage=result.next_stage,
                     terms=result.terms,
-                    error=result.error,
+                    error=result.error_of(conclusion),
                     started_ms=result.started_ms,
                     finished_ms=result.finished_ms,
                 )

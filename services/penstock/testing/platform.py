@@ -320,6 +320,7 @@ class Platform:
             delay_s=None if result.delay_ms is None else result.delay_ms / 1000,
             permanent=result.permanent,
             max_attempts=result.max_attempts,
+            no_handler=result.no_handler,
             chance=self._chance,
         )
         started = self.started.get(result.fence.attempt_id)
@@ -331,7 +332,7 @@ class Platform:
             context=result.context,
             next_stage=result.next_stage,
             terms=result.terms,
-            error=result.error,
+            error=result.error_of(conclusion),
         )
         row = self._commit_ending(ending, started.at if started is not None and result.started_ms else None)
         if result.error is not None and result.error.kind == NO_HANDLER:

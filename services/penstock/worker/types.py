@@ -53,6 +53,8 @@ class Type:
         fair: whether concurrency keys take turns.
         ageing_s: seconds of waiting after which a task gains one level of priority.
         finish_first: whether tasks in a later stage are released first.
+        no_handler_s: seconds for which workers hand a task back, because they have no handler for
+            its stage, until it fails.
 
     Raises:
         SettingsError: the name or a target is impossible, or a setting is given twice.
@@ -83,6 +85,7 @@ class Type:
     fair: bool | None = None
     ageing_s: float | None = None
     finish_first: bool | None = None
+    no_handler_s: float | None = None
 
     def __post_init__(self) -> None:
         name: Any = self.name

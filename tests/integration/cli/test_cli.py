@@ -103,7 +103,7 @@ async def test_a_task_is_submitted_shown_listed_and_cancelled(penstock: Invoke, 
     [first] = documents(await penstock(*arguments, "--json"))
     assert first["created"] is True
     again = await penstock(*arguments)
-    assert "existed already" in again.stdout
+    assert "existed already, with the same idempotency key; its first context stays" in again.stdout
     [task] = documents(await penstock("get", str(first["id"]), "--json"))
     assert (task["context"], task["priority"], task["state"]) == ({"file": "a.mp4"}, "HIGH", "scheduled")
     shown = (await penstock("get", str(first["id"]))).stdout

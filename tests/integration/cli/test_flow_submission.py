@@ -112,7 +112,8 @@ async def test_files_are_uploaded_and_flows_started(
     )
     [first] = documents(await flows("submit", "nightly", *options, "--label", "team=data", "--json"))
     again = await flows("submit", "nightly", *options)
-    assert again.stdout == f"flow {first['id']} existed already, with the same idempotency key\n"
+    assert again.stdout.startswith(f"flow {first['id']} existed already, with the same idempotency key; ")
+    assert again.stdout.endswith("; its first inputs stay\n")
     whole = await flows("submit", "nightly", "--version", "1", "--inputs", "-", input='{"day": [1]}')
     assert whole.exit_code == 0
     rows = await pool.fetch("SELECT version, inputs, priority, labels FROM flow ORDER BY id")

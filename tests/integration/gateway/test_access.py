@@ -784,7 +784,12 @@ async def test_results_of_foreign_tasks_have_no_effect(caller, database, kafka_s
     entry = {"id": foreign.task, "step": 0, "stage": "start", "attempt": 0}
     results = [{**entry, "outcome": "done"}, {**entry, "outcome": "progress"}]
     answer = await caller.post("/set_task", {"worker": "w", "results": results}, headers=sent(acme_token))
-    assert answer.body == {"accepted": 1, "rejected": [], "gone": [{"index": 1, "why": "over"}]}
+    assert answer.body == {
+        "received": 1,
+        "accepted": 1,
+        "rejected": [],
+        "gone": [{"index": 1, "why": "over"}],
+    }
     # An allowed result follows under the same worker name, and so in the same partition.
     failed = {**entry, "outcome": "fail", "error": {"kind": "Mine", "message": ""}}
     _, worker = await make_key(database, Role.WORKER, ["beta"])

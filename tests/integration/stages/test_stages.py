@@ -188,7 +188,7 @@ async def test_a_failure_is_retried_by_policy_and_then_fails_the_task(settings, 
 async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(settings, pool, kind):
     """W1, W8: handing an attempt back, as a worker does that stops, is full, or has no handler for
     the stage, counts for nothing. The stage keeps its failures and its losses, so that a suspect
-    stays one. It starts again at once."""
+    stays one. It starts again at once; for a missing handler, after a moment."""
     [fence] = await submit_and_release(pool, settings)
     await pool.execute("UPDATE task SET failures = 2, losses = 1 WHERE id = $1", fence.id)
     returned = Failure(kind=kind, message="the worker is stopping")
@@ -196,7 +196,34 @@ async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(sett
         await send_results(settings, result(fence, Outcome.RETRY, error=returned))
         found = await in_state(pool, fence, "scheduled")
     assert (found["attempt"], found["failures"], found["losses"]) == (1, 2, 1)
-    assert found["due_at"] <= found["updated_at"], "without a back-off"
+    delay_s = (found["due_at"] - found["updated_at"]).total_seconds() if found["due_at"] else 0
+    assert delay_s == (0.25 if kind == NO_HANDLER else 0), "without a back-off"
+
+
+async def test_a_stage_that_no_worker_handles_fails_its_task_after_the_bound_of_its_type(settings, pool):
+    """O6: the delays of attempts that were handed back add up. The task fails with the reason once
+    they reach `no_handler_s`. An attempt that a worker has run begins again at 0."""
+    lost, run = await submit_and_release(pool, settings, 2)
+    await pool.execute("UPDATE task_type SET no_handler_s = 30")
+    missing = Failure(kind=NO_HANDLER, message="this worker has no handler for stage 'nosuch' of t")
+    counted = []
+    async with running_service(create_app(settings)):
+        for attempt in range(3):
+            fences = [fence._replace(attempt=attempt) for fence in (lost, run)]
+            other = Failure(kind="RetryAfter", message="not yet") if attempt == 1 else missing
+            await pool.execute("UPDATE task SET state = 'queued' WHERE state = 'scheduled'")
+            await send_results(
+                settings,
+                result(fences[0], Outcome.RETRY, error=missing, delay_ms=20_000),
+                result(fences[1], Outcome.RETRY, error=other, delay_ms=20_000),
+            )
+            state = "failed" if attempt == 2 else "scheduled"
+            error = orjson.loads((await in_state(pool, fences[0], state))["error"])
+            counted.append((error["unhandled_s"], error["message"].startswith("no worker with a handler")))
+            found = await in_state(pool, fences[1], "scheduled")
+    assert counted == [(20, False), (40, False), (40, True)]
+    assert "'nosuch' of t" in error["message"]
+    assert orjson.loads(found["error"])["unhandled_s"] == 20
 
 
 async def test_a_retry_that_the_handler_asks_for_clears_what_its_stage_has_lost(settings, pool):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.completion import FailureCounts, Fence, Outcome, conclude
+from penstock.core.completion import FailureCounts, Fence, Outcome, conclude, conclude_unhandled
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import FINAL, IN_FLIGHT, TRANSITIONS, Priority, State, Transition, after, sources
 from penstock.errors import Conflict
@@ -69,6 +69,34 @@ def test_a_requested_retry_is_no_failure():
         5,
         FailureCounts(1, 1),
     )
+
+
+@pytest.mark.parametrize("delay_s", [None, 0.1, 20.0])
+@pytest.mark.parametrize("no_handler_s", [1.0, 3600.0])
+def test_a_stage_that_no_worker_handles_fails_its_task_within_the_bound_of_its_type(delay_s, no_handler_s):
+    """O6: attempts that workers without the handler hand back add up their delays. The task fails
+    once they reach the bound, also when a worker asks for no delay. It keeps its counts."""
+    counts = FailureCounts(2, 1)
+    fence, waited_s, unhandled_s = FENCE, 0.0, 0.0
+    while waited_s <= no_handler_s + 20:
+        ended = conclude_unhandled(
+            fence, delay_s, counts=counts, unhandled_s=unhandled_s, no_handler_s=no_handler_s
+        )
+        assert (ended.counts, ended.stage, ended.step) == (counts, fence.stage, fence.step)
+        if ended.state is State.FAILED:
+            break
+        assert (ended.state, ended.attempt) == (State.SCHEDULED, fence.attempt + 1)
+        assert ended.delay_s >= 0.25
+        fence, unhandled_s = fence._replace(attempt=ended.attempt), ended.unhandled_s
+        waited_s += ended.delay_s
+    assert no_handler_s <= waited_s == ended.unhandled_s < no_handler_s + 20
+    assert ended.attempt == fence.attempt
+
+
+def test_a_type_without_a_bound_never_fails_a_task_for_a_missing_handler():
+    """O6: no_handler_s null."""
+    ended = conclude_unhandled(FENCE, 20, counts=FailureCounts(), unhandled_s=1e9, no_handler_s=None)
+    assert (ended.state, ended.delay_s) == (State.SCHEDULED, 20)
 
 
 def test_a_permanent_failure_is_not_retried():

@@ -134,6 +134,12 @@ def test_a_delayed_task_has_its_due_time_and_retry():
         "the last worker that took it had no handler for its stage (it has: start); "
         "it is tried again (attempt 2) in 12.5 s"
     )
+    bounded = dataclasses.replace(
+        later, attempt=2, unhandled="it has: start", unhandled_s=40.0, no_handler_s=3600.0
+    )
+    assert why(bounded).sentence == (
+        f"{unhandled.sentence}, and fails after 3,600 s of such delays (40 s so far)"
+    )
     overdue = dataclasses.replace(later, due_at=SINCE)
     assert why(overdue).reason is WaitReason.NEXT
     assert why(dataclasses.replace(overdue, owner=None)).reason is WaitReason.NO_OWNER

@@ -381,5 +381,5 @@ def _start_thread(
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, ended)
 
-    threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.token}", daemon=True).start()
+    threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.attempt_id}", daemon=True).start()
     return future

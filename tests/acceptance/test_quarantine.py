@@ -131,4 +131,6 @@ async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_option
     assert len({run["worker"] for run in runs}) == len(runs) >= 2
     calls = [line.split() for line in charges.read_text().splitlines()]
     assert {attempt for _key, attempt in calls} >= {f"{logged.id}-0-{attempt}" for attempt in expected}
-    assert {key for key, _attempt in calls} == {f"{logged.id}-0"}, "the payment service charges once for each key"
+    assert {key for key, _attempt in calls} == {f"{logged.id}-0"}, (
+        "the payment service charges once for each key"
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from penstock import tracing
+from penstock import forking, tracing
 from penstock.contracts.progress import Progress
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
@@ -299,6 +300,8 @@ class Execution:
                     return await cast("Awaitable[Outcome]", stage.handler(task))
             return await self._on_thread(stage, task, ready.priority)
         finally:
+            if forking.is_child():
+                forking.end_child(sys.exception())
             # Those of threads that the handler has started.
             task.end_commands()
 
@@ -309,7 +312,12 @@ class Execution:
 
         async def call(task: Task, arguments: Mapping[str, Any]) -> Any:
             if stage.is_async:
-                return await cast("Awaitable[Outcome]", stage.handler(task, **arguments))
+                try:
+                    return await cast("Awaitable[Outcome]", stage.handler(task, **arguments))
+                finally:
+                    # Before the parent's middleware.
+                    if forking.is_child():
+                        forking.end_child(sys.exception())
             try:
                 return await _in_thread(partial(stage.handler, **arguments), task)
             except _Raised as raised:
@@ -377,6 +385,8 @@ def _start_thread(
             ended = (context.run(handler, task), None)
         except BaseException as error:  # noqa: BLE001 (the loop turns it into a result)
             ended = (None, error)
+        if forking.is_child():
+            forking.end_child(ended[1])
         # The process may have stopped meanwhile.
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, ended)

@@ -26,7 +26,6 @@ from typing import NoReturn
 _private: dict[int, int] = {}
 # Signals for which the event loop of a service has handlers.
 _handled: list[signal.Signals] = []
-_is_child = False
 
 
 class _Mask(threading.local):
@@ -39,7 +38,7 @@ _mask = _Mask()
 def keep_from_children(number: int) -> None:
     """Replaces a file by the null device in forked children.
 
-    The number stays in use there: whatever in the child still holds it closes no other file.
+    The number stays in use in the child: an object that holds it closes no other file.
 
     Args:
         number: of a socket, a pipe or a file that is open.
@@ -66,17 +65,18 @@ def default_signals_in_children(*numbers: signal.Signals) -> Iterator[None]:
                 _handled.remove(number)
 
 
-def is_child() -> bool:
-    """Whether this process was forked from a service or a worker."""
-    return _is_child
-
-
-def end_child(error: BaseException | None) -> NoReturn:
-    """Ends a forked child whose code returns into that of its parent, without its cleanup.
+def end_if_child(parent: int, error: BaseException | None) -> None:
+    """Ends a forked child whose code returns into that of its parent, without cleanup.
 
     Args:
-        error: raised there; the status is that of `SystemExit`, or 1 for others.
+        parent: id of the process that runs the code; nothing happens in it.
+        error: raised in the child; the status is that of `SystemExit`, or 1 for others.
     """
+    if os.getpid() != parent:
+        _end(error)
+
+
+def _end(error: BaseException | None) -> NoReturn:
     status: object = 0
     if isinstance(error, SystemExit):
         status = 0 if error.code is None else error.code
@@ -105,9 +105,7 @@ def _unblock() -> None:
 
 
 def _in_child() -> None:
-    global _is_child  # noqa: PLW0603 (of the process)
     if _handled:
-        _is_child = True
         _handled.clear()
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():

@@ -58,7 +58,7 @@ def sockets() -> int:
 
 
 def in_child(look: Callable[[], Any]) -> Any:
-    """What a function returns in a forked child; "it hangs" if it does not return."""
+    """Returns the result of a function in a forked child, or "it hangs"."""
     receiving, sending = FORK.Pipe(duplex=False)
 
     def run() -> None:
@@ -99,7 +99,7 @@ async def signals(stopping: asyncio.Event, ready: process.Ready) -> dict[str, An
         child.kill()
         child.join()
     on_thread = await asyncio.to_thread(in_child, handlers)
-    # What came by the descriptor would be handled now.
+    # The loop would handle a signal of the descriptor now.
     await asyncio.sleep(0)
     await asyncio.sleep(0.01)
     return {
@@ -137,7 +137,7 @@ async def connections(_stopping: asyncio.Event, ready: process.Ready) -> dict[st
     return {"before": before, "child": of_child, "after": after}
 
 
-async def returns(_stopping: asyncio.Event, ready: process.Ready) -> dict[str, Any]:
+async def outcomes(_stopping: asyncio.Event, ready: process.Ready) -> dict[str, Any]:
     """A child whose code returns from its handler ends there."""
     ready()
     worker, statuses = Worker(kafka="nowhere:1"), []
@@ -283,7 +283,7 @@ def main(verb: str, *arguments: str) -> int:
         found = {"locks": locks, "client": client}[verb](*arguments)
         print(json.dumps(found), flush=True)
         return 0
-    work = {"signals": signals, "connections": connections, "returns": returns}[verb]
+    work = {"signals": signals, "connections": connections, "outcomes": outcomes}[verb]
     if arguments == ("plain",):
         process.event_loop_factory = lambda: _PlainLoop
 

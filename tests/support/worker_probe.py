@@ -8,6 +8,7 @@ import time
 
 from penstock.core import early_start
 from penstock.worker import Done, Task, Worker, unclaimed
+from tests.support import forking_probe
 
 if "CLAIM_AFTER_S" in os.environ:
     # Every record is new, and its attempt stays unclaimed for so long.
@@ -65,6 +66,16 @@ async def holds(task: Task) -> Done:
         # Threads run again, but the loop of the handlers does not.
         time.sleep(0.5)  # noqa: ASYNC251 (the blocking call under test)
     print(f"ended {task.attempt_id}", flush=True)
+    return Done()
+
+
+@worker.stage("t.forks")
+def forks(_task: Task) -> Done:
+    child = forking_probe.FORK.Process(target=time.sleep, args=(600,))
+    child.start()
+    child.terminate()
+    child.join()
+    print(f"child {child.exitcode} {forking_probe.in_child(forking_probe.sockets)}", flush=True)
     return Done()
 
 

@@ -51,10 +51,10 @@ def test_a_child_has_no_connections_of_its_parent(loop: str) -> None:
     assert probe("connections", loop) == {"before": here, "child": 0, "after": here}
 
 
-def test_a_child_that_returns_from_its_handler_ends() -> None:
+def test_a_child_ends_with_its_handler() -> None:
     """W1: it does not become a second worker with the same attempts. Its status is that of
     `sys.exit`, and its parent's middleware does not see it."""
-    assert probe("returns") == {"statuses": [0, 3] * 4, "results": ["done"] * 8, "process": True}
+    assert probe("outcomes") == {"statuses": [0, 3] * 4, "results": ["done"] * 8, "process": True}
 
 
 def test_a_child_keeps_no_lock(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def gateway() -> Iterator[str]:
 
 def test_a_client_works_in_a_forked_child(gateway: str) -> None:
     """H1: a `SyncClient` that the parent of a prefork server has opened connects anew in a child,
-    where it waited for ever. What cannot go on there raises an error that says so."""
+    where it waited without end. What cannot go on there raises an error that says so."""
     begun = "the iteration began in another process: begin it again in this process"
     opened = "the client was opened in another process: open one in this process, after the fork"
     assert probe("client", gateway) == {

@@ -91,7 +91,7 @@ class SyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._process = 0
-        # Of parents. They are kept, because they would be closed when they are collected.
+        # The loops and sessions of parents, which would be closed when they are collected.
         self._inherited: list[object] = []
 
     @property
@@ -211,6 +211,9 @@ class SyncClient:
     def _open_in_child(self) -> None:
         with _opening:
             if self._process != os.getpid():
+                assert self._loop is not None
+                # At the end of the child it would log that the parent's connection is open.
+                self._loop.set_exception_handler(lambda _loop, _context: None)
                 self._inherited += [self._loop, self._client._session]  # noqa: SLF001 (see `__init__`)
                 self._open()
 

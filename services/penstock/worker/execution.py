@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -175,6 +176,7 @@ class Execution:
         self._threads = PrioritySemaphore(threads)
         self._missing = MissingHandlers(stages.keys())
         self._logs = logs
+        self._process = os.getpid()
 
     async def run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt to its result.
@@ -300,8 +302,7 @@ class Execution:
                     return await cast("Awaitable[Outcome]", stage.handler(task))
             return await self._on_thread(stage, task, ready.priority)
         finally:
-            if forking.is_child():
-                forking.end_child(sys.exception())
+            forking.end_if_child(self._process, sys.exception())
             # Those of threads that the handler has started.
             task.end_commands()
 
@@ -316,8 +317,7 @@ class Execution:
                     return await cast("Awaitable[Outcome]", stage.handler(task, **arguments))
                 finally:
                     # Before the parent's middleware.
-                    if forking.is_child():
-                        forking.end_child(sys.exception())
+                    forking.end_if_child(self._process, sys.exception())
             try:
                 return await _in_thread(partial(stage.handler, **arguments), task)
             except _Raised as raised:
@@ -373,7 +373,7 @@ def _start_thread(
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, None] | tuple[None, BaseException]] = loop.create_future()
-    context = contextvars.copy_context()
+    context, process = contextvars.copy_context(), os.getpid()
 
     def settle(ended: tuple[Any, None] | tuple[None, BaseException]) -> None:
         if not future.done():
@@ -385,8 +385,7 @@ def _start_thread(
             ended = (context.run(handler, task), None)
         except BaseException as error:  # noqa: BLE001 (the loop turns it into a result)
             ended = (None, error)
-        if forking.is_child():
-            forking.end_child(ended[1])
+        forking.end_if_child(process, ended[1])
         # The process may have stopped meanwhile.
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, ended)

@@ -105,23 +105,31 @@ def _unblock() -> None:
 
 
 def _in_child() -> None:
-    if _handled:
-        _handled.clear()
-        signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals():
-            if _is_of_a_loop(signal.getsignal(number)):
-                signal.signal(
-                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                )
-    _unblock()
+    try:
+        if _handled:
+            _reset_signals()
+    finally:
+        _unblock()
     if _private:
-        null = os.open(os.devnull, os.O_RDWR)
-        for file, inode in _private.items():
-            with suppress(OSError):
-                if os.fstat(file).st_ino == inode:
-                    os.dup2(null, file, inheritable=False)
-        os.close(null)
-        _private.clear()
+        _replace_files()
+
+
+def _reset_signals() -> None:
+    _handled.clear()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if _is_of_a_loop(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _replace_files() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for number, inode in _private.items():
+        with suppress(OSError):
+            if os.fstat(number).st_ino == inode:
+                os.dup2(null, number, inheritable=False)
+    os.close(null)
+    _private.clear()
 
 
 def _is_of_a_loop(handler: object) -> bool:

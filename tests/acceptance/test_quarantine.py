@@ -84,7 +84,7 @@ async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_option
     W8, L2: each attempt of a task that logs first has its lines, and a mark that the worker was
     lost.
 
-    W1: each attempt charges before it dies, with the same idempotency key: one charge.
+    W8: each attempt charges before it dies, with the same idempotency key: one charge.
     """
     options = shared_options()
     async with Deployment(options) as deployment, Client(deployment.gateway_url) as client:

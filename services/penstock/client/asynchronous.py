@@ -138,7 +138,8 @@ class Client(
         self._held = 0
 
     async def __aenter__(self) -> Self:
-        self._process = os.getpid()
+        # In a forked child, requests of the parent's threads do not count.
+        self._process, self._held = os.getpid(), 0
         headers = {"User-Agent": f"penstock-client/{penstock.__version__}", **self._deployment}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(socket_factory=make_socket),

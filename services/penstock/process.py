@@ -39,6 +39,7 @@ from penstock.errors import (
     Unauthenticated,
     Unavailable,
 )
+from penstock.forking import default_signals_in_children
 from penstock.variables import misspelt
 
 EXIT_FAILED = 1
@@ -231,7 +232,8 @@ def stop_signals(
     for number in numbers:
         loop.add_signal_handler(number, on_signal)
     try:
-        yield
+        with default_signals_in_children(*numbers):
+            yield
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

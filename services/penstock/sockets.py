@@ -1,7 +1,7 @@
-"""TCP options of connections to servers: an end that has vanished is noticed within seconds.
+"""Options of connections to servers: an end that has vanished is noticed within seconds.
 
 By default, a connection to a host without power or network lasts for 15 minutes with data under
-way, and for two hours without.
+way, and for two hours without. Forked children do not have these connections.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import socket
 from contextlib import suppress
 from typing import Any
+
+from penstock.forking import keep_from_children
 
 # Seconds after which an end that answers nothing has vanished.
 VANISHED_S = 7
@@ -43,7 +45,10 @@ def make_socket(info: tuple[Any, ...]) -> socket.socket:
 
 
 def _set_options(found: Any) -> None:
-    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+    if found is None:
+        return
+    keep_from_children(found.fileno())
+    if found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     # A connection that has just ended takes no options. Its owner meets the connection's error.
     with suppress(OSError):

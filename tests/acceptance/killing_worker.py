@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 from penstock.client import Client
 from penstock.worker import Done, Task, Worker
@@ -22,6 +23,12 @@ def kill(way: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def charge(task: Task) -> None:
+    """Calls the payment service of the test, whose file has each call: key and attempt."""
+    with Path(os.environ["CHARGES"]).open("a") as calls:
+        calls.write(f"{task.token} {task.attempt_id}\n")
+
+
 async def logged(client: Client, task: Task) -> bool:
     """Whether the platform has the lines of this attempt."""
     return any([line async for line in client.log_lines(task.id, task.step, task.attempt)])
@@ -37,6 +44,7 @@ async def start(task: Task) -> Done:
     if task.context == "swift":
         kill("kill")
     if task.context == "logged":
+        charge(task)
         print(f"attempt {task.attempt} loads the file")
         async with Client() as client:
             await wait_until(lambda: logged(client, task))

@@ -77,12 +77,14 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
     assert sum(deaths[status] for status in (17, -11, -9)) <= 3 * len(killers) + len(killers)
 
 
-async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_options):
+async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_options, tmp_path):
     """W3, W8: a handler that kills its process within milliseconds is not counted the first time,
     because its attempt is not claimed yet. It is counted from then on, and quarantined.
 
     W8, L2: each attempt of a task that logs first has its lines, and a mark that the worker was
     lost.
+
+    W8: each attempt charges before it dies, with the same idempotency key: one charge.
     """
     options = shared_options()
     async with Deployment(options) as deployment, Client(deployment.gateway_url) as client:
@@ -100,7 +102,8 @@ async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_option
             await client.wait([task.id])
             return await claims() == before
 
-        async with supervised_worker(deployment.environment) as deaths:
+        charges = tmp_path / "charges"
+        async with supervised_worker({**deployment.environment, "CHARGES": str(charges)}) as deaths:
             await wait_until(runs_unclaimed, what="short tasks run before they are claimed")
             killer = await client.submit("risky", "swift", stage="start")
             await client.wait([killer.id])
@@ -126,3 +129,8 @@ async def test_a_task_that_kills_its_worker_at_once_is_quarantined(shared_option
     assert lines == {attempt: [f"attempt {attempt} loads the file", lost] for attempt in expected}
     assert [run["state"] for run in runs] == ["lost"] * len(runs)
     assert len({run["worker"] for run in runs}) == len(runs) >= 2
+    calls = [line.split() for line in charges.read_text().splitlines()]
+    assert {attempt for _key, attempt in calls} >= {f"{logged.id}-0-{attempt}" for attempt in expected}
+    assert {key for key, _attempt in calls} == {f"{logged.id}-0"}, (
+        "the payment service charges once for each key"
+    )

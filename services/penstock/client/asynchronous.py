@@ -79,6 +79,9 @@ class Client(
 ):
     """A connection to a gateway for the time of an `async with` block.
 
+    A forked child opens its own client: the methods of one that its parent has opened raise
+    RuntimeError there.
+
     Args:
         url: address of the gateway. None is PENSTOCK_GATEWAY, or else the deployment that `penstock
             up` runs in PENSTOCK_DATA_DIR or `.penstock`, or else `http://127.0.0.1:8420`.
@@ -129,12 +132,15 @@ class Client(
         self._generates_keys = own_keys
         self._credentials = Credentials.from_environment() if api_key is None else Credentials(api_key)
         self._session: aiohttp.ClientSession | None = None
+        self._process = 0
         # `SyncClient` replaces them by its own.
         self._read_result: Callable[..., Any] = self.result
         self._read_output: Callable[..., Any] = self.flow_output
         self._held = 0
 
     async def __aenter__(self) -> Self:
+        # In a forked child, requests of the parent's threads do not count.
+        self._process, self._held = os.getpid(), 0
         headers = {"User-Agent": f"penstock-client/{penstock.__version__}", **self._deployment}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(socket_factory=make_socket),
@@ -145,9 +151,18 @@ class Client(
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
+        if self._session is not None and self._process == os.getpid():
             await self._session.close()
             self._session = None
+
+    @property
+    def _open_session(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "use the client in an `async with` block"
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "the client was opened in another process: open one in this process, after the fork"
+            )
+        return self._session
 
     async def submit(
         self,
@@ -377,9 +392,9 @@ class Client(
             GatewayUnavailable: no gateway answers, or the answer has broken off.
             PenstockError: the error of the answer's problem document.
         """
-        assert self._session is not None, "use the client in an `async with` block"
+        session = self._open_session
         try:
-            async with self._session.get(
+            async with session.get(
                 as_given(self.url + path),
                 params=list(query),
                 headers={**self._credentials.headers, **(headers or {})},
@@ -400,10 +415,10 @@ class Client(
     async def _send(
         self, method: str, path: str, body: bytes | None, query: Query, credentials: Mapping[str, str]
     ) -> dict[str, Any]:
-        assert self._session is not None, "use the client in an `async with` block"
+        session = self._open_session
         headers = {**credentials, "Content-Type": "application/json"} if body is not None else credentials
         try:
-            async with self._session.request(
+            async with session.request(
                 method,
                 as_given(self.url + path),
                 params=list(query),

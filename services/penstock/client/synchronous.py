@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -14,6 +15,20 @@ from penstock.client.asynchronous import Client
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+# Threads of a forked child may use the client first at the same time.
+_opening = threading.Lock()
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold it.
+    global _opening  # noqa: PLW0603 (of the process)
+    _opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _blocking(
@@ -46,6 +61,9 @@ def _iterating(
 class SyncClient:
     """A connection to a gateway for the time of a `with` block; threads may share it.
 
+    Forked children may use it too, such as the processes of a web server: each opens a connection
+    of its own. An iteration that began in the parent raises RuntimeError there.
+
     Arguments, methods and errors are those of `Client`. Functions passed as `progress` or `begun`
     run on another thread.
     """
@@ -72,6 +90,9 @@ class SyncClient:
         self._client._read_output = self.flow_output  # noqa: SLF001 (likewise)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._process = 0
+        # The loops and sessions of parents, which would be closed when they are collected.
+        self._inherited: list[object] = []
 
     @property
     def url(self) -> str:
@@ -163,15 +184,15 @@ class SyncClient:
     public_keys = _blocking(Client.public_keys)
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-client", daemon=True)
-        self._thread.start()
-        self._run(self._client.__aenter__())
+        self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._loop is not None
         assert self._thread is not None
+        if self._process != os.getpid():
+            # This child has not used it.
+            return
         self._run(self._client.__aexit__())
         self._run(self._loop.shutdown_asyncgens())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -179,10 +200,30 @@ class SyncClient:
         self._loop.close()
         self._loop = self._thread = None
 
+    def _open(self) -> None:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="penstock-client", daemon=True)
+        thread.start()
+        asyncio.run_coroutine_threadsafe(self._client.__aenter__(), loop).result()
+        self._loop, self._thread = loop, thread
+        self._process = os.getpid()
+
+    def _open_in_child(self) -> None:
+        with _opening:
+            if self._process != os.getpid():
+                assert self._loop is not None
+                # At the end of the child it would log that the parent's connection is open.
+                self._loop.set_exception_handler(lambda _loop, _context: None)
+                self._inherited += [self._loop, self._client._session]  # noqa: SLF001 (see `__init__`)
+                self._open()
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             coroutine.close()
             raise RuntimeError("the client is not open: use it in a `with` block")
+        if self._process != os.getpid():
+            # The thread of the parent's loop is not in this process: its answer would never come.
+            self._open_in_child()
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -200,7 +241,10 @@ class SyncClient:
             except StopAsyncIteration:
                 return False, None
 
+        process = os.getpid()
         while True:
+            if process != os.getpid():
+                raise RuntimeError("the iteration began in another process: begin it again in this process")
             found, item = self._run(next_item())
             if not found:
                 return

@@ -21,6 +21,7 @@ from typing import Any
 from aiohttp import http_exceptions, web
 
 from penstock.core.hosts import HostPolicy
+from penstock.forking import keep_from_children
 from penstock.http.connection_guard import FEW, ConnectionCounts, ConnectionGuard, ConnectionLimits
 from penstock.http.connections import Connection
 from penstock.http.problems import Problem
@@ -155,6 +156,9 @@ async def listen(
         return Connection(manager, guard, _answer_failure, loop=loop, **options)
 
     server = await loop.create_server(connect, host, port, backlog=_BACKLOG)
+    for listening in server.sockets:
+        # Otherwise a child that outlives this process would keep the port.
+        keep_from_children(listening.fileno())
     guard.start()
     try:
         yield server.sockets[0].getsockname()[1]

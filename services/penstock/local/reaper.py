@@ -36,7 +36,9 @@ class Reaper:
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(  # noqa: S603 (this very file)
+        from penstock.forking import keep_from_children  # noqa: PLC0415 (the reaper process has no penstock)
+
+        process = subprocess.Popen(  # noqa: S603 (this very file)
             [sys.executable, "-I", "-S", str(Path(__file__))],
             stdin=subprocess.PIPE,
             # Otherwise it would keep open the output of a deployment that leaves its terminal.
@@ -46,6 +48,10 @@ class Reaper:
             # Unbuffered, so that a broken pipe leaves no data behind.
             bufsize=0,
         )
+        assert process.stdin is not None
+        # A forked child that outlives the deployment would keep the pipe, and the reaper waiting.
+        keep_from_children(process.stdin.fileno())
+        return process
 
     def add(self, pid: int, *, order: int, stop_signal: int, grace_s: float) -> None:
         """Registers process group `pid`; groups with the lowest `order` are stopped first."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from penstock.discovery import DEFAULT_DATA_DIR, Addresses
 from penstock.errors import CannotStart
+from penstock.forking import keep_from_children
 
 CALLBACK_SECRETS = "PENSTOCK_CALLBACK_SECRETS"
 ENCRYPTION_KEYS = "PENSTOCK_ENCRYPTION_KEYS"
@@ -44,6 +45,8 @@ class DataDir:
             # Keeps the directory out of a surrounding git repository.
             (self.path / ".gitignore").write_text("*\n")
             self._lock = (self.path / "lock").open("a+")
+            # A forked child would keep the lock.
+            keep_from_children(self._lock.fileno())
         except OSError as error:
             raise CannotStart(
                 f"{self.path} cannot be written ({error.strerror}): choose another --data-dir"

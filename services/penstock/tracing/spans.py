@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import penstock
@@ -62,6 +62,36 @@ class OtelSpan:
             yield
 
 
+class ProcessExporter(SpanExporter):
+    """Exports spans on connections of this process: a forked child does not use its parent's.
+
+    Args:
+        connect: makes an exporter, which has connections.
+    """
+
+    def __init__(self, connect: Callable[[], SpanExporter] = OTLPSpanExporter) -> None:
+        self._connect = connect
+        self._exporter = connect()
+        self._process = os.getpid()
+        # It is kept, because it would be closed when it is collected.
+        self._inherited: SpanExporter | None = None
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Exports a batch."""
+        if self._process != os.getpid():
+            self._inherited, self._exporter = self._exporter, self._connect()
+            self._process = os.getpid()
+        return self._exporter.export(spans)
+
+    def shutdown(self) -> None:
+        """Closes the connections."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Does nothing: an exporter keeps no spans."""
+        return self._exporter.force_flush(timeout_millis)
+
+
 class OtelTracer:
     """Creates spans.
 
@@ -77,7 +107,7 @@ class OtelTracer:
         if isinstance(provider, trace.ProxyTracerProvider):
             named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": f"penstock-{service}"}
             provider = self._own = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+            provider.add_span_processor(BatchSpanProcessor(ProcessExporter()))
             trace.set_tracer_provider(provider)
         self._tracer = provider.get_tracer("penstock", penstock.__version__)
 

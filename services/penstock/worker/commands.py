@@ -330,3 +330,8 @@ _running: set[Command] = set()
 def _kill_all() -> None:
     for command in tuple(_running):
         command.kill()
+
+
+# They are the parent's: the end of a forked child must not end them.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.clear)

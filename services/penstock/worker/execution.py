@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from penstock import tracing
+from penstock import forking, tracing
 from penstock.contracts.progress import Progress
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
@@ -174,6 +176,7 @@ class Execution:
         self._threads = PrioritySemaphore(threads)
         self._missing = MissingHandlers(stages.keys())
         self._logs = logs
+        self._process = os.getpid()
 
     async def run(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt to its result.
@@ -299,6 +302,7 @@ class Execution:
                     return await cast("Awaitable[Outcome]", stage.handler(task))
             return await self._on_thread(stage, task, ready.priority)
         finally:
+            forking.end_if_child(self._process, sys.exception())
             # Those of threads that the handler has started.
             task.end_commands()
 
@@ -309,7 +313,11 @@ class Execution:
 
         async def call(task: Task, arguments: Mapping[str, Any]) -> Any:
             if stage.is_async:
-                return await cast("Awaitable[Outcome]", stage.handler(task, **arguments))
+                try:
+                    return await cast("Awaitable[Outcome]", stage.handler(task, **arguments))
+                finally:
+                    # Before the parent's middleware.
+                    forking.end_if_child(self._process, sys.exception())
             try:
                 return await _in_thread(partial(stage.handler, **arguments), task)
             except _Raised as raised:
@@ -365,7 +373,7 @@ def _start_thread(
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, None] | tuple[None, BaseException]] = loop.create_future()
-    context = contextvars.copy_context()
+    context, process = contextvars.copy_context(), os.getpid()
 
     def settle(ended: tuple[Any, None] | tuple[None, BaseException]) -> None:
         if not future.done():
@@ -377,9 +385,10 @@ def _start_thread(
             ended = (context.run(handler, task), None)
         except BaseException as error:  # noqa: BLE001 (the loop turns it into a result)
             ended = (None, error)
+        forking.end_if_child(process, ended[1])
         # The process may have stopped meanwhile.
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, ended)
 
-    threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.token}", daemon=True).start()
+    threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.attempt_id}", daemon=True).start()
     return future

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from penstock.contracts.progress import Progress, progress_line
@@ -409,7 +410,17 @@ class RunLog:
         self.end("handed_back" if result.handed_back else result.outcome.value)
 
 
-_adding = threading.local()
+_adding: Any = threading.local()
+
+
+def _drop_lines() -> None:
+    # A forked child has no thread that ships, and one of the parent may hold the buffer's lock.
+    global _adding  # noqa: PLW0603 (of the process)
+    _adding = SimpleNamespace(active=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_lines)
 
 
 def _now_ms() -> int:

@@ -170,7 +170,20 @@ class Task(Generic[C]):
 
     @property
     def token(self) -> str:
-        """Identifies this attempt on every worker: an idempotency key for side effects."""
+        """The same for all attempts of this step: an idempotency key for side effects.
+
+        Another attempt must repeat the same side effect, so its key is the same. A handler with
+        several side effects adds a name to it: `f"{task.token}-refund"`.
+        """
+        return f"{self.id}-{self.step}"
+
+    @property
+    def attempt_id(self) -> str:
+        """The identity of this attempt as text: task id, step and attempt.
+
+        Each attempt has another one. It suits names of temporary files, which an earlier attempt
+        may still write. It is no idempotency key.
+        """
         return f"{self.id}-{self.step}-{self.attempt}"
 
     @property

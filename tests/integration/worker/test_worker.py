@@ -27,6 +27,7 @@ from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.connection import admin_client, create_topics
 from penstock.kafka.topics import ready, workers_group
+from penstock.local.ports import choose_port
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.worker import Done, Next, Worker, WorkerSettings
@@ -258,6 +259,22 @@ async def test_sigterm_lets_handlers_finish(settings):
         assert await worker.wait() == 0
     assert (await results(settings))[1]["outcome"] == "done"
     assert await heartbeats_of(settings, "release") == [1]
+
+
+async def test_a_handler_may_fork(settings):
+    """W1: a signal for the child of a handler ends the child and not the worker, which goes on. The
+    child has no connection to Kafka, and no other of the worker."""
+    await release(settings, 1, stage="forks")
+    async with process(settings, PENSTOCK_WORKER_METRICS_PORT=str(choose_port())) as worker:
+        assert await worker.stdout.readline() == b"child -15 0\n"
+        await release(settings, 2)
+        assert await worker.stdout.readline() == b"ran 2-0-0\n"
+        worker.send_signal(signal.SIGTERM)
+        assert await worker.wait() == 0
+    assert {number: result["outcome"] for number, result in (await results(settings)).items()} == {
+        1: "done",
+        2: "done",
+    }
 
 
 async def test_a_drain_requeues_a_task_that_exceeds_its_time(settings):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -38,8 +39,8 @@ async def run(
 
 
 async def test_a_handler_receives_its_task():
-    """W1: a handler receives the decoded context, the ids, and a token that is unique to the
-    attempt."""
+    """W1: a handler receives the decoded context, the ids, a token that is the same for all
+    attempts of its step, and the id of the attempt."""
     seen = []
 
     async def handler(task):
@@ -49,7 +50,9 @@ async def test_a_handler_receives_its_task():
     await run(handler)
     [task] = seen
     assert (task.id, task.type, task.stage, task.step, task.attempt, task.tries) == (7, "t", "s", 2, 1, 1)
-    assert (task.context, task.token) == ({"a": 1}, "7-2-1")
+    assert (task.context, task.token, task.attempt_id) == ({"a": 1}, "7-2", "7-2-1")
+    assert replace(task, attempt=2).token == task.token
+    assert replace(task, step=3, attempt=0).token != task.token
 
 
 @pytest.mark.parametrize("sync", [False, True])

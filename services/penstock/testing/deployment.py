@@ -74,6 +74,7 @@ class Deployment:
                 await self._client.put_flow_definition(definition)
             await self._start()
         except BaseException:
+            # Raised again: without this call, what has started would go on.
             await self.close()
             raise
         return self

@@ -4,8 +4,9 @@ Guarantees: SIGTERM or SIGINT makes the service drain and stop. A second signal,
 later, or a drain that exceeds its grace period, ends the process at once (status 70). An exception
 that leaves the service ends the process with its message and the status of `exit_status`, so that a
 supervisor restarts it; `SystemExit` of one of its tasks ends nothing (`concurrency.exits`). A
-service that lacks a server, or loses a session, begins again in its process: an outage ends none. Tasks and threads that outlive the service cannot keep the process. A
-process that cannot make progress ends instead of looking alive.
+service that lacks a server, or loses a session, begins again in its process: an outage ends none.
+Tasks and threads that outlive the service cannot keep the process. A process that cannot make
+progress ends instead of looking alive.
 """
 
 from __future__ import annotations

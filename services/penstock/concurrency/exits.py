@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A new event loop, which is closed at the end: cancels its tasks, and waits for its threads."""
+    """A new event loop; at the end its tasks are cancelled, and its threads are waited for."""
     runner = asyncio.Runner(loop_factory=event_loop_factory())
     try:
         yield runner.get_loop()
@@ -62,6 +62,6 @@ def _raised_by(main: asyncio.Task[Any], error: BaseException) -> bool:
 def _log_refused(error: BaseException) -> None:
     log.error(
         "A task or callback called for the end of the process, which goes on",
-        extra={"event": "exit_refused", "error": repr(error)},
+        extra={"event": "exit_refused"},
         exc_info=error,
     )

@@ -61,8 +61,8 @@ abandoned = ContextVar("abandoned")
 )
 @pytest.mark.parametrize("where", ["handler", "middleware", "provider"])
 async def test_what_an_attempt_sets_is_seen_by_no_other(monkeypatch, end, isolation, where):
-    """W1: the next attempt begins when one ends, and must not have the value of another tenant. What
-    a function of the start has set is seen by all."""
+    """W1: the next attempt begins when one ends, and must not have the value of another tenant.
+    All see what a function of the start has set."""
     monkeypatch.setattr(execution, "ABANDON_S", 0.0)
     worker, seen, released = Worker(worker_gateway="http://gateway.example"), [], asyncio.Event()
     abandoned.set(released)
@@ -101,7 +101,11 @@ async def test_what_an_attempt_sets_is_seen_by_no_other(monkeypatch, end, isolat
     async with worker._lifecycle.running():
         runs = Execution(worker._stages, None, 1, around=worker._around)
         pool = HandlerPool(
-            runs, results.append, 1, lambda each: pool.begin(each), lambda each: pool.end_turn(each)
+            runs,
+            results.append,
+            1,
+            lambda each: pool.begin(each),  # noqa: PLW0108 (the pool follows)
+            lambda each: pool.end_turn(each),  # noqa: PLW0108 (the pool follows)
         )
         # As from the platform, whose context is another one.
         copy_context().run(

@@ -31,7 +31,7 @@ def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
         try:
             runner.close()
         except SystemExit as error:
-            # Of a task that was cancelled; it must not replace the status of the process.
+            # A task that was cancelled has raised it: the status of the process stays.
             _log_refused(error)
 
 

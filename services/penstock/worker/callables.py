@@ -1,4 +1,4 @@
-"""What a callable that a user registers is: async, or a generator, whatever object it is."""
+"""Finds out whether a callable that a user registers is async, or a generator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import inspect
 from typing import Any
 
-# What `contextmanager` and `asynccontextmanager` make of generators.
+# The results of `contextmanager` and `asynccontextmanager`.
 _MANAGERS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)  # noqa: SLF001 (they have no public names)
 
 
@@ -45,7 +45,7 @@ def is_unopened(value: Any) -> bool:
 
 
 def call_problem(function: Any, *arguments: object) -> str | None:
-    """Why a call with these arguments cannot succeed; None when it can, or nobody knows."""
+    """Why a call with these arguments cannot succeed; None when it can, or when its signature is unknown."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:

@@ -48,7 +48,7 @@ class Handlers:
     async def static(task):
         return await coroutine(task)
 
-    def returns_a_coroutine(self, task):
+    def forward(self, task):
         return coroutine(task)
 
 
@@ -81,7 +81,7 @@ HANDLERS = {
     "method": Handlers().method,
     "class method": Handlers.of_class,
     "static method": Handlers.static,
-    "method that returns a coroutine": Handlers().returns_a_coroutine,
+    "method that returns a coroutine": Handlers().forward,
     "partial": functools.partial(coroutine),
     "partial of a function": functools.partial(plain),
     "partial of an object": functools.partial(functools.partial(Handlers())),
@@ -99,7 +99,7 @@ HANDLERS = {
 @pytest.mark.parametrize("surrounded", [False, True])
 @pytest.mark.parametrize("kind", HANDLERS)
 async def test_a_handler_may_be_any_callable(worker, kind, surrounded):
-    """W1: whatever returns an outcome, or a coroutine of one."""
+    """W1: a call returns an outcome, or a coroutine of one."""
     worker.stage("t.s")(HANDLERS[kind])
     if surrounded:
         worker.middleware(around)

@@ -22,31 +22,31 @@ tenant = ContextVar("tenant", default="nobody")
 TASKS = 6
 
 
-async def returns(_task):
+async def succeed(_task):
     return Done()
 
 
-async def raises(_task):
+async def fail(_task):
     raise LookupError
 
 
-async def cancels_itself(_task):
+async def cancel_itself(_task):
     asyncio.current_task().cancel()
     await asyncio.sleep(0)
 
 
-async def times_out(_task):
+async def hang(_task):
     await asyncio.Event().wait()
 
 
-async def swallows_its_cancellation(_task):
+async def swallow_its_cancellation(_task):
     while True:
         with suppress(asyncio.CancelledError):
             await abandoned.get().wait()
             return Done()
 
 
-def returns_on_a_thread(_task):
+def succeed_on_a_thread(_task):
     return Done()
 
 
@@ -56,7 +56,7 @@ abandoned = ContextVar("abandoned")
 @pytest.mark.parametrize("isolation", [None, Isolation.ALONE], ids=["common", "suspects"])
 @pytest.mark.parametrize(
     "end",
-    [returns, raises, cancels_itself, times_out, swallows_its_cancellation, returns_on_a_thread],
+    [succeed, fail, cancel_itself, hang, swallow_its_cancellation, succeed_on_a_thread],
     ids=lambda function: function.__name__,
 )
 @pytest.mark.parametrize("where", ["handler", "middleware", "provider"])
@@ -94,8 +94,8 @@ async def test_what_an_attempt_sets_is_seen_by_no_other(monkeypatch, end, isolat
             enter(task)
         return end(task)
 
-    chosen = synchronous if end is returns_on_a_thread else handler
-    worker.stage("t.s", timeout_s=0.001 if end in (times_out, swallows_its_cancellation) else 60)(chosen)
+    chosen = synchronous if end is succeed_on_a_thread else handler
+    worker.stage("t.s", timeout_s=0.001 if end in (hang, swallow_its_cancellation) else 60)(chosen)
     worker.on_start(lambda: tenant.set("everyone"))
     results = []
     async with worker._lifecycle.running():

@@ -32,7 +32,7 @@ def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
             runner.close()
         except SystemExit as error:
             # A task that was cancelled has raised it: the status of the process stays.
-            _log_refused(error)
+            log_refused(error)
 
 
 def run_to_end(loop: asyncio.AbstractEventLoop, main: asyncio.Task[T]) -> T:
@@ -51,7 +51,7 @@ def run_to_end(loop: asyncio.AbstractEventLoop, main: asyncio.Task[T]) -> T:
             )
             if is_ctrl_c or _raised_by(main, error):
                 raise
-            _log_refused(error)
+            log_refused(error)
 
 
 def _raised_by(main: asyncio.Task[Any], error: BaseException) -> bool:
@@ -59,7 +59,8 @@ def _raised_by(main: asyncio.Task[Any], error: BaseException) -> bool:
     return main.done() and not main.cancelled() and main.exception() is error
 
 
-def _log_refused(error: BaseException) -> None:
+def log_refused(error: BaseException) -> None:
+    """Logs an exit; the waiters of its task receive it."""
     log.error(
         "A task or callback called for the end of the process, which goes on",
         extra={"event": "exit_refused"},

@@ -45,7 +45,7 @@ def is_unopened(value: Any) -> bool:
 
 
 def call_problem(function: Any, *arguments: object) -> str | None:
-    """Why a call with these arguments cannot succeed; None when it can, or when its signature is unknown."""
+    """Why a call with these arguments cannot succeed; None if it can, or none is known."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:

@@ -69,7 +69,7 @@ class HandlerPool:
         limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
         counts: AttemptCounts | None = None,
     ) -> None:
-        # Of the worker: what a handler sets in its own context is seen by no other attempt.
+        # Each attempt has a copy of this context: no other one sees what its handler sets.
         self._context = contextvars.copy_context()
         self._counts = counts
         self._execution = execution

@@ -58,7 +58,7 @@ def generator():
 
 
 async def coroutine():
-    """Of an async handler nothing awaits it; of another one its result is no outcome."""
+    """An async handler that returns it has not awaited it; its own result is no outcome."""
 
 
 def endless():

@@ -3,9 +3,10 @@
 Guarantees: SIGTERM or SIGINT makes the service drain and stop. A second signal, at least a second
 later, or a drain that exceeds its grace period, ends the process at once (status 70). An exception
 that leaves the service ends the process with its message and the status of `exit_status`, so that a
-supervisor restarts it. A service that lacks a server, or loses a session, begins again in its
-process: an outage ends none. Tasks and threads that outlive the service cannot keep the process. A
-process that cannot make progress ends instead of looking alive.
+supervisor restarts it; `SystemExit` of one of its tasks ends nothing (`concurrency.exits`). A
+service that lacks a server, or loses a session, begins again in its process: an outage ends none.
+Tasks and threads that outlive the service cannot keep the process. A process that cannot make
+progress ends instead of looking alive.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock import logs, tracing
-from penstock.concurrency.event_loop import event_loop_factory
+from penstock.concurrency.exits import event_loop, run_to_end
 from penstock.concurrency.retry import retry_until_available
 from penstock.concurrency.stall_detector import LoopWatchdog
 from penstock.errors import (
@@ -127,9 +128,10 @@ def run(
             extra={"event": "variable_unknown", "variable": variable, "nearest": nearest},
         )
     reduce_garbage_collection()
-    with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        status = runner.run(_supervise(name, service, grace_s, on_wait, resumes=resumes, hurry=hurry))
-        # The runner now waits for all remaining tasks and threads. A task that swallows its
+    with event_loop() as loop:
+        supervise = _supervise(name, service, grace_s, on_wait, resumes=resumes, hurry=hurry)
+        status = run_to_end(loop, loop.create_task(supervise))
+        # The loop now waits for all remaining tasks and threads. A task that swallows its
         # cancellation would block it without end.
         exit_timer = _after(EXIT_TIMEOUT_S, lambda: _abandon(name, status))
     tracing.shutdown()

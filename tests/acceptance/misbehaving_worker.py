@@ -44,6 +44,24 @@ async def exits(task: Task) -> Done:
     sys.exit(3)
 
 
+@worker.stage("bad.exits-in-a-group")
+async def exits_in_a_group(task: Task) -> Done:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(call_exit())
+    return Done()
+
+
+async def call_exit() -> None:
+    sys.exit(0)
+
+
+@worker.stage("bad.exits-in-a-callback", timeout_s=0.3)
+async def exits_in_a_callback(task: Task) -> Done:
+    asyncio.get_running_loop().call_soon(sys.exit, 0)
+    await asyncio.Event().wait()
+    return Done()
+
+
 @worker.stage("bad.exits-on-a-thread")
 def exits_on_a_thread(task: Task) -> Done:
     sys.exit(3)

@@ -16,6 +16,8 @@ EXPECTED = {
     "hangs-on-a-thread": ("Timeout", "its thread was abandoned"),
     "swallows": ("Timeout", "swallowed its cancellation"),
     "exits": ("SystemExit", "3"),
+    "exits-in-a-group": ("SystemExit", "0"),
+    "exits-in-a-callback": ("Timeout", "longer than 0.3 s"),
     "exits-on-a-thread": ("SystemExit", "3"),
     "stops-iterating": ("StopIteration", "StopIteration"),
     "unprintable": ("OSError", "no such file: \\udcff.mp4"),

@@ -92,6 +92,9 @@ def load(target: str) -> Worker:
         raise CannotStart(
             f"there is no module {error.name!r} in {here} or among the installed packages"
         ) from error
+    except SystemExit as error:
+        # With its own status, which may be 0, no supervisor would report it.
+        raise CannotStart(f"the module {module_name} raised {error!r} when it was imported") from error
     finally:
         importing.reset(token)
     found = getattr(module, name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ class Batcher(Generic[T]):
         linger_s: Callable[[int], float] | None = None,
         writers: int = 1,
     ) -> None:
+        # The writer must not belong to the trace of the first item alone.
+        self._context = contextvars.copy_context()
         self._write = write
         self._max_size = max_size
         self._size_of = size_of
@@ -72,7 +75,7 @@ class Batcher(Generic[T]):
             self._urgent.set()
         self._idle.clear()
         if len(self._writers) < self._max_writers and not self._stopped:
-            writer = asyncio.create_task(self._write_waiting())
+            writer = asyncio.create_task(self._write_waiting(), context=self._context.copy())
             self._writers.add(writer)
 
     async def run(self) -> None:

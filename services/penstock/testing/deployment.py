@@ -13,6 +13,7 @@ from penstock.client.flow_models import Flow
 from penstock.client.models import Task, TaskFilter
 from penstock.core.task import State
 from penstock.errors import Conflict, PenstockError
+from penstock.testing.exits import refusing_exits
 from penstock.testing.flow_run import AnyRun, FlowRun
 from penstock.testing.models import NoEnd, Run, attempt_of
 from penstock.testing.type_settings import type_settings
@@ -66,6 +67,7 @@ class Deployment:
         return self._client
 
     async def __aenter__(self) -> Self:
+        self._stack.enter_context(refusing_exits(asyncio.get_running_loop()))
         await self._stack.enter_async_context(self._client)
         try:
             for name, settings in self._types.items():
@@ -74,6 +76,7 @@ class Deployment:
                 await self._client.put_flow_definition(definition)
             await self._start()
         except BaseException:
+            # Raised again: without this call, what has started would go on.
             await self.close()
             raise
         return self

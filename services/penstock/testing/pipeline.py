@@ -20,6 +20,7 @@ from penstock.core.task import FINAL, State
 from penstock.errors import Conflict, PenstockError
 from penstock.testing.clock import Clock, LoopTime
 from penstock.testing.driver import Driver
+from penstock.testing.exits import refusing_exits
 from penstock.testing.flow_methods import FlowMethods
 from penstock.testing.flow_run import AnyRun, FlowRun
 from penstock.testing.logs import capturing_logs
@@ -122,6 +123,7 @@ class Pipeline(FlowMethods):
             self._loop = asyncio.get_running_loop()
             self._time = LoopTime(self._loop)
             self._undo.callback(self._time.close)
+            self._undo.enter_context(refusing_exits(self._loop))
             await self._stack.enter_async_context(self._registered.lifecycle.running())
             mode = self._registered.settings.task_logs
             self._undo.enter_context(capturing_logs(mode))

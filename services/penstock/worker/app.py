@@ -26,7 +26,14 @@ from penstock.worker.lifecycle import Lifecycle
 from penstock.worker.metrics import end_stand_in, stand_in
 from penstock.worker.middleware import Middleware, check_middleware, name_of
 from penstock.worker.registered import Registered
-from penstock.worker.registration import check_policy, exceptions_of, split_name, suggesting
+from penstock.worker.registration import (
+    check_handler,
+    check_hook,
+    check_policy,
+    exceptions_of,
+    split_name,
+    suggesting,
+)
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.type_registration import TypeRegistration
 from penstock.worker.typed_contexts import reader_of
@@ -134,7 +141,7 @@ class Worker:
         Raises:
             TypeError: there is no such argument.
             SettingsError: the name, a limit, an exception or the type of the context is not
-                possible, or the stage has a handler already.
+                possible, the stage has a handler already, or the handler can return no outcome.
         """
         type_name, stage_name = split_name(name)
         if (type_name, stage_name) in self._stages:
@@ -149,6 +156,7 @@ class Worker:
         exceptions = exceptions_of(name, permanent)
 
         def register(handler: AnyHandler) -> AnyHandler:
+            check_handler(name, handler)
             # The types of a handler in a function are local names there.
             defined_in = inspect.currentframe()
             caller = defined_in.f_back if defined_in is not None else None
@@ -165,8 +173,12 @@ class Worker:
 
         It takes no arguments, and runs in the event loop of async handlers. When it raises, the
         worker ends. Several run in the order of registration. `provide` gives handlers what it
-        has opened.
+        has opened. All attempts see the context variables that it sets.
+
+        Raises:
+            SettingsError: a call of the function would fail, or run nothing.
         """
+        check_hook("on_start", function)
         self._lifecycle.starts.append(function)
         return function
 
@@ -175,7 +187,11 @@ class Worker:
 
         Several run in the reverse order of registration, and have ten seconds together. They also
         run when a function of `on_start` raises.
+
+        Raises:
+            SettingsError: a call of the function would fail, or run nothing.
         """
+        check_hook("on_stop", function)
         self._lifecycle.stops.append(function)
         return function
 

@@ -72,6 +72,7 @@ class Around:
                 try:
                     return await call(task, arguments)
                 except BaseException as error:
+                    # Raised again below, even if a provider swallows it.
                     raised = error
                     raise
             # A provider that swallows the error of a handler does not change it.

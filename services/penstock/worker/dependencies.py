@@ -18,9 +18,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.errors import SettingsError
+from penstock.worker.callables import is_unopened, opens, yields
 from penstock.worker.lifecycle import Results
 from penstock.worker.outcomes import Task
 
@@ -89,7 +91,7 @@ class Providers:
         self._check(name)
         if not callable(function):
             raise SettingsError(f"provide({name!r}): {function!r} is no function")
-        if inspect.isgeneratorfunction(function):
+        if yields(function) and not opens(function):
             raise SettingsError(f"provide({name!r}): write `async def`, as a generator must be async here")
         self._functions[name] = function
 
@@ -132,8 +134,8 @@ class Providers:
         for name in order:
             function = self._functions[name]
             needs = self._given(parameters_of(function), {TASK})
-            if inspect.isasyncgenfunction(function):
-                opened[name] = _Opened(name, asynccontextmanager(function), needs)
+            if opens(function):
+                opened[name] = _Opened(name, partial(_open, function), needs)
                 continue
             if returned := [value for hook, value in results if hook is function]:
                 values[name] = returned[0]
@@ -144,6 +146,11 @@ class Providers:
                 )
             value = function(**{each: values[each] for each in needs})
             values[name] = await value if inspect.isawaitable(value) else value
+            if is_unopened(values[name]):
+                raise SettingsError(
+                    f"provide({name!r}): it returned {values[name]!r}, which nothing opens: "
+                    "give an async generator function itself"
+                )
         return {
             stage: self._dependencies(names, values, opened)
             for stage, parameters in needed.items()
@@ -204,6 +211,14 @@ class Providers:
                 "Register one with @worker.provide or worker.provide(name, value)"
             )
         return order
+
+
+def _open(function: Callable[..., Any], **needed: Any) -> AbstractAsyncContextManager[Any]:
+    """Opens a provider: an async generator, or what `asynccontextmanager` has made of one."""
+    made = function(**needed)
+    if isinstance(made, AbstractAsyncContextManager):
+        return made
+    return asynccontextmanager(lambda: made)()
 
 
 def parameters_of(function: Callable[..., Any], *, skipped: int = 0) -> list[Parameter]:

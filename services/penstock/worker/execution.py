@@ -26,10 +26,10 @@ from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
 from penstock.core import completion
 from penstock.core.attempt import AttemptId
 from penstock.core.retry import Backoff, StageRetries
-from penstock.core.task import Priority
 from penstock.errors import CorruptObject, ObjectsUnavailable
 from penstock.objects import ObjectStore
 from penstock.worker.around import Around
+from penstock.worker.callables import is_async
 from penstock.worker.contexts import Contexts
 from penstock.worker.current import CurrentAttempt, attempt_scope
 from penstock.worker.log_buffer import LogBuffer, RunLog
@@ -61,7 +61,7 @@ class Stage:
     """A registered handler.
 
     Attributes:
-        handler: async, or synchronous and run on a thread.
+        handler: async, or run on a thread; the coroutine that it may return there runs in the loop.
         timeout_s: seconds that it may take.
         max_attempts: attempts, the first included; None is the type's limit.
         read: converts the context for a handler with a typed one; None leaves it as it is.
@@ -84,21 +84,26 @@ class Stage:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "retries", StageRetries(self.max_attempts, self.backoff))
-        object.__setattr__(self, "is_async", inspect.iscoroutinefunction(self.handler))
+        object.__setattr__(self, "is_async", is_async(self.handler))
 
 
 class HandlerTimeout:
-    """The timeout of an async handler, as a `with` block around it.
+    """The timeout of a handler, as a `with` block around it.
 
     Costs a third of `asyncio.timeout`, and handles a handler that swallows its cancellation.
 
     Args:
         timeout_s: seconds until the handler is cancelled.
         abandon: called when the handler has not ended `ABANDON_S` after its cancellation.
+
+    Attributes:
+        abandoned: whether `abandon` was called.
+        on_thread: whether a thread of the handler runs, which cannot be ended from outside.
     """
 
     def __init__(self, timeout_s: float, abandon: Callable[[Failure], None]) -> None:
         self.abandoned = False
+        self.on_thread = False
         self._timeout_s = timeout_s
         self._abandon = abandon
         self._expired = False
@@ -119,7 +124,8 @@ class HandlerTimeout:
         # Another cancellation is the worker's stop, and has precedence. A handler that swallowed
         # the timeout's cancellation and ended has its own outcome.
         if isinstance(error, asyncio.CancelledError) and other_cancellations == 0:
-            raise TimeoutError(f"the handler took longer than {self._timeout_s:g} s") from error
+            thread = "; its thread was abandoned" if self.on_thread else ""
+            raise TimeoutError(f"the handler took longer than {self._timeout_s:g} s{thread}") from error
 
     def _expire(self) -> None:
         self._expired = True
@@ -300,7 +306,9 @@ class Execution:
             if stage.is_async:
                 with limit:
                     return await cast("Awaitable[Outcome]", stage.handler(task))
-            return await self._on_thread(stage, task, ready.priority)
+            async with self._threads.permit(ready.priority):
+                with limit:
+                    return await _on_thread(stage.handler, task, limit)
         finally:
             forking.end_if_child(self._process, sys.exception())
             # Those of threads that the handler has started.
@@ -319,7 +327,7 @@ class Execution:
                     # Before the parent's middleware.
                     forking.end_if_child(self._process, sys.exception())
             try:
-                return await _in_thread(partial(stage.handler, **arguments), task)
+                return await _on_thread(partial(stage.handler, **arguments), task, limit)
             except _Raised as raised:
                 if isinstance(raised.error, StopIteration):
                     raise
@@ -334,34 +342,31 @@ class Execution:
             with limit:
                 return await around.call((ready.type, ready.fence.stage), task, call)
 
-    async def _on_thread(self, stage: Stage, task: Task, priority: Priority) -> Any:
-        async with self._threads.permit(priority):
-            return await _in_thread(stage.handler, task, stage.timeout_s)
 
+async def _on_thread(handler: Callable[[Task], Any], task: Task, limit: HandlerTimeout) -> Any:
+    """The outcome of a handler that is no coroutine function.
 
-async def _in_thread(handler: Callable[[Task], Any], task: Task, timeout_s: float | None = None) -> Any:
-    """The outcome of a synchronous handler.
+    It may still return a coroutine, as a lambda does or a decorated function. Only a call can show
+    that, so it is made on a thread, which the other kind needs.
 
     Raises:
-        _Raised: the handler has raised an error.
-        TimeoutError: it took too long.
+        _Raised: the handler has raised an error on its thread.
+        Exception: raised by its coroutine.
     """
     future = _start_thread(handler, task)
+    limit.on_thread = True
     try:
-        done, _pending = await asyncio.wait({future}, timeout=timeout_s)
+        await asyncio.wait({future})
     except asyncio.CancelledError:
+        # The thread is abandoned, and its permit goes to another attempt.
         task.cancel()
+        future.cancel()
         raise
-    if done:
-        outcome, error = future.result()
-        if error is not None:
-            raise _Raised(error)
-        return outcome
-    # A thread cannot be ended from outside. It is abandoned, and its permit goes to another
-    # attempt.
-    task.cancel()
-    future.cancel()
-    raise TimeoutError(f"the handler took longer than {timeout_s:g} s; its thread was abandoned")
+    limit.on_thread = False
+    returned, error = future.result()
+    if error is not None:
+        raise _Raised(error)
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 def _start_thread(
@@ -378,6 +383,9 @@ def _start_thread(
     def settle(ended: tuple[Any, None] | tuple[None, BaseException]) -> None:
         if not future.done():
             future.set_result(ended)
+        elif inspect.iscoroutine(ended[0]):
+            # Nothing awaits it any more: it would warn.
+            ended[0].close()
 
     def run() -> None:
         ended: tuple[Any, None] | tuple[None, BaseException]

@@ -7,6 +7,7 @@ that kills the process leaves no time to report it afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -68,6 +69,8 @@ class HandlerPool:
         limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
         counts: AttemptCounts | None = None,
     ) -> None:
+        # Each attempt has a copy of this context: no other one sees what its handler sets.
+        self._context = contextvars.copy_context()
         self._counts = counts
         self._execution = execution
         self._report = report
@@ -229,13 +232,13 @@ class HandlerPool:
                     "error": result.error.message,
                 },
             )
-            self._settle(attempt_id, result)
+            self._context.run(self._settle, attempt_id, result)
             # Also that of an attempt which was dropped before.
-            self._on_ended(ready)
+            self._context.run(self._on_ended, ready)
 
         result = await self._execution.run(ready, abandon)
         if result is not None:
-            self._settle(attempt_id, result)
+            self._context.run(self._settle, attempt_id, result)
 
     def _settle(self, attempt_id: AttemptId, result: StageResult) -> None:
         """Reports an attempt unless it is settled or dropped, and starts the next one."""
@@ -359,9 +362,9 @@ class HandlerPool:
         self._moved_s = asyncio.get_running_loop().time()
         if self._backlog.has_limits:
             self._backlog.begin(ready, self._moved_s)
-        task = asyncio.create_task(self._run(ready))
+        task = asyncio.create_task(self._run(ready), context=self._context.copy())
         self._running[ready.fence.attempt_id] = (task, ready)
-        task.add_done_callback(partial(self._on_done, ready))
+        task.add_done_callback(partial(self._on_done, ready), context=self._context)
 
     def _on_ended(self, ready: ReadyTask) -> None:
         """Frees the slot of an attempt in its stage, if that has a limit."""

@@ -12,6 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from penstock.errors import CannotStart
+
 log = logging.getLogger(__name__)
 
 Hook = Callable[[], object] | Callable[[], Awaitable[object]]
@@ -41,11 +43,16 @@ class Lifecycle:
 
         Raises:
             Exception: of a function of the start; those of the stop have run.
+            CannotStart: one of them called for the end of the process.
         """
         try:
-            results = [(hook, await _call(hook)) for hook in self.starts]
-            if self._started is not None:
-                await self._started(results)
+            try:
+                results = [(hook, await _call(hook)) for hook in self.starts]
+                if self._started is not None:
+                    await self._started(results)
+            except SystemExit as error:
+                # With its own status, which may be 0, no supervisor would start the worker again.
+                raise CannotStart(f"a function of the worker's start raised {error!r}") from error
             yield
         finally:
             await self._stop()
@@ -57,7 +64,7 @@ class Lifecycle:
             try:
                 async with asyncio.timeout_at(until_s):
                     await _call(hook)
-            except Exception:
+            except (Exception, SystemExit):
                 # The connections of the others must be closed too.
                 log.exception(
                     "A function of the worker's stop failed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -24,6 +25,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         # The same class as the caller's loop (uvloop's, if that is installed).
         self.loop = type(asyncio.get_running_loop())()
+        # Handlers call from contexts of their own, which must not reach tasks that begin there.
+        self._context = contextvars.copy_context()
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -33,7 +36,7 @@ class LoopThread:
     def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
         """Calls `function` on the other loop, in order; does nothing once that loop is closed."""
         try:
-            self.loop.call_soon_threadsafe(function, *arguments)
+            self.loop.call_soon_threadsafe(function, *arguments, context=self._context)
         except RuntimeError:
             if not self.loop.is_closed():
                 raise

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
 from penstock.errors import SettingsError
+from penstock.worker.callables import call_problem, is_async
 from penstock.worker.outcomes import Outcome, Task
 
 # Calls the next middleware, or the handler; returns the outcome, or raises.
@@ -21,18 +21,13 @@ def check_middleware(middleware: Any) -> None:
     Raises:
         SettingsError: it is no async function of two arguments.
     """
-    method = getattr(middleware, "__call__", None)  # noqa: B004 (the method is what is looked at)
-    if not any(map(inspect.iscoroutinefunction, (middleware, method))):
+    if not is_async(middleware):
         raise SettingsError(
             f"middleware({name_of(middleware)}): give an async function, as in "
             "`async def traced(task, call_next): return await call_next(task)`"
         )
-    try:
-        inspect.signature(middleware).bind("task", "call_next")
-    except TypeError as error:
-        raise SettingsError(
-            f"middleware({name_of(middleware)}): it must take (task, call_next): {error}"
-        ) from error
+    if problem := call_problem(middleware, "task", "call_next"):
+        raise SettingsError(f"middleware({name_of(middleware)}): it must take (task, call_next): {problem}")
 
 
 def within(middleware: Iterable[Middleware], call: CallNext) -> CallNext:

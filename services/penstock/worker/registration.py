@@ -1,4 +1,4 @@
-"""The arguments of `Worker.stage`: they are checked when a handler is registered."""
+"""Checks what is registered with a worker: handlers, their arguments, functions of the start."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 from penstock.core.retry import Backoff
 from penstock.errors import SettingsError
 from penstock.settings import MOST
+from penstock.worker.callables import call_problem, yields
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 # The longest delay of a task, in seconds: that of `stage-results.schema.json`.
 _MOST_DELAY_S = 31_536_000
 
@@ -48,6 +54,45 @@ def split_name(name: str) -> tuple[str, str]:
     if not (type_name and dot and stage_name):
         raise SettingsError(f"stage({name!r}): give type and stage, as in 'media.probe'")
     return type_name, stage_name
+
+
+def check_handler(name: str, handler: Any) -> None:
+    """Checks that a call of a handler can return an outcome.
+
+    Raises:
+        SettingsError: each of its attempts would fail.
+    """
+    if not callable(handler) or inspect.isclass(handler):
+        kind = "a class: give an object of it" if inspect.isclass(handler) else "no function"
+        raise SettingsError(f"stage({name!r}): {handler!r} is {kind}")
+    if yields(handler):
+        raise SettingsError(
+            f"stage({name!r}): {handler!r} has a `yield`, but a handler returns one outcome: use `return`"
+        )
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):
+        # A function of C without a signature.
+        return
+    if not any(each.kind in _POSITIONAL for each in parameters):
+        raise SettingsError(f"stage({name!r}): {handler!r} must take the task as its first parameter")
+
+
+def check_hook(registered_as: str, function: Any) -> None:
+    """Checks a function of `Worker.on_start` or `Worker.on_stop`.
+
+    Raises:
+        SettingsError: a call would fail, or run nothing.
+    """
+    if not callable(function):
+        raise SettingsError(f"{registered_as}({function!r}): it is no function")
+    if yields(function):
+        raise SettingsError(
+            f"{registered_as}({function!r}): it has a `yield`, so a call would run nothing: "
+            "register a function of on_start and one of on_stop"
+        )
+    if problem := call_problem(function):
+        raise SettingsError(f"{registered_as}({function!r}): it must take no arguments: {problem}")
 
 
 def check_policy(

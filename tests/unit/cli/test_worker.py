@@ -17,6 +17,7 @@ from tests.support.waiting import wait_until_blocking
 
 from penstock.cli import worker as verb
 from penstock.cli.main import cli
+from penstock.errors import CannotStart
 
 # Writes what starts it, and how it ends.
 CHILD = """
@@ -73,3 +74,14 @@ def test_reload_refuses_several_processes() -> None:
     result = CliRunner().invoke(cli, ["worker", "shop", "--reload", "--processes", "2"])
     assert result.exit_code != 0
     assert "--reload runs one process" in result.output
+
+
+def test_an_exit_while_the_module_is_imported_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O8: its own status may be 0, after which no supervisor starts the worker again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "module_that_exits.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(CannotStart, match=r"module_that_exits raised SystemExit\(0\)"):
+        verb.load("module_that_exits")

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from tests.support.waiting import wait_until
 
-from penstock import process
+from penstock.concurrency.event_loop import event_loop_factory
 from penstock.task_sync.limits import ReleaseLimiter
 
 
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, process.event_loop_factory()])
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, event_loop_factory()])
 def test_a_type_is_woken_once_at_the_earliest_of_its_times(loop_factory: Any) -> None:
     """S5, S12: the earliest of several waits wakes the type. On uvloop a wait of less than half a
     millisecond has a handle without a time."""

@@ -644,3 +644,44 @@ async def test_the_time_of_a_task_does_not_grow_with_the_number_of_tasks(worker)
         first_s, _second_s, third_s = [await cpu_s() for _ in range(3)]
         assert len(pipeline.tasks) == 300
     assert third_s < 3 * first_s + 0.1
+
+
+def exits():
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("loops", [asyncio.SelectorEventLoop, uvloop.Loop], ids=["asyncio", "uvloop"])
+def test_an_exit_of_a_task_of_a_handler_fails_its_attempt(loops):
+    """W1: as in a worker process. It would end the test, and with it all others of a script."""
+    worker = Worker(worker_gateway="http://gateway.example")
+
+    async def child():
+        exits()
+
+    @worker.stage("t.group")
+    async def group(task):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(child())
+
+    @worker.stage("t.callback")
+    async def callback(task):
+        asyncio.get_running_loop().call_soon(exits)
+        await asyncio.sleep(0)
+        return Done()
+
+    async def work():
+        async with Pipeline(worker, types={"t": {"max_attempts": 1}}) as pipeline:
+            failed = await pipeline.run("t")
+            succeeded = await pipeline.run("t", stage="callback")
+            # An exit of the test itself is none of a handler.
+            own = asyncio.get_running_loop().create_task(child())
+            with pytest.raises(SystemExit):
+                await own
+        assert "call_soon" not in vars(asyncio.get_running_loop())
+        return failed.error["kind"], succeeded.state
+
+    with asyncio.Runner(loop_factory=loops) as runner:
+        task = runner.get_loop().create_task(work())
+        with pytest.raises(SystemExit):
+            runner.get_loop().run_until_complete(task)
+        assert runner.get_loop().run_until_complete(task) == ("SystemExit", "succeeded")

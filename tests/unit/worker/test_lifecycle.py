@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import sys
 
 import pytest
 
+from penstock.errors import CannotStart
 from penstock.worker import lifecycle
 from penstock.worker.lifecycle import Lifecycle
 
@@ -42,13 +44,18 @@ async def test_a_start_that_fails_ends_the_worker_before_any_task(order):
         async with found.running():
             order.append("work")
     assert order == ["start a", "stop a"]
+    found.starts[-1] = lambda: sys.exit(0)
+    with pytest.raises(CannotStart, match=r"SystemExit\(0\)"):
+        async with found.running():
+            order.append("work")
+    assert order == ["start a", "stop a"] * 2
 
 
 async def test_a_stop_that_fails_or_hangs_delays_no_other_for_long(order, caplog, monkeypatch):
     """The worker has a limited time to end."""
     monkeypatch.setattr(lifecycle, "STOP_S", 0.05)
     found = hooks(order, "a")
-    found.stops += [lambda: 1 / 0]
+    found.stops += [lambda: 1 / 0, lambda: sys.exit(0)]
     with caplog.at_level(logging.ERROR):
         async with found.running():
             pass
@@ -57,4 +64,4 @@ async def test_a_stop_that_fails_or_hangs_delays_no_other_for_long(order, caplog
     unresponsive.stops.append(asyncio.Event().wait)
     async with unresponsive.running():
         pass
-    assert [record.event for record in caplog.records] == ["on_stop_failed"] * 2
+    assert [record.event for record in caplog.records] == ["on_stop_failed"] * 3

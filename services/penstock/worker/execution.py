@@ -8,11 +8,8 @@ it is abandoned: the attempt fails, and a later outcome of the handler is droppe
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import os
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -32,6 +29,7 @@ from penstock.worker.around import Around
 from penstock.worker.callables import is_async
 from penstock.worker.contexts import Contexts
 from penstock.worker.current import CurrentAttempt, attempt_scope
+from penstock.worker.handler_call import HandlerTimeout, Raised, call_on_thread
 from penstock.worker.log_buffer import LogBuffer, RunLog
 from penstock.worker.missing_handlers import MissingHandlers
 from penstock.worker.outcomes import Outcome, Task
@@ -51,8 +49,6 @@ from penstock.worker.typed_contexts import InvalidContext, Reader
 # Called with the task, and with its dependencies by name.
 Handler = Callable[..., Outcome | Awaitable[Outcome]]
 
-# Seconds that a handler gets to end after its cancellation, before it is abandoned.
-ABANDON_S = 5.0
 SELF_CANCELLED = "the handler cancelled itself"
 
 
@@ -85,68 +81,6 @@ class Stage:
     def __post_init__(self) -> None:
         object.__setattr__(self, "retries", StageRetries(self.max_attempts, self.backoff))
         object.__setattr__(self, "is_async", is_async(self.handler))
-
-
-class HandlerTimeout:
-    """The timeout of a handler, as a `with` block around it.
-
-    Costs a third of `asyncio.timeout`, and handles a handler that swallows its cancellation.
-
-    Args:
-        timeout_s: seconds until the handler is cancelled.
-        abandon: called when the handler has not ended `ABANDON_S` after its cancellation.
-
-    Attributes:
-        abandoned: whether `abandon` was called.
-        on_thread: whether a thread of the handler runs, which cannot be ended from outside.
-    """
-
-    def __init__(self, timeout_s: float, abandon: Callable[[Failure], None]) -> None:
-        self.abandoned = False
-        self.on_thread = False
-        self._timeout_s = timeout_s
-        self._abandon = abandon
-        self._expired = False
-        self._task: asyncio.Task[Any]
-        self._timer: asyncio.TimerHandle
-
-    def __enter__(self) -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        self._task = current
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        self._timer.cancel()
-        if not self._expired:
-            return
-        other_cancellations = self._task.uncancel()
-        # Another cancellation is the worker's stop, and has precedence. A handler that swallowed
-        # the timeout's cancellation and ended has its own outcome.
-        if isinstance(error, asyncio.CancelledError) and other_cancellations == 0:
-            thread = "; its thread was abandoned" if self.on_thread else ""
-            raise TimeoutError(f"the handler took longer than {self._timeout_s:g} s{thread}") from error
-
-    def _expire(self) -> None:
-        self._expired = True
-        self._task.cancel()
-        self._timer = asyncio.get_running_loop().call_later(ABANDON_S, self._abandon_handler)
-
-    def _abandon_handler(self) -> None:
-        self.abandoned = True
-        message = (
-            f"the handler took longer than {self._timeout_s:g} s, swallowed its cancellation "
-            f"and was abandoned {ABANDON_S:g} s later"
-        )
-        self._abandon(Failure(kind="Timeout", message=message))
-
-
-class _Raised(Exception):  # noqa: N818 (not an error of its own)
-    """Carries a synchronous handler's error: `StopIteration` cannot leave a coroutine."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
 
 
 class Execution:
@@ -280,7 +214,7 @@ class Execution:
             result = failed(
                 ready, stage.retries, started_ms, failure, permanent=isinstance(error, stage.permanent)
             )
-        except _Raised as raised:
+        except Raised as raised:
             permanent = isinstance(raised.error, stage.permanent)
             result = failed(ready, stage.retries, started_ms, failure_of(raised.error), permanent=permanent)
         except ObjectsUnavailable as error:
@@ -308,7 +242,7 @@ class Execution:
                     return await cast("Awaitable[Outcome]", stage.handler(task))
             async with self._threads.permit(ready.priority):
                 with limit:
-                    return await _on_thread(stage.handler, task, limit)
+                    return await call_on_thread(stage.handler, task, limit)
         finally:
             forking.end_if_child(self._process, sys.exception())
             # Those of threads that the handler has started.
@@ -327,8 +261,8 @@ class Execution:
                     # Before the parent's middleware.
                     forking.end_if_child(self._process, sys.exception())
             try:
-                return await _on_thread(partial(stage.handler, **arguments), task, limit)
-            except _Raised as raised:
+                return await call_on_thread(partial(stage.handler, **arguments), task, limit)
+            except Raised as raised:
                 if isinstance(raised.error, StopIteration):
                     raise
                 error = raised.error
@@ -341,62 +275,3 @@ class Execution:
                 await stack.enter_async_context(self._threads.permit(ready.priority))
             with limit:
                 return await around.call((ready.type, ready.fence.stage), task, call)
-
-
-async def _on_thread(handler: Callable[[Task], Any], task: Task, limit: HandlerTimeout) -> Any:
-    """The outcome of a handler that is no coroutine function.
-
-    It may still return a coroutine, as a lambda does or a decorated function. Only a call can show
-    that, so it is made on a thread, which the other kind needs.
-
-    Raises:
-        _Raised: the handler has raised an error on its thread.
-        Exception: raised by its coroutine.
-    """
-    future = _start_thread(handler, task)
-    limit.on_thread = True
-    try:
-        await asyncio.wait({future})
-    except asyncio.CancelledError:
-        # The thread is abandoned, and its permit goes to another attempt.
-        task.cancel()
-        future.cancel()
-        raise
-    limit.on_thread = False
-    returned, error = future.result()
-    if error is not None:
-        raise _Raised(error)
-    return await returned if inspect.isawaitable(returned) else returned
-
-
-def _start_thread(
-    handler: Callable[[Task], Any], task: Task
-) -> asyncio.Future[tuple[Any, None] | tuple[None, BaseException]]:
-    """Runs a synchronous handler on its own daemon thread, which cannot keep the process alive.
-
-    The future's result is the handler's outcome, or its error.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, None] | tuple[None, BaseException]] = loop.create_future()
-    context, process = contextvars.copy_context(), os.getpid()
-
-    def settle(ended: tuple[Any, None] | tuple[None, BaseException]) -> None:
-        if not future.done():
-            future.set_result(ended)
-        elif inspect.iscoroutine(ended[0]):
-            # Nothing awaits it any more: it would warn.
-            ended[0].close()
-
-    def run() -> None:
-        ended: tuple[Any, None] | tuple[None, BaseException]
-        try:
-            ended = (context.run(handler, task), None)
-        except BaseException as error:  # noqa: BLE001 (the loop turns it into a result)
-            ended = (None, error)
-        forking.end_if_child(process, ended[1])
-        # The process may have stopped meanwhile.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, ended)
-
-    threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.attempt_id}", daemon=True).start()
-    return future

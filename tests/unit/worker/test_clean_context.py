@@ -13,7 +13,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.core.suspects import Isolation
-from penstock.worker import Done, Worker, execution
+from penstock.worker import Done, Worker, handler_call
 from penstock.worker.execution import Execution
 from penstock.worker.handler_pool import HandlerPool
 from penstock.worker.loop_thread import loop_thread
@@ -63,7 +63,7 @@ abandoned = ContextVar("abandoned")
 async def test_what_an_attempt_sets_is_seen_by_no_other(monkeypatch, end, isolation, where):
     """W1: the next attempt begins when one ends, and must not have the value of another tenant.
     All see what a function of the start has set."""
-    monkeypatch.setattr(execution, "ABANDON_S", 0.0)
+    monkeypatch.setattr(handler_call, "ABANDON_S", 0.0)
     worker, seen, released = Worker(worker_gateway="http://gateway.example"), [], asyncio.Event()
     abandoned.set(released)
 

@@ -15,7 +15,7 @@ from penstock.contracts.result import StageResult, encode_results
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import CorruptObject, SettingsError
 from penstock.objects import ObjectStore
-from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings, execution
+from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings, handler_call
 from penstock.worker.contexts import ResultContexts
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.heartbeat_sender import HeartbeatSender
@@ -123,7 +123,7 @@ async def test_stop_iteration_is_a_failure_and_no_timeout():
 
 async def test_a_handler_that_swallows_its_cancellation_is_abandoned(monkeypatch):
     """W1: the attempt fails without waiting for the handler, whose later result is dropped."""
-    monkeypatch.setattr(execution, "ABANDON_S", 0.01)
+    monkeypatch.setattr(handler_call, "ABANDON_S", 0.01)
     abandoned = asyncio.get_running_loop().create_future()
     settled = asyncio.Event()
 

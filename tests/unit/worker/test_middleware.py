@@ -11,7 +11,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import SettingsError
-from penstock.worker import Done, Fail, Next, Worker, current_task, execution
+from penstock.worker import Done, Fail, Next, Worker, current_task, handler_call
 from penstock.worker.execution import Execution
 
 READY = ReadyTask(Fence(7, 0, "s", 0), "t", Context.encode(None), 60_000)
@@ -177,7 +177,7 @@ async def test_middleware_may_return_another_outcome(worker, handler):
 async def test_the_timeout_of_a_stage_includes_its_middleware(worker, monkeypatch):
     """W1: a middleware that hangs costs no slot for long, and one that swallows its cancellation is
     abandoned."""
-    monkeypatch.setattr(execution, "ABANDON_S", 0.02)
+    monkeypatch.setattr(handler_call, "ABANDON_S", 0.02)
     began = []
 
     @worker.stage("t.s", timeout_s=0.02)

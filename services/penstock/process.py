@@ -110,6 +110,14 @@ def run(
             ends the process, and with it the third.
         log_ids: returns members of each JSON log entry; see `logs.configure`.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return report_start_failure(
+            name,
+            CannotStart(
+                "run() handles signals, which only the main thread receives: call it there, or run serve() of a worker "
+                "in an event loop of this thread"
+            ),
+        )
     if stall_s is not None:
         service = _with_watchdog(service, stall_s)
     if ready_file := os.environ.get(READY_VARIABLE):

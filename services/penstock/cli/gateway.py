@@ -21,7 +21,7 @@ _gateway_option = click.option(
     "--gateway",
     metavar="URL",
     help="The address of the gateway. Default: the deployment of --data-dir, or else $PENSTOCK_GATEWAY, or else the "
-    "deployment that `penstock up` runs in this directory, or else http://127.0.0.1:8420.",
+    "deployment that `penstock up` runs in this directory.",
 )
 
 

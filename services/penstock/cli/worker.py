@@ -81,7 +81,8 @@ def load(target: str) -> Worker:
         raise CannotStart(
             f"{module_name} is a file: give its module, such as {Path(module_name).stem}:{name}, in its directory"
         )
-    if (here := str(Path.cwd())) not in sys.path:
+    here = str(Path.cwd())
+    if here not in sys.path:
         sys.path.insert(0, here)
     token = importing.set(True)
     try:
@@ -129,7 +130,12 @@ async def _run_many(target: str, environments: list[dict[str, str]], drain_s: fl
 
     stopping = asyncio.Event()
     with tempfile.TemporaryDirectory(prefix="penstock-workers-") as run_dir:
-        log = MergedLog(sys.stdout, colour=wants_colour(sys.stdout))
+        loop = asyncio.get_running_loop()
+        log = MergedLog(
+            sys.stdout,
+            colour=wants_colour(sys.stdout),
+            on_lost=lambda: loop.call_soon_threadsafe(stopping.set),
+        )
         supervisor = Supervisor(log, run_dir=Path(run_dir))
         with stop_signals(stopping.set, supervisor.kill_all, signal.SIGINT, signal.SIGTERM):
             try:

@@ -34,7 +34,5 @@ def discard() -> None:
     """Sends further output nowhere: Python would try to write it again when it ends."""
     for stream in (sys.stdout, sys.stderr):
         # A stream of a test has no descriptor.
-        with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (no path)
+            os.dup2(nowhere.fileno(), stream.fileno())

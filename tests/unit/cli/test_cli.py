@@ -19,9 +19,9 @@ from click.testing import CliRunner
 
 import penstock.cli
 from penstock import process
+from penstock.cli.failures import Failure
 from penstock.cli.groups import LazyGroup, summarize
 from penstock.cli.inputs import Lines, callbacks_of, context_of
-from penstock.cli.failures import Failure
 from penstock.cli.main import cli
 from penstock.cli.output import fields, table
 from penstock.cli.param_types import Duration, Milliseconds, Moment, Seconds

@@ -48,7 +48,7 @@ async def up(
         log = MergedLog(
             console.file,
             colour=wants_colour(console.file),
-            on_lost=lambda: loop.call_soon_threadsafe(stopping.set),
+            on_lost=lambda: None if in_background else loop.call_soon_threadsafe(stopping.set),
         )
 
         def on_step(text: str) -> None:
@@ -72,7 +72,7 @@ async def up(
             except PenstockError as error:
                 console.print(f"penstock up: {error}", style="bold red", markup=False)
                 return exit_status(error)
-    return EXIT_FAILED if log.lost else 0
+    return EXIT_FAILED if log.lost and not in_background else 0
 
 
 async def _run(

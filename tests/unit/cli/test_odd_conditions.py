@@ -93,7 +93,7 @@ class Ended(io.StringIO):
 
 
 def make_full() -> IO[str]:
-    return Path("/dev/full").open("w")  # noqa: SIM115 (`call` closes it)
+    return Path("/dev/full").open("w")
 
 
 OUTPUTS: dict[str, tuple[Callable[[], IO[str] | None], int, str]] = {

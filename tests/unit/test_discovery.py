@@ -127,7 +127,7 @@ def test_a_deployment_that_starts_is_not_stopped(unused_address: str) -> None:
 
 @pytest.mark.parametrize("state", [b"{bad", b"[]", b'{"pid": 1}', b"\xff\xfe", b""])
 def test_broken_addresses_are_an_error_while_a_deployment_runs(state: bytes) -> None:
-    """O1: the error names the file; without a running deployment nobody reads it."""
+    """O1: the error names the file; without a running deployment no command reads it."""
     owned = DataDir(Path(".penstock"))
     (owned.path / "state.json").write_bytes(state)
     for arguments in (["list"], ["status"], ["types", "--data-dir", ".penstock"]):

@@ -112,7 +112,9 @@ def moment(text: str | None) -> str:
     # East of UTC the year 9999 ends earlier, and west of it the year 1 begins later.
     with suppress(OverflowError, ValueError):
         found = found.astimezone()
-    return found.isoformat(" ", "seconds")
+    # The blank before the offset lets a narrow table break there.
+    shown = found.isoformat(" ", "seconds")
+    return f"{shown[:19]} {shown[19:]}"
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:

@@ -135,7 +135,7 @@ def _checked(moment: datetime) -> datetime:
     try:
         in_utc = moment.astimezone(UTC)
     except ValueError as error:
-        # Of a moment without an offset.
+        # Python raises it for a moment without an offset.
         raise OverflowError(str(error)) from error
     return in_utc if moment.tzinfo is None else moment
 

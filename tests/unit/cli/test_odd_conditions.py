@@ -288,6 +288,18 @@ def test_a_worker_off_the_main_thread_says_so(
     assert "run() handles signals, which only the main thread receives" in str(vars(record)["error"])
 
 
+async def test_a_worker_in_an_event_loop_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """W1: a notebook runs an event loop on its main thread."""
+    monkeypatch.setattr("penstock.logs.configure_for_errors", lambda _name: None)
+    with pytest.raises(SystemExit) as ended:
+        Worker(kafka="127.0.0.1:1", objects="file:///nowhere").run()
+    assert ended.value.code == 6
+    [record] = caplog.records
+    assert "run() starts an event loop, and one runs" in str(vars(record)["error"])
+
+
 PROCESSES = {
     "closed": ("exec >&-; penstock --help", {}, 0, ""),
     "stdin": ("exec <&-; penstock submit --file -", {}, 3, "penstock: standard input is empty"),

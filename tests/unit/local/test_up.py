@@ -1,4 +1,4 @@
-"""What `penstock up` prints."""
+"""The summary of `penstock up`."""
 
 from __future__ import annotations
 

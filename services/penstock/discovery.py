@@ -78,15 +78,27 @@ class Addresses:
 
 
 def running(data_dir: Path = DEFAULT_DATA_DIR) -> Addresses | None:
-    """Returns the deployment of this user that runs in `data_dir` now, or None."""
+    """Returns the deployment of this user that runs in `data_dir` now, or None.
+
+    Raises:
+        SettingsError: a deployment runs there, and its addresses cannot be read.
+    """
+    file = data_dir / "state.json"
     try:
-        addresses = Addresses(**json.loads((data_dir / "state.json").read_text()))
-        owner = (data_dir / "lock").read_text()
-        held = _is_held(data_dir / "lock")
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        state = file.read_bytes()
+    except OSError:
         return None
+    owner = owner_of(data_dir)
+    if owner is None:
+        return None
+    try:
+        addresses = Addresses(**json.loads(state))
+    except (ValueError, TypeError) as error:
+        raise SettingsError(
+            f"{file} has no addresses of a deployment ({error}): `penstock down` and `penstock up` write it again"
+        ) from error
     # A new owner holds the lock for a moment before it replaces the addresses of a killed owner.
-    return addresses if owner == str(addresses.pid) and held and _process_exists(addresses.pid) else None
+    return addresses if owner == addresses.pid else None
 
 
 def owner_of(data_dir: Path) -> int | None:
@@ -102,8 +114,11 @@ def owner_of(data_dir: Path) -> int | None:
 def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
+    except PermissionError:
+        # The process of another user.
+        return True
     return True
 
 
@@ -120,9 +135,17 @@ def _is_held(path: Path) -> bool:
     return False
 
 
+def absolute(path: Path) -> Path:
+    """The absolute path; in a deleted working directory the path itself, which leads nowhere."""
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        return path
+
+
 def data_dir_here() -> Path:
     """The default data directory: PENSTOCK_DATA_DIR, else `.penstock`."""
-    return Path(os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR).absolute()
+    return absolute(Path(os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR))
 
 
 def local_environment(data_dir: Path | None = None, *, required: bool = True) -> dict[str, str]:
@@ -135,11 +158,15 @@ def local_environment(data_dir: Path | None = None, *, required: bool = True) ->
 
     Raises:
         SettingsError: `data_dir` or PENSTOCK_DATA_DIR names a directory in which no deployment
-            runs, or the deployment in `.penstock` is stopped.
+            runs, or the deployment in `.penstock` is stopped, starting or stopping.
     """
     named = data_dir is not None or bool(os.environ.get(DATA_DIR_VARIABLE))
-    directory = data_dir_here() if data_dir is None else data_dir.absolute()
+    directory = data_dir_here() if data_dir is None else absolute(data_dir)
     addresses = running(directory)
+    if addresses is None and (named or required) and owner_of(directory) is not None:
+        raise SettingsError(
+            f"the deployment in {directory} is starting or stopping: try again once `penstock status` shows its services"
+        )
     if addresses is None and named:
         raise SettingsError(
             f"no `penstock up` of this user runs in {directory}: start one with --data-dir {directory}, "
@@ -167,6 +194,6 @@ def deployment_header(gateway: str, data_dir: Path | None = None) -> dict[str, s
     Returns:
         The header; empty unless the gateway is that of the directory's deployment.
     """
-    found = running(data_dir_here() if data_dir is None else data_dir.absolute())
+    found = running(data_dir_here() if data_dir is None else absolute(data_dir))
     ours = found is not None and found.gateway.rstrip("/") == gateway.rstrip("/")
     return {DEPLOYMENT_HEADER: found.deployment} if found and ours and found.deployment else {}

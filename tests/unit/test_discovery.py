@@ -87,6 +87,68 @@ def test_without_a_deployment_the_defaults_apply() -> None:
     assert local_environment() == {}
 
 
+@pytest.mark.parametrize("verb", [["list"], ["tasks", "cancel", "--type", "t"], ["migrate"], ["topics"]])
+def test_a_command_asks_no_deployment_that_nothing_names(
+    verb: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: any deployment may listen at the default addresses. Commands refuse, as workers do, and
+    say how to name one; a command that needs no server works."""
+    outcome = CliRunner().invoke(cli, verb)
+    assert outcome.exit_code == 6, outcome.output
+    assert f"no `penstock up` runs in {Path('.penstock').absolute()}" in outcome.stderr
+    for word in ("--data-dir or PENSTOCK_DATA_DIR", "--gateway or PENSTOCK_GATEWAY", "PENSTOCK_KAFKA"):
+        assert word in outcome.stderr
+    assert CliRunner().invoke(cli, ["topics", "acls"]).exit_code == 0
+    monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
+    monkeypatch.setenv("PENSTOCK_POSTGRES", "postgresql://127.0.0.1:1/x")
+    monkeypatch.setenv("PENSTOCK_KAFKA", "127.0.0.1:1")
+    assert CliRunner().invoke(cli, verb).exit_code == 5
+
+
+def test_a_deployment_that_starts_is_not_stopped(unused_address: str) -> None:
+    """O1: its process holds the lock before it has addresses, and after it has removed them."""
+    owned = DataDir(Path(".penstock"))
+    directory = Path(".penstock").absolute()
+    for arguments in (["list"], ["list", "--data-dir", ".penstock"], ["check"]):
+        outcome = CliRunner().invoke(cli, arguments)
+        assert outcome.exit_code == 6
+        assert f"the deployment in {directory} is starting or stopping" in outcome.stderr
+        assert "start it" not in outcome.stderr
+    for error in (SyncClient, lambda: Worker().settings):
+        with pytest.raises(SettingsError, match="is starting or stopping"):
+            error()
+    outcome = CliRunner().invoke(cli, ["status"])
+    assert outcome.exit_code == 1
+    assert f"(process {os.getpid()}) is starting or stopping" in outcome.stdout
+    assert f'"process":{os.getpid()}' in CliRunner().invoke(cli, ["status", "--json"]).stdout
+    assert CliRunner().invoke(cli, ["list", "--gateway", f"http://{unused_address}"]).exit_code == 5
+    owned.close()
+
+
+@pytest.mark.parametrize("state", [b"{bad", b"[]", b'{"pid": 1}', b"\xff\xfe", b""])
+def test_broken_addresses_are_an_error_while_a_deployment_runs(state: bytes) -> None:
+    """O1: the error names the file; without a running deployment no command reads it."""
+    owned = DataDir(Path(".penstock"))
+    (owned.path / "state.json").write_bytes(state)
+    for arguments in (["list"], ["status"], ["types", "--data-dir", ".penstock"]):
+        outcome = CliRunner().invoke(cli, arguments)
+        assert outcome.exit_code == 6, outcome.output
+        assert f"{owned.path / 'state.json'} has no addresses of a deployment" in outcome.stderr
+    owned.close()
+    (owned.path / "state.json").write_bytes(state)
+    assert "is stopped" in CliRunner().invoke(cli, ["list"]).stderr
+
+
+def test_status_prints_no_password(unused_address: str) -> None:
+    """O8: scripts log what it prints."""
+    owned = deployed(Path(".penstock"), unused_address)
+    for arguments in (["status"], ["status", "--json"]):
+        outcome = CliRunner().invoke(cli, arguments)
+        assert unused_address in outcome.stdout
+        assert "secret" not in outcome.stdout
+    owned.close()
+
+
 def test_a_stopped_deployment_is_an_error(unused_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """O1: another deployment may listen at the default addresses. Worker, client and every verb
     refuse and name the directory. They accept given servers or a given gateway."""

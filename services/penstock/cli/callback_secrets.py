@@ -15,6 +15,7 @@ from penstock.cli.names import TARGET_URL
 from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
 from penstock.cli.param_types import Duration, Whole
 from penstock.core.access import EVERY_NAMESPACE
+from penstock.errors import InvalidRecord
 
 _namespace_option = click.option(
     "--namespace",
@@ -23,7 +24,7 @@ _namespace_option = click.option(
 )
 _secret_file_option = click.option(
     "--secret-file",
-    type=click.File(),
+    type=click.File(encoding="utf-8-sig"),
     help="A file with a secret of your own, `-` for standard input, so that no list of processes shows it.",
 )
 _reference_option = click.option(
@@ -203,7 +204,11 @@ def public_keys(url: str | None, namespace: str | None, gateway: str | None, jso
 
 
 def _content(file: TextIO | None) -> str | None:
-    return None if file is None else file.read().strip()
+    try:
+        return None if file is None else file.read().strip()
+    except UnicodeDecodeError as error:
+        # The message must not quote a secret.
+        raise InvalidRecord("--secret-file is not UTF-8: save the file as UTF-8") from error
 
 
 def _scope_text(secret: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from penstock.discovery import DATA_DIR_VARIABLE, data_dir_here, local_environment
-from penstock.errors import Fatal, Unavailable
+from penstock.discovery import DATA_DIR_VARIABLE, absolute, data_dir_here, local_environment
+from penstock.errors import Fatal, SettingsError, Unavailable
 from penstock.settings import ADDRESSES, ENVIRONMENT_PREFIX, Settings
 
 _DATA_DIR = "penstock.data_dir"
@@ -43,7 +43,7 @@ def given_data_dir() -> Path | None:
     return found
 
 
-def environment(*names: str, given: Mapping[str, Any] | None = None) -> dict[str, str]:
+def environment(*names: str, given: Mapping[str, Any] | None = None, required: bool = True) -> dict[str, str]:
     """The variables that name the deployment's servers.
 
     The option --data-dir overrides the environment, and the environment overrides a deployment in
@@ -53,23 +53,32 @@ def environment(*names: str, given: Mapping[str, Any] | None = None) -> dict[str
         names: settings that name a deployment; with one of them given or in the environment, a
             stopped deployment in the default directory is ignored.
         given: options of the command line.
+        required: refuse the default addresses, at which another deployment may listen.
 
     Raises:
-        SettingsError: no deployment runs in the directory of --data-dir, or the deployment in the
-            default directory is stopped.
+        SettingsError: no deployment runs in the directory of --data-dir, the deployment in the
+            default directory is stopped, or nothing names a deployment.
     """
-    layers = _layers(names, given or {})
+    layers = _layers(names, given or {}, required=required)
     return {name: value for layer in reversed(layers) for name, value in layer[1].items()}
 
 
-def _layers(names: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, Mapping[str, str]]]:
+def _layers(
+    names: Sequence[str], given: Mapping[str, Any], *, required: bool = True
+) -> list[tuple[str, Mapping[str, str]]]:
     """Sources of variables with their descriptions; the first that has a variable decides."""
     data_dir = given_data_dir()
     variables = {name: value for name, value in os.environ.items() if value}
     if data_dir is not None:
-        return [(f"the deployment in {data_dir.absolute()}", local_environment(data_dir)), ("", variables)]
+        return [(f"the deployment in {absolute(data_dir)}", local_environment(data_dir)), ("", variables)]
     named = any(given.get(name) or variables.get(ENVIRONMENT_PREFIX + name.upper()) for name in names)
-    local = local_environment(required=not named)
+    local = local_environment(required=required and not named)
+    if required and not named and not local:
+        raise SettingsError(
+            f"no `penstock up` runs in {data_dir_here()}, and another deployment may listen at the default addresses: "
+            f"start one, or name one by its directory (--data-dir or {DATA_DIR_VARIABLE}), its gateway (--gateway or "
+            "PENSTOCK_GATEWAY) or its servers (PENSTOCK_KAFKA, PENSTOCK_POSTGRES)"
+        )
     return [("", variables), (f"the deployment in {data_dir_here()}", local)]
 
 
@@ -79,18 +88,21 @@ class DeploymentSettings(Generic[Kind]):
     Args:
         kind: class of the settings.
         options: options of the command line, which override `environment`.
+        connects: whether the verb uses servers, so that one of them must be named.
 
     Attributes:
         settings: the settings.
 
     Raises:
-        SettingsError: a setting is wrong, or the deployment of this directory is stopped.
+        SettingsError: a setting is wrong, the deployment of this directory is stopped, or nothing
+            names a deployment.
     """
 
-    def __init__(self, kind: type[Kind], options: Mapping[str, Any]) -> None:
+    def __init__(self, kind: type[Kind], options: Mapping[str, Any], *, connects: bool = True) -> None:
         self._options = options
-        self._layers = _layers(ADDRESSES, options)
-        self.settings: Kind = kind.load(environment(*ADDRESSES, given=options), **options)
+        self._layers = _layers(ADDRESSES, options, required=connects)
+        found = environment(*ADDRESSES, given=options, required=connects)
+        self.settings: Kind = kind.load(found, **options)
 
     @contextmanager
     def explaining_errors(self, *names: str) -> Iterator[Kind]:

@@ -21,7 +21,7 @@ _gateway_option = click.option(
     "--gateway",
     metavar="URL",
     help="The address of the gateway. Default: the deployment of --data-dir, or else $PENSTOCK_GATEWAY, or else the "
-    "deployment that `penstock up` runs in this directory, or else http://127.0.0.1:8420.",
+    "deployment that `penstock up` runs in this directory.",
 )
 
 
@@ -31,13 +31,13 @@ def gateway_option(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_client(
-    url: str | None, *, patience_s: float = PATIENCE_S, timeout_s: float = TIMEOUT_S
+    url: str | None, *, patience_s: float | None = None, timeout_s: float = TIMEOUT_S
 ) -> SyncClient:
     """A client of the gateway that the options name.
 
     Args:
         url: of the option.
-        patience_s: seconds for which a request is repeated.
+        patience_s: seconds for which a request is repeated; None is `PATIENCE_S`.
         timeout_s: seconds of one request.
 
     Raises:
@@ -45,7 +45,7 @@ def open_client(
     """
     return SyncClient(
         url or environment("gateway").get("PENSTOCK_GATEWAY"),
-        patience_s=patience_s,
+        patience_s=PATIENCE_S if patience_s is None else patience_s,
         timeout_s=timeout_s,
         data_dir=given_data_dir(),
     )

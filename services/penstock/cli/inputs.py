@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import sys
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +31,11 @@ def context_of(text: str, content_type: str) -> Any:
     """
     data = _bytes_of(text)
     if content_type == "json":
-        try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise InvalidRecord(
-                f"not JSON ({error}); quote strings, or choose another --content-type", pointer="/context"
-            ) from error
+        return _json_of(data, "/context", "quote strings, or choose another --content-type")
     if content_type == "bytes":
         return base64.b64encode(data).decode()
     try:
-        return data.decode()
+        return data.removeprefix(BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise InvalidRecord(f"not UTF-8 ({error}); use --content-type bytes", pointer="/context") from error
 
@@ -53,10 +50,26 @@ def json_of(text: str, pointer: str) -> Any:
     Raises:
         InvalidRecord: the file cannot be read, or the value is not JSON.
     """
+    return _json_of(_bytes_of(text, pointer), pointer, "quote strings")
+
+
+def _json_of(data: bytes, pointer: str, hint: str) -> Any:
     try:
-        return orjson.loads(_bytes_of(text, pointer))
-    except orjson.JSONDecodeError as error:
-        raise InvalidRecord(f"not JSON ({error}); quote strings", pointer=pointer) from error
+        return parse_json(data)
+    except ValueError as error:
+        raise InvalidRecord(f"not JSON ({error}); {hint}", pointer=pointer) from error
+
+
+def parse_json(data: bytes) -> Any:
+    """The JSON value of a text in UTF-8, with or without the mark that editors put before it.
+
+    Raises:
+        ValueError: it is no JSON, or in another encoding.
+    """
+    data = data.removeprefix(BOM_UTF8)
+    if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise ValueError("the text is UTF-16: save it as UTF-8")
+    return orjson.loads(data)
 
 
 def callbacks_of(texts: Sequence[str], *, none: bool = False) -> list[Any] | None:
@@ -75,25 +88,42 @@ def callbacks_of(texts: Sequence[str], *, none: bool = False) -> list[Any] | Non
 
 
 def _callback_of(text: str, pointer: str) -> Any:
-    if text.startswith("@"):
-        text = _bytes_of(text, pointer).decode(errors="replace").strip()
-    if not text.startswith("{"):
-        return text
+    data = _bytes_of(text, pointer) if text.startswith("@") else os.fsencode(text)
+    data = data.removeprefix(BOM_UTF8).strip()
+    if data.startswith(b"{"):
+        return _json_of(data, pointer, "write a URL or an object")
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRecord(f"not JSON ({error}); write a URL or an object", pointer=pointer) from error
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRecord("not UTF-8: save the file as UTF-8", pointer=pointer) from error
 
 
 def _bytes_of(text: str, pointer: str = "/context") -> bytes:
     if text == "-":
         return sys.stdin.buffer.read()
     if not text.startswith("@"):
-        return text.encode()
+        # The bytes as the shell gave them, in any locale.
+        return os.fsencode(text)
+    return read_input(text[1:], pointer)
+
+
+def read_input(name: str, pointer: str = "") -> bytes:
+    """The content of a file.
+
+    Args:
+        name: path of the file.
+        pointer: JSON Pointer to the field that it is for.
+
+    Raises:
+        InvalidRecord: it cannot be read.
+    """
     try:
-        return Path(text[1:]).read_bytes()
+        return Path(name).read_bytes()
     except OSError as error:
-        raise InvalidRecord(f"cannot read {text[1:]}: {error.strerror}", pointer=pointer) from error
+        raise InvalidRecord(f"cannot read {name}: {error.strerror}", pointer=pointer) from error
+    except ValueError as error:
+        # A NUL, or a character that the locale lacks.
+        raise InvalidRecord(f"cannot read {name!r}: {error}", pointer=pointer) from error
 
 
 def naming_options(error: Invalid) -> Invalid:
@@ -126,7 +156,7 @@ class Lines:
         self._name = name
         self._defaults = defaults
         self._line_numbers: list[int] = []
-        self._lines = sys.stdin.buffer.readlines() if name == "-" else _lines_of(name)
+        self._lines = (sys.stdin.buffer.read() if name == "-" else read_input(name)).splitlines()
         if not len(self):
             source = "standard input" if name == "-" else name
             raise InvalidRecord(f"{source} is empty: --file takes one JSON object a line, one for each task")
@@ -140,8 +170,8 @@ class Lines:
                 continue
             self._line_numbers.append(number)
             try:
-                raw = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
+                raw = parse_json(line)
+            except ValueError as error:
                 raise InvalidRecord(f"{self._name}, line {number}: not JSON: {error}") from error
             if not isinstance(raw, dict):
                 raise InvalidRecord(f"{self._name}, line {number}: not a JSON object")
@@ -156,10 +186,3 @@ class Lines:
             return error
         line = f"{self._name}, line {self._line_numbers[int(position)]}"
         return InvalidRecord(f"{line}: {'/' + rest + ': ' if rest else ''}{error.reason}")
-
-
-def _lines_of(name: str) -> list[bytes]:
-    try:
-        return Path(name).read_bytes().splitlines()
-    except OSError as error:
-        raise InvalidRecord(f"cannot read {name}: {error.strerror}") from error

@@ -105,7 +105,7 @@ def down(data_dir: Path | None, *, json_: bool) -> None:
     """Stops the deployment of a directory, as Ctrl-C does; its data stays."""
     with extra("embedded", "a local deployment"):
         from penstock.local.background import stop  # noqa: PLC0415 (optional packages)
-    directory = (data_dir or DEFAULT_DATA_DIR).absolute()
+    directory = discovery.absolute(data_dir or DEFAULT_DATA_DIR)
     stopped = stop(directory)
     if json_:
         print_document({"data_dir": str(directory), "stopped": stopped})
@@ -121,13 +121,19 @@ def status(ctx: click.Context, data_dir: Path | None, *, json_: bool) -> None:
     """Shows the deployment of a directory; the status is 1 unless every program of it serves."""
     with extra("embedded", "a local deployment"):
         from penstock.local.background import programs  # noqa: PLC0415 (optional packages)
-    directory = (data_dir or DEFAULT_DATA_DIR).absolute()
+        from penstock.postgres.connection import without_password  # noqa: PLC0415 (optional packages)
+    directory = discovery.absolute(data_dir or DEFAULT_DATA_DIR)
     addresses = discovery.running(directory)
+    owner = discovery.owner_of(directory)
     found = programs(directory) if addresses else {}
     serving = bool(found) and all(found.values())
     if json_:
         wire = dataclasses.asdict(addresses) if addresses else None
-        print_document({"data_dir": str(directory), "addresses": wire, "serving": found})
+        if wire is not None:
+            wire["postgres"] = without_password(wire["postgres"])
+        print_document({"data_dir": str(directory), "process": owner, "addresses": wire, "serving": found})
+    elif addresses is None and owner is not None:
+        click.echo(f"the deployment in {directory} (process {owner}) is starting or stopping")
     elif addresses is None:
         click.echo(f"no deployment runs in {directory}: start one with `penstock up`")
     else:

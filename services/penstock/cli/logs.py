@@ -84,9 +84,9 @@ def logs(
 
 
 def _print_deployment_log(tail: int | None, text: str, *, follow: bool) -> None:
-    directory = (given_data_dir() or discovery.data_dir_here()).absolute()
+    directory = discovery.absolute(given_data_dir() or discovery.data_dir_here())
     try:
-        file = (directory / "log" / "penstock.log").open(errors="replace")
+        file = (directory / "log" / "penstock.log").open(encoding="utf-8", errors="replace")
     except OSError as error:
         raise NotFound(
             f"there is no log of a deployment in {directory}: give the ID of a task, or start one with `penstock up`"

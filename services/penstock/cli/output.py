@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -99,10 +100,21 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def moment(text: str | None) -> str:
-    """A moment of the API in local time, with seconds."""
+    """A moment of the API in local time, with seconds and the offset from UTC."""
     if not text:
         return ""
-    return datetime.fromisoformat(text).replace(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        # PostgreSQL has years that datetime lacks.
+        return text
+    found = found.replace(tzinfo=found.tzinfo or UTC)
+    # East of UTC the year 9999 ends earlier, and west of it the year 1 begins later.
+    with suppress(OverflowError, ValueError):
+        found = found.astimezone()
+    # The blank before the offset lets a narrow table break there.
+    shown = found.isoformat(" ", "seconds")
+    return f"{shown[:19]} {shown[19:]}"
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:

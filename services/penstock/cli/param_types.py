@@ -126,6 +126,20 @@ class Seconds(Finite):
         return super().convert(value, param, ctx)
 
 
+def _checked(moment: datetime) -> datetime:
+    """The moment with an offset, if UTC can express it.
+
+    Raises:
+        OverflowError: it exceeds the years that datetime has.
+    """
+    try:
+        in_utc = moment.astimezone(UTC)
+    except ValueError as error:
+        # Python raises it for a moment without an offset.
+        raise OverflowError(str(error)) from error
+    return in_utc if moment.tzinfo is None else moment
+
+
 class Moment(click.ParamType):
     """A moment in ISO 8601, a day, or a duration before now; without an offset it is local time.
 
@@ -147,15 +161,15 @@ class Moment(click.ParamType):
                 moment = datetime.now(UTC) + self._sign * duration
             else:
                 moment = datetime.fromisoformat(value)
-            # Another zone may exceed the years that datetime has.
-            moment.astimezone(UTC)
-        except (ValueError, OverflowError):
+            return _checked(moment)
+        except OverflowError:
+            self.fail(f"{value!r} is outside the years 1 to 9999 of UTC.", param, ctx)
+        except ValueError:
             self.fail(
                 f"{value!r} is no moment: write 2026-11-23, 2026-11-23T06:00, 2026-11-23T06:00:00Z, or a duration such as 10m.",
                 param,
                 ctx,
             )
-        return moment
 
 
 class OrNone(click.ParamType):

@@ -58,7 +58,7 @@ def list_(names: tuple[str, ...], *, since: datetime | None, limit: int, json_: 
     async def read(settings: Kafka) -> list[Rejection]:
         found: list[Rejection] = []
         for name in names or replay.REJECTING:
-            found += await replay.rejections(settings, name, since=since and since.astimezone(), limit=limit)
+            found += await replay.rejections(settings, name, since=since, limit=limit)
         return sorted(found, key=lambda rejection: rejection.rejected_at, reverse=True)
 
     with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:

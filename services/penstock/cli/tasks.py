@@ -73,7 +73,7 @@ _STATE = click.Choice([state.value for state in State])
     "--run-at",
     type=Moment(ahead=True),
     help="The earliest moment at which the task is released, such as 2026-12-01T06:00:00Z, or 10m for ten "
-    "minutes from now.",
+    "minutes from now. Without an offset it is local time.",
 )
 @click.option(
     "--callback",

@@ -210,7 +210,7 @@ def acls(
     The command needs no connection to Kafka. With --json it prints the `authorization` of a Strimzi
     KafkaUser for each service.
     """
-    settings = DeploymentSettings(Kafka, options).settings
+    settings = DeploymentSettings(Kafka, options, connects=False).settings
     allowed = _rules(settings.prefix, services, types, namespaces)
     if json_:
         print_document(access.strimzi(allowed))

@@ -109,106 +109,118 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _settings(command: _Command) -> _Command:
-    """Adds the options that `add` and `set` share."""
-    for option in reversed(
-        (
-            click.option("--first-stage", help="The first stage of tasks that name none. Default: start."),
-            click.option(
-                "--lease-ms",
-                type=Milliseconds(),
-                help="The lease of a task, in milliseconds or as a duration such as 5m: a worker loses the task when "
-                "it sends no heartbeat for so long. Default: 300000.",
-            ),
-            click.option(
-                "--max-attempts",
-                type=Whole(),
-                help="The most attempts of a stage, with the first one. Default: 3.",
-            ),
-            click.option(
-                "--retry-base-ms",
-                type=Milliseconds(),
-                help="The delay before the second attempt, in milliseconds or as a duration. Default: 1000.",
-            ),
-            click.option("--retry-factor", type=Finite(), help="The factor between two delays. Default: 2."),
-            click.option(
-                "--retry-max-ms",
-                type=Milliseconds(),
-                help="The longest delay, in milliseconds or as a duration. Default: 300000.",
-            ),
-            click.option(
-                "--retry-jitter",
-                type=Finite(),
-                help="The random share of each delay, 0 to 1. Default: 0.5.",
-            ),
-            click.option(
-                "--events",
-                type=click.Choice(["final", "all"]),
-                help="The transitions that are published. Default: final.",
-            ),
-            click.option(
-                "--max-losses",
-                type=Whole(),
-                help="The number of lost workers after which a task is quarantined. Default: 3.",
-            ),
-            click.option(
-                "--late-results",
-                type=click.Choice(["accept", "refuse"]),
-                help="Whether results of expired attempts are accepted. Default: accept.",
-            ),
-            click.option(
-                "--idempotency",
-                type=click.Choice(["lenient", "strict"]),
-                help="Whether an idempotency key that exists with another context returns the first task, or is refused. "
-                "Default: lenient.",
-            ),
-            click.option(
-                "--no-handler-s",
-                type=OrNone(Seconds()),
-                help="The seconds, or a duration, for which workers hand a task back because they have no handler for its "
-                "stage, until it fails; none is without end. Default: 3600.",
-            ),
-            click.option(
-                "--max-in-flight",
-                type=OrNone(Whole()),
-                help="The most tasks that are queued or running at once. Default: none.",
-            ),
-            click.option(
-                "--starts-per-s",
-                type=OrNone(Finite()),
-                help="The most tasks that are released a second. Default: none.",
-            ),
-            click.option(
-                "--max-per-key",
-                type=OrNone(Whole()),
-                help="The most tasks of one concurrency key that are queued or running at once. Default: none.",
-            ),
-            click.option(
-                "--fair/--no-fair",
-                default=None,
-                help="Whether concurrency keys of the same priority take turns (fair queueing). Default: no.",
-            ),
-            click.option(
-                "--ageing-s",
-                type=OrNone(Seconds()),
-                help="The seconds of waiting, or a duration, after which a task gains one level of priority. Default: none.",
-            ),
-            click.option(
-                "--finish-first/--no-finish-first",
-                default=None,
-                help="Whether tasks in a later stage are released before tasks in their first stage. Default: no.",
-            ),
-            click.option(
-                "--callback",
-                "callbacks",
-                multiple=True,
-                metavar="URL|JSON|@FILE",
-                help=f"A target of the tasks that name no targets. {CALLBACK_FORMS}",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+def _settings(*, defaults: bool) -> Callable[[_Command], _Command]:
+    """Adds the options that `add` and `set` share.
+
+    Args:
+        defaults: say the default of each option; `set` has none, because other settings stay.
+    """
+
+    def option(*names: str, help: str, **attributes: Any) -> Callable[[_Command], _Command]:  # noqa: A002 (click's name)
+        text = help if defaults else help.partition(" Default: ")[0]
+        return click.option(*names, help=text, **attributes)
+
+    options = (
+        option("--first-stage", help="The first stage of tasks that name none. Default: start."),
+        option(
+            "--lease-ms",
+            type=Milliseconds(),
+            help="The lease of a task, in milliseconds or as a duration such as 5m: a worker loses the task when "
+            "it sends no heartbeat for so long. Default: 300000.",
+        ),
+        option(
+            "--max-attempts",
+            type=Whole(),
+            help="The most attempts of a stage, with the first one. Default: 3.",
+        ),
+        option(
+            "--retry-base-ms",
+            type=Milliseconds(),
+            help="The delay before the second attempt, in milliseconds or as a duration. Default: 1000.",
+        ),
+        option("--retry-factor", type=Finite(), help="The factor between two delays. Default: 2."),
+        option(
+            "--retry-max-ms",
+            type=Milliseconds(),
+            help="The longest delay, in milliseconds or as a duration. Default: 300000.",
+        ),
+        option(
+            "--retry-jitter",
+            type=Finite(),
+            help="The random share of each delay, 0 to 1. Default: 0.5.",
+        ),
+        option(
+            "--events",
+            type=click.Choice(["final", "all"]),
+            help="The transitions that are published. Default: final.",
+        ),
+        option(
+            "--max-losses",
+            type=Whole(),
+            help="The number of lost workers after which a task is quarantined. Default: 3.",
+        ),
+        option(
+            "--late-results",
+            type=click.Choice(["accept", "refuse"]),
+            help="Whether results of expired attempts are accepted. Default: accept.",
+        ),
+        option(
+            "--idempotency",
+            type=click.Choice(["lenient", "strict"]),
+            help="Whether an idempotency key that exists with another context returns the first task, or is refused. "
+            "Default: lenient.",
+        ),
+        option(
+            "--no-handler-s",
+            type=OrNone(Seconds()),
+            help="The seconds, or a duration, for which workers hand a task back because they have no handler for its "
+            "stage, until it fails; none is without end. Default: 3600.",
+        ),
+        option(
+            "--max-in-flight",
+            type=OrNone(Whole()),
+            help="The most tasks that are queued or running at once. Default: none.",
+        ),
+        option(
+            "--starts-per-s",
+            type=OrNone(Finite()),
+            help="The most tasks that are released a second. Default: none.",
+        ),
+        option(
+            "--max-per-key",
+            type=OrNone(Whole()),
+            help="The most tasks of one concurrency key that are queued or running at once. Default: none.",
+        ),
+        option(
+            "--fair/--no-fair",
+            default=None,
+            help="Whether concurrency keys of the same priority take turns (fair queueing). Default: no.",
+        ),
+        option(
+            "--ageing-s",
+            type=OrNone(Seconds()),
+            help="The seconds of waiting, or a duration, after which a task gains one level of priority. Default: none.",
+        ),
+        option(
+            "--finish-first/--no-finish-first",
+            default=None,
+            help="Whether tasks in a later stage are released before tasks in their first stage. Default: no.",
+        ),
+        option(
+            "--callback",
+            "callbacks",
+            multiple=True,
+            metavar="URL|JSON|@FILE",
+            help=f"A target of the tasks that name no targets. {CALLBACK_FORMS}",
+        ),
+    )
+
+    def add(command: _Command) -> _Command:
+        for each in reversed(options):
+            command = each(command)
+        return command
+
+    return add
 
 
 def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,25 +235,38 @@ def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> di
     type=Whole(),
     help="The partitions of the ready topic, which cannot be changed later. Default: 8.",
 )
-@_settings
+@_settings(defaults=True)
 @gateway_option
 @json_option
 def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
-    """Registers a task type, or replaces its settings; options that are missing mean defaults."""
+    """Registers a task type; of one that exists it changes only the settings that are given."""
+    settings = _wire_settings(callbacks, options)
     with open_client(gateway) as client:
+        found = next((each for each in client.types() if each["name"] == name), None)
+        if found is not None and settings.get("partitions") == found["partitions"]:
+            del settings["partitions"]
         try:
-            registered = client.register_type(name, **_wire_settings(callbacks, options))
+            if found is None:
+                registered = client.register_type(name, **settings)
+            else:
+                registered = client.change_type(name, **settings) if settings else found
         except Invalid as error:
             raise naming_options(error) from None
     if json_:
         print_document(registered)
-    else:
-        click.echo(f"type {name}: tasks begin at stage {registered['first_stage']}")
+        return
+    begin = f"tasks begin at stage {registered['first_stage']}"
+    if found is None:
+        click.echo(f"type {name}: {begin}")
+        return
+    changed = [field for field in settings if registered[field] != found[field]]
+    what = f"changed: {', '.join(changed)}" if changed else "nothing changed"
+    click.echo(f"type {name} existed already, {what}; {begin}")
 
 
 @types.command("set")
 @click.argument("name", type=TYPE_NAME)
-@_settings
+@_settings(defaults=False)
 @gateway_option
 @json_option
 def set_(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:

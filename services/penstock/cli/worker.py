@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
-from penstock.errors import CannotStart
+from penstock.errors import CannotStart, PenstockError
 from penstock.process import stop_signals
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def load(target: str) -> Worker:
     """The worker that `module:name` names.
 
     Raises:
-        CannotStart: there is no such module or attribute, or it is no worker.
+        CannotStart: there is no such module or attribute, the module raises, or it has no worker.
     """
     from penstock.worker import Worker  # noqa: PLC0415 (with its dependencies)
     from penstock.worker.app import importing  # noqa: PLC0415 (as above)
@@ -81,20 +82,22 @@ def load(target: str) -> Worker:
         raise CannotStart(
             f"{module_name} is a file: give its module, such as {Path(module_name).stem}:{name}, in its directory"
         )
-    if (here := str(Path.cwd())) not in sys.path:
+    here = str(Path.cwd())
+    if here not in sys.path:
         sys.path.insert(0, here)
     token = importing.set(True)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
-        raise CannotStart(
-            f"there is no module {error.name!r} in {here} or among the installed packages"
-        ) from error
-    except SystemExit as error:
-        # With its own status, which may be 0, no supervisor would report it.
-        raise CannotStart(f"the module {module_name} raised {error!r} when it was imported") from error
+    except PenstockError:
+        raise
+    except (Exception, SystemExit) as error:
+        # An exit has its own status, which may be 0: no supervisor would report it.
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (module_name + ".").startswith(missing + "."):
+            raise CannotStart(
+                f"there is no module {missing!r} in {here} or among the installed packages"
+            ) from error
+        raise _import_error(module_name, error) from error
     finally:
         importing.reset(token)
     found = getattr(module, name, None)
@@ -102,6 +105,16 @@ def load(target: str) -> Worker:
         others = sorted(key for key, value in vars(module).items() if isinstance(value, Worker))
         hint = f"it has {', '.join(others)}" if others else "it has no Worker"
         raise CannotStart(f"{module_name}:{name} is no penstock.worker.Worker: {hint}")
+    return found
+
+
+def _import_error(module_name: str, error: Exception | SystemExit) -> CannotStart:
+    """An error of the module, with its lines and without those of Penstock."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    found = CannotStart(f"the module {module_name} cannot be imported: {text}")
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename != __file__ and "importlib" not in frame.filename:
+            found.add_note(f"{frame.filename}:{frame.lineno}, in {frame.name}")
     return found
 
 
@@ -132,7 +145,12 @@ async def _run_many(target: str, environments: list[dict[str, str]], drain_s: fl
 
     stopping = asyncio.Event()
     with tempfile.TemporaryDirectory(prefix="penstock-workers-") as run_dir:
-        log = MergedLog(sys.stdout, colour=wants_colour(sys.stdout))
+        loop = asyncio.get_running_loop()
+        log = MergedLog(
+            sys.stdout,
+            colour=wants_colour(sys.stdout),
+            on_lost=lambda: loop.call_soon_threadsafe(stopping.set),
+        )
         supervisor = Supervisor(log, run_dir=Path(run_dir))
         with stop_signals(stopping.set, supervisor.kill_all, signal.SIGINT, signal.SIGTERM):
             try:

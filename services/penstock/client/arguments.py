@@ -7,7 +7,7 @@ Everything else about a value is judged by the gateway.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock.core.task import Priority
@@ -52,16 +52,21 @@ def mapping_of(value: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def encode_moment(moment: datetime | None, name: str) -> str | None:
-    """The moment in ISO 8601; a naive moment is local time.
+    """The moment in ISO 8601 and UTC; a naive moment is local time.
 
     Raises:
-        InvalidRecord: it is no `datetime`.
+        InvalidRecord: it is no `datetime`, or UTC has no such year.
     """
     if moment is None:
         return None
     if not isinstance(moment, datetime):
         raise InvalidRecord(f"expected a datetime, got {shown(moment)}", pointer=f"/{name}")
-    return moment.astimezone().isoformat()
+    try:
+        return moment.astimezone(UTC).isoformat()
+    except (OverflowError, ValueError) as error:
+        raise InvalidRecord(
+            f"expected a datetime in the years 1 to 9999 of UTC, got {shown(moment)}", pointer=f"/{name}"
+        ) from error
 
 
 def priority_name(priority: Priority | str, name: str = "priority") -> str:

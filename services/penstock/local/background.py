@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.discovery import DATA_DIR_VARIABLE, owner_of
@@ -36,8 +37,10 @@ def start_in_background(data_dir: Path) -> int:
     try:
         # Ends when the deployment serves and leaves the terminal, or when it fails.
         for line in process.stdout:
-            sys.stdout.buffer.write(line)
-            sys.stdout.flush()
+            # `up --detach | head` must not break the pipe of the deployment.
+            with suppress(OSError):
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
         process.wait()

@@ -74,6 +74,11 @@ class EmbeddedPostgres:
         self._password = ""
         self.port = 0
 
+    @property
+    def password_file(self) -> Path:
+        """The file with the password, which only its owner can read."""
+        return self._directory / "password"
+
     def dsn(self, database: str = "postgres") -> str:
         """A connection URL for asyncpg or psql: by Unix socket if there is one, else by TCP."""
         if not self._has_socket:
@@ -187,7 +192,7 @@ class EmbeddedPostgres:
         )
 
     def _make_password(self, user: str | None) -> str:
-        file = self._directory / "password"
+        file = self.password_file
         if not file.exists():
             file.touch(mode=0o600)
             file.write_text(secrets.token_urlsafe(18))
@@ -206,7 +211,7 @@ class EmbeddedPostgres:
                 *("-D", str(unfinished), "-U", SUPERUSER, "--encoding=UTF8"),
                 *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
                 *("--auth-local=trust", "--auth-host=scram-sha-256"),
-                f"--pwfile={self._directory / 'password'}",
+                f"--pwfile={self.password_file}",
             ],
             **identity(user),
             cwd=self._directory,

@@ -87,7 +87,7 @@ def class_path(progress: Progress = lambda _done, _total: None, *, tools: bool =
 
 
 def _read_lock(name: str) -> dict[str, str]:
-    text = resources.files(__package__).joinpath(name).read_text()
+    text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     return dict(line.split() for line in text.splitlines())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -20,11 +21,20 @@ class MergedLog:
     Args:
         stream: the output.
         colour: whether names are coloured; see `wants_colour`.
+        on_lost: called once, on any thread, when the stream takes no more lines: `| head` has read
+            enough, or a disk is full. Further lines are dropped.
+
+    Attributes:
+        lost: whether the stream takes no more lines.
     """
 
-    def __init__(self, stream: IO[str], *, colour: bool) -> None:
+    def __init__(
+        self, stream: IO[str], *, colour: bool, on_lost: Callable[[], object] = lambda: None
+    ) -> None:
+        self.lost = False
         self._stream = stream
         self._colour = colour
+        self._on_lost = on_lost
         self._colours: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -34,11 +44,18 @@ class MergedLog:
             return
         padded = f"{name:<{_NAME_WIDTH}}"
         with self._lock:
+            if self.lost:
+                return
             if self._colour:
                 colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
                 padded = f"\x1b[{colour}m{padded}\x1b[0m"
-            self._stream.write(f"{padded} {line}\n")
-            self._stream.flush()
+            try:
+                self._stream.write(f"{padded} {line}\n")
+                self._stream.flush()
+            except OSError:
+                self.lost = True
+        if self.lost:
+            self._on_lost()
 
 
 class FileLog:
@@ -48,7 +65,8 @@ class FileLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             path.replace(path.with_name(path.name + ".1"))
-        self._file = path.open("w")
+        # In any locale: a line of a service may have any character.
+        self._file = path.open("w", encoding="utf-8", errors="backslashreplace")
         self._lock = threading.Lock()
 
     def __call__(self, name: str, line: str) -> None:

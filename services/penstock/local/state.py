@@ -35,7 +35,10 @@ class DataDir:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        try:
+            self.path = path.absolute()
+        except FileNotFoundError as error:
+            raise CannotStart("the working directory was deleted: change to another directory") from error
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if _has_other_files(self.path):

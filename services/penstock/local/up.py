@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 from penstock.local.background import leave_terminal
 from penstock.local.deployment import Deployment, Listener, Options
 from penstock.local.output import MergedLog, wants_colour
-from penstock.process import exit_status, stop_signals
+from penstock.process import EXIT_FAILED, exit_status, stop_signals
 
 
 async def up(
@@ -28,7 +28,8 @@ async def up(
 ) -> int:
     """Starts a deployment, prints its addresses, and runs until SIGINT, SIGTERM or SIGHUP.
 
-    A second signal, at least a second later, kills the programs that have not stopped yet.
+    It also stops when its output ends, as in `penstock up | head`. A second signal, at least a
+    second later, kills the programs that have not stopped yet.
 
     Args:
         options: what to start.
@@ -37,13 +38,18 @@ async def up(
         in_background: end all output once all services serve.
 
     Returns:
-        The exit status: 0 after an orderly stop, else `process.exit_status` of an error that the
-            console shows.
+        The exit status: 0 after an orderly stop, 1 when the output has ended, else
+            `process.exit_status` of an error that the console shows.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
     with _progress(console) as on_fetch:
-        log = MergedLog(console.file, colour=wants_colour(console.file))
+        log = MergedLog(
+            console.file,
+            colour=wants_colour(console.file),
+            on_lost=lambda: None if in_background else loop.call_soon_threadsafe(stopping.set),
+        )
 
         def on_step(text: str) -> None:
             log("penstock", text)
@@ -66,7 +72,7 @@ async def up(
             except PenstockError as error:
                 console.print(f"penstock up: {error}", style="bold red", markup=False)
                 return exit_status(error)
-    return 0
+    return EXIT_FAILED if log.lost and not in_background else 0
 
 
 async def _run(
@@ -88,11 +94,16 @@ async def _run(
 
 
 def _summary(deployment: Deployment, how_to_stop: str) -> str:
+    from penstock.postgres.connection import without_password  # noqa: PLC0415 (optional dependency)
+
     postgres = deployment.embedded_postgres
+    address = without_password(postgres.tcp_dsn() if postgres else deployment.postgres)
+    if postgres:
+        address += f" (password in {postgres.password_file})"
     rows = {
         "Gateway": deployment.gateway_url,
         "Kafka": deployment.kafka,
-        "PostgreSQL": postgres.tcp_dsn() if postgres else deployment.postgres,
+        "PostgreSQL": address,
         "Objects": deployment.addresses.objects,
         "Data": str(deployment.data_dir),
         "Log": str(deployment.log_file),

@@ -115,7 +115,9 @@ async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = N
             done = {row["name"] for row in await connection.fetch(query("migrations.applied"))}
             applied = []
             for name in due(sorted(file.stem for file in folder.glob("*.sql")), done, step):
-                while not await _apply(connection, name, (folder / f"{name}.sql").read_text()):
+                while not await _apply(
+                    connection, name, (folder / f"{name}.sql").read_text(encoding="utf-8")
+                ):
                     log.info(
                         "A migration waits for another session that locks its tables, such as a backup",
                         extra={"event": "migration_blocked", "migration": name},

@@ -19,7 +19,7 @@ _LIST = re.compile(r"\{\{(\w+\.)?(\w+)\}\}")
 @cache
 def load(file: str) -> dict[str, str]:
     """Returns all queries of one file, by name."""
-    text = (schemas_folder() / "postgres" / "queries" / f"{file}.sql").read_text()
+    text = (schemas_folder() / "postgres" / "queries" / f"{file}.sql").read_text(encoding="utf-8")
     text = _LIST.sub(lambda match: ", ".join((match[1] or "") + name for name in LISTS[match[2]]), text)
     parts = _NAME.split(text)[1:]
     return dict(zip(parts[::2], (body.strip() for body in parts[1::2]), strict=True))

@@ -65,7 +65,7 @@ class Plan:
 @cache
 def declared(prefix: str = PREFIX) -> frozenset[Right]:
     """Returns all rights in `roles.sql`, for roles whose names begin with `prefix`."""
-    text = (schemas_folder() / "postgres" / "roles.sql").read_text()
+    text = (schemas_folder() / "postgres" / "roles.sql").read_text(encoding="utf-8")
     rights = set()
     for grant in _GRANT.finditer(text):
         role = prefix + grant["role"].removeprefix(PREFIX)

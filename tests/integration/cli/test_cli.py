@@ -74,6 +74,10 @@ async def test_types_are_registered_and_listed(penstock: Invoke) -> None:
     [shown] = documents(await penstock("types", "show", "report", "--json"))
     assert (shown["max_attempts"], shown["lease_ms"], shown["max_losses"]) == (9, 300_000, 3)
     assert "300000" in (await penstock("types", "show", "report")).stdout
+    again = await penstock("types", "add", "report", "--max-losses", "4", "--partitions", "8")
+    assert "type report existed already, changed: max_losses" in again.stdout
+    [kept] = documents(await penstock("types", "add", "report", "--json"))
+    assert (kept["max_attempts"], kept["max_losses"]) == (9, 4)
     missing = await penstock("types", "show", "repotr")
     assert (missing.exit_code, "no task type 'repotr'" in missing.stderr) == (4, True)
     refused = await penstock("types", "add", "report", "--partitions", "3")

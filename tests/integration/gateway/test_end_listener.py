@@ -190,7 +190,7 @@ async def test_ends_are_told_again_after_a_lost_session(gateway, pool):
     await wait_until(lambda: listening(pool))
     await pool.execute("DELETE FROM end_listener")
     await pool.fetch(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%gateway ends%'"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%gateway ends%' AND datname = current_database()"
     )
     await end(pool, ids[:1])
     assert (await waiting[0]).body["state"] == "succeeded"
@@ -208,7 +208,7 @@ async def test_a_gateway_without_waiting_requests_listens_no_more(gateway, pool,
     await waiting
 
     async def silent() -> bool:
-        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%gateway ends%'"
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%gateway ends%' AND datname = current_database()"
         return not await listening(pool) and not await pool.fetchval(sessions)
 
     await wait_until(silent)

@@ -229,7 +229,11 @@ async def test_a_worker_that_waits_for_kafka_is_alive_and_not_ready(topics):
         status, document = await wait_until(answers)
         assert (status, document["status"]) == (503, "not ready")
         assert "127.0.0.1" in document["checks"]["kafka"]
-        assert (await answer(port, "/livez"))[0] == 200
+
+        async def alive():
+            return (await answer(port, "/livez"))[0] == 200
+
+        await wait_until(alive)
         assert (await scrape(port))["penstock_check_ok", "kafka"] == 0
         process.send_signal(signal.SIGTERM)
     finally:

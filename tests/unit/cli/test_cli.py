@@ -19,9 +19,10 @@ from click.testing import CliRunner
 
 import penstock.cli
 from penstock import process
+from penstock.cli.failures import Failure
 from penstock.cli.groups import LazyGroup, summarize
 from penstock.cli.inputs import Lines, callbacks_of, context_of
-from penstock.cli.main import Failure, cli
+from penstock.cli.main import cli
 from penstock.cli.output import fields, table
 from penstock.cli.param_types import Duration, Milliseconds, Moment, Seconds
 from penstock.client import Client
@@ -190,8 +191,10 @@ def test_errors_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_moments_of_options(text: str, moment: str) -> None:
-    """O8: seconds may be left out, and a zone may be named as in every answer."""
-    assert Moment().convert(text, None, None).isoformat() == moment
+    """O8: seconds may be left out; without an offset a moment is local time, and has one then."""
+    found = Moment().convert(text, None, None)
+    assert found.tzinfo is not None
+    assert found == datetime.fromisoformat(moment).astimezone(UTC)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +220,19 @@ def test_no_durations(text: str) -> None:
         Duration().convert(text, None, None)
 
 
-@pytest.mark.parametrize("text", ["noon", "2026-13-01", "", "0001-01-01T00:00+10:00"])
-def test_no_moments(text: str) -> None:
-    """O8: the error has examples."""
-    with pytest.raises(click.BadParameter, match="2026-11-23T06:00"):
+NO_MOMENT, NO_YEAR = "write 2026-11-23, 2026-11-23T06:00", "outside the years 1 to 9999 of UTC"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        *((text, NO_MOMENT) for text in ("noon", "2026-13-01", "", "-0001-01-01", "10000-01-01")),
+        *((text, NO_YEAR) for text in ("0001-01-01T00:00+10:00", "9999-12-31T23:59-10:00")),
+    ],
+)
+def test_no_moments(text: str, why: str) -> None:
+    """O8: the error has examples, or says that UTC has no such year."""
+    with pytest.raises(click.BadParameter, match=why):
         Moment().convert(text, None, None)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.cli_verbs import value, verbs
 
 from penstock.cli import confirmation
 from penstock.cli.main import cli
@@ -18,26 +18,7 @@ from penstock.cli.main import cli
 _WITHOUT_SERVER = {("roles", "sql"), ("topics", "acls"), ("status",), ("down",)}
 
 
-def verbs(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Each verb that takes --json."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        verb = group.get_command(context, name)
-        assert verb is not None
-        if isinstance(verb, click.Group):
-            yield from verbs(verb, (*path, name))
-        if any("--json" in parameter.opts for parameter in verb.params):
-            yield (*path, name), verb
-
-
 VERBS = {path: verb for path, verb in verbs(cli) if path not in _WITHOUT_SERVER}
-
-
-def value(parameter: click.Parameter) -> str:
-    kind = type(parameter.type).__name__
-    if isinstance(parameter.type, click.Choice):
-        return str(parameter.type.choices[0])
-    return {"Whole": "7", "IntRange": "7", "Moment": "2026-01-01", "_RateOrNone": "5"}.get(kind, "abc")
 
 
 def document(outcome: Result) -> Any:

@@ -62,7 +62,16 @@ def test_a_table_that_fits_is_as_wide_as_the_terminal(monkeypatch: pytest.Monkey
 
 def test_words_stay_whole_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """O8: a list of tasks at 80 columns has states, stages and days that can be read."""
-    row = ["28297196032566", "order", "succeeded", "reserve", "0", "MEDIUM", "2026-11-24 12:18:56", "a=b"]
+    row = [
+        "28297196032566",
+        "order",
+        "succeeded",
+        "reserve",
+        "0",
+        "MEDIUM",
+        "2026-11-24 12:18:56 +00:00",
+        "a=b",
+    ]
     heads = ["id", "type", "state", "stage", "attempt", "priority", "created", "labels", "error"]
     text = printed(monkeypatch, 80, heads, [[*row, "NoHandler: this worker has no handler for the stage"]])
     assert max(map(len, text.splitlines())) <= 80

@@ -69,6 +69,21 @@ def test_a_change_right_after_the_start_is_not_missed(
     assert log_of(tmp_path) == ["first", "stopped", "second", "stopped"]
 
 
+def test_an_error_of_the_module_is_shown_with_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W1: the error is the module's own, and no fault of Penstock."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "breaking_shop.py").write_text("def first():\n    return 1 / 0\n\nfirst()\n")
+    result = CliRunner().invoke(cli, ["worker", "breaking_shop"])
+    assert result.exit_code == 6
+    first, *lines = result.stderr.splitlines()
+    assert first.endswith("the module breaking_shop cannot be imported: ZeroDivisionError: division by zero")
+    file = tmp_path / "breaking_shop.py"
+    assert [line.strip() for line in lines] == [f"{file}:4, in <module>", f"{file}:2, in first"]
+
+
 def test_reload_refuses_several_processes() -> None:
     """W1: an option without an effect is refused."""
     result = CliRunner().invoke(cli, ["worker", "shop", "--reload", "--processes", "2"])

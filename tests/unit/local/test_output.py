@@ -51,6 +51,29 @@ def test_routine_lines_go_to_the_file_only(tmp_path):
     assert (tmp_path / "log" / "penstock.log").read_text().count("\n") == 2
 
 
+def test_the_end_of_an_output_is_told_once():
+    """`penstock up | head` stops the deployment: later lines are dropped, and no thread fails."""
+
+    class Pipe(io.StringIO):
+        def write(self, _text):
+            raise BrokenPipeError
+
+    told = []
+    log = MergedLog(Pipe(), colour=False, on_lost=lambda: told.append(1))
+    assert not log.lost
+    for _ in range(3):
+        log("stages", "ready")
+    assert (log.lost, told) == (True, [1])
+
+
+def test_a_log_file_has_every_character_in_any_locale(tmp_path):
+    """A line of a service may have any character, and the locale of `up` may be ASCII."""
+    file = FileLog(tmp_path / "penstock.log")
+    file("stages", "é \udcff")
+    file.close()
+    assert (tmp_path / "penstock.log").read_bytes() == "stages       é \\udcff\n".encode()
+
+
 def test_the_previous_log_is_kept(tmp_path):
     """A new run starts a new file and keeps the one before it."""
     for text in ("one", "two"):

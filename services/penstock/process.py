@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock import logs, tracing
-from penstock.concurrency.exits import event_loop, run_to_end
+from penstock.concurrency.exits import event_loop, fault_of_place, run_to_end
 from penstock.concurrency.retry import retry_until_available
 from penstock.concurrency.stall_detector import LoopWatchdog
 from penstock.errors import (
@@ -112,7 +112,7 @@ def run(
             ends the process, and with it the third.
         log_ids: returns members of each JSON log entry; see `logs.configure`.
     """
-    if fault := _fault_of_place():
+    if fault := fault_of_place():
         return report_start_failure(name, CannotStart(fault))
     if stall_s is not None:
         service = _with_watchdog(service, stall_s)
@@ -139,20 +139,6 @@ def run(
     tracing.shutdown()
     exit_timer.cancel()
     return status
-
-
-def _fault_of_place() -> str:
-    """Why a process cannot be run from here; empty if it can."""
-    if threading.current_thread() is not threading.main_thread():
-        return (
-            "run() handles signals, which only the main thread receives: call it there, or run serve() of a worker "
-            "in an event loop of this thread"
-        )
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return ""
-    return "run() starts an event loop, and one runs in this thread already: await serve() of a worker"
 
 
 def _with_watchdog(service: Service, stall_s: float) -> Service:

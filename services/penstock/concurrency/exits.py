@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,6 +20,20 @@ from penstock.concurrency.event_loop import event_loop_factory
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+def fault_of_place() -> str:
+    """Why a service cannot be run from here; empty if it can."""
+    if threading.current_thread() is not threading.main_thread():
+        return (
+            "run() handles signals, which only the main thread receives: call it there, or run serve() of a worker "
+            "in an event loop of this thread"
+        )
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return ""
+    return "run() starts an event loop, and one runs in this thread already: await serve() of a worker"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Results take the way of real ones: they are encoded and read again, large contexts go to the object
 store, and `penstock.core` decides where a task goes. Flows are advanced by the code of the service
-`flows`.
+`flows`. One module, because all of these services change the same rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The lines that handlers have logged, until they are shipped. Bounded, and safe for all threads.
 
 Adding a line never waits for a server and never raises. When the buffer is full, the oldest lines
-of the noisiest run are dropped, and a mark counts them.
+of the noisiest run are dropped, and a mark counts them. One module, because runs and buffer share
+one lock and one bound.
 """
 
 from __future__ import annotations

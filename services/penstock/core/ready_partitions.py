@@ -142,7 +142,8 @@ class ReadyPartitions:
         each.add(1, now_s)
         each.mark, each.mark_s, each.withdrawn = each.end, now_s, withdrawn
         if behind > 0:
-            each.add(behind, now_s)
+            # Their priorities went with their offsets: as after a start, they may be overtaken.
+            each.add(behind, now_s, [Priority.LOWEST])
 
     def find_mark(self, number: int, end: int, now_s: float) -> None:
         """The only unread record is a mark, of another process."""

@@ -236,3 +236,13 @@ def test_records_of_an_earlier_owner_may_be_overtaken():
     assert poll(partitions, 1.5, readers={0: "a"}) == Plan()
     partitions.add(0, 1, 1.6, [Priority.LOW])
     assert poll(partitions, 1.7, readers={0: "a"}) == Plan(withdraw=(0,))
+
+
+def test_records_that_were_written_behind_a_mark_may_be_overtaken():
+    """S3: low tasks were written while the mark of their partition was, and then an urgent one."""
+    partitions = ReadyPartitions(1)
+    partitions.take({0: 0}, 0.0)
+    partitions.add(0, 5, 0.0, [Priority.LOWEST])
+    partitions.add_mark(0, 0, 0.0, behind=5, withdrawn=True)
+    partitions.add(0, 1, 0.5, [Priority.HIGHEST])
+    assert poll(partitions, 1.1, readers={0: "a"}) == Plan(withdraw=(0,))

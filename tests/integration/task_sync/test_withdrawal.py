@@ -347,7 +347,7 @@ async def test_an_urgent_task_overtakes_slow_ones(resting, full):
 
 
 async def test_a_task_whose_key_is_paused_overtakes_nothing(resting):
-    """S3: no release takes it, so the records behind which it waits would be withdrawn without end."""
+    """S3: no release takes it, so the same records would be withdrawn for it without end."""
     submission = Submission(type="t", context=Context.encode(0), key="k", priority=Priority.HIGHEST)
     await tasks.submit(resting.pool, [submission])
     async with open_session(resting.database, "test") as session:

@@ -247,6 +247,11 @@ class ReadyPartitions:
         # A task that another transaction locks stays, and would be overtaken again at once.
         if now_s - self._overtaken_s < LATE_S:
             return ()
+        # In a rebalance. A worker takes from one of its partitions at a time, and the others would
+        # seem to be those of a slow one.
+        moved_s = max((each.moves[-1] for each in self._partitions.values() if each.moves), default=-inf)
+        if not self._knows_readers(now_s) and now_s - moved_s < STUCK_S:
+            return ()
         slow = [reader for reader in self._by_reader(now_s) if reader.frozen_s(now_s) >= STUCK_S]
         partitions = [item for reader in slow for item in reader.partitions.items()]
         urgent = [each.overtakes(now_s - STUCK_S) for _number, each in partitions]

@@ -104,7 +104,7 @@ def gateway() -> Iterator[str]:
 
 
 def test_a_client_works_in_a_forked_child(gateway: str) -> None:
-    """H1: a `SyncClient` that the parent of a prefork server has opened connects anew in a child,
+    """T5: a `SyncClient` that the parent of a prefork server has opened connects anew in a child,
     where it waited without end. What cannot go on there raises an error that says so."""
     begun = "the iteration began in another process: begin it again in this process"
     opened = "the client was opened in another process: open one in this process, after the fork"

@@ -60,8 +60,10 @@ SELECT i.type FROM unnest($1::text[]) AS i (type)
 WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'ready');
 
 -- name: first_ready
--- The priority of the first ready task of a type, in the order of `release`.
+-- The priority of the first ready task of a type, in the order of `release`. None of a type that is
+-- released by concurrency key: the key of its first task may be paused or at its limit.
 SELECT coalesce(t.flow_priority, t.priority) AS priority FROM task t WHERE t.type = $1 AND t.state = 'ready'
+  AND NOT EXISTS (SELECT FROM task_type y WHERE y.name = $1 AND y.keyed)
 ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT 1;
 
 -- name: in_flight

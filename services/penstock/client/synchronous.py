@@ -31,6 +31,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs the loop until it is stopped."""
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            # Of the caller's `progress` or drafts: the loop ends, and calls would wait without end.
+            # The call that awaits it raises it.
+            continue
+        return
+
+
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncClient, P], T]:
@@ -202,7 +214,7 @@ class SyncClient:
 
     def _open(self) -> None:
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="penstock-client", daemon=True)
+        thread = threading.Thread(target=_run, args=(loop,), name="penstock-client", daemon=True)
         thread.start()
         asyncio.run_coroutine_threadsafe(self._client.__aenter__(), loop).result()
         self._loop, self._thread = loop, thread

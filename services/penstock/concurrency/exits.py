@@ -67,6 +67,26 @@ def run_to_end(loop: asyncio.AbstractEventLoop, main: asyncio.Task[T]) -> T:
             if is_ctrl_c or _raised_by(main, error):
                 raise
             log_refused(error)
+            if main.done():
+                _finish_stop(loop)
+                return main.result()
+
+
+def _finish_stop(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs the stop at the end of a task, which an exit at the same moment has left in the loop.
+
+    Otherwise it would end the next run of a uvloop, and with it the cleanup: the status of the
+    process would be lost.
+    """
+    # The callback of the ended task runs in the first turn at the latest, and its stop in the next.
+    turns = 0
+    while turns < 2:
+        loop.stop()
+        try:
+            loop.run_forever()
+            turns += 1
+        except (SystemExit, KeyboardInterrupt) as error:
+            log_refused(error)
 
 
 def _raised_by(main: asyncio.Task[Any], error: BaseException) -> bool:

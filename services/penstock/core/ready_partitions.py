@@ -142,7 +142,8 @@ class ReadyPartitions:
         each.add(1, now_s)
         each.mark, each.mark_s, each.withdrawn = each.end, now_s, withdrawn
         if behind > 0:
-            each.add(behind, now_s)
+            # Their priorities went with their offsets: as after a start, they may be overtaken.
+            each.add(behind, now_s, [Priority.LOWEST])
 
     def find_mark(self, number: int, end: int, now_s: float) -> None:
         """The only unread record is a mark, of another process."""
@@ -245,6 +246,11 @@ class ReadyPartitions:
         """Partitions of readers that take nothing, with tasks that a more urgent one overtakes."""
         # A task that another transaction locks stays, and would be overtaken again at once.
         if now_s - self._overtaken_s < LATE_S:
+            return ()
+        # In a rebalance. A worker takes from one of its partitions at a time, and the others would
+        # seem to be those of a slow one.
+        moved_s = max((each.moves[-1] for each in self._partitions.values() if each.moves), default=-inf)
+        if not self._knows_readers(now_s) and now_s - moved_s < STUCK_S:
             return ()
         slow = [reader for reader in self._by_reader(now_s) if reader.frozen_s(now_s) >= STUCK_S]
         partitions = [item for reader in slow for item in reader.partitions.items()]

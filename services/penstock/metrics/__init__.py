@@ -367,7 +367,7 @@ RELEASED = Metric(
 )
 WITHDRAWN = Metric(
     "penstock_withdrawn_total",
-    "Tasks whose records this process has withdrawn from a busy worker, because another worker had room, by type.",
+    "Tasks whose records this process has withdrawn from a busy worker, because another worker had room or a more urgent task waited, by type.",
     ("type",),
 )
 LIMIT = Metric(

@@ -370,7 +370,7 @@ async def close(connected: asyncpg.Connection[Any] | asyncpg.Pool[Any]) -> None:
     try:
         async with asyncio.timeout(CLOSE_S):
             await connected.close()
-    except _PASSING:
+    except (*_PASSING, asyncpg.PostgresError):
         connected.terminate()
 
 

@@ -124,7 +124,10 @@ async def with_ready_tasks(session: Session, type_names: Sequence[str]) -> list[
 
 
 async def first_ready(session: Session, type_name: str) -> Priority | None:
-    """The priority of the type's first ready task; that of its root flow, if it belongs to one."""
+    """The priority of the type's first ready task; that of its root flow, if it belongs to one.
+
+    None without such a task, and of a type that is released by concurrency key.
+    """
     rows = await session.fetch("release.first_ready", type_name)
     return _LEVELS[rows[0]["priority"]] if rows else None
 

@@ -247,12 +247,13 @@ class LagPoller:
     async def _first_ready(self, topic: ReadyTopic) -> Priority | None:
         """The priority of the first task that a full window of late records keeps from release.
 
-        Limits may keep the first task of other types from release, so theirs overtake nothing.
+        Limits and keys may keep the first task of other types from release, so theirs overtake
+        nothing.
         """
         if not topic.may_have_ready or topic.partitions.late_at_s() > topic.polled_s or topic.room() > 0:
             return None
         task_type = topic.type
-        if task_type.paused or task_type.fair or task_type.max_in_flight or task_type.max_per_key:
+        if task_type.paused or task_type.max_in_flight is not None:
             return None
         return await release.first_ready(self._session, task_type.name)
 

@@ -258,6 +258,7 @@ async def test_a_known_primary_is_tried_first(monkeypatch: pytest.MonkeyPatch) -
         BrokenPipeError(),
         asyncpg.AdminShutdownError("ended"),
         asyncpg.InternalClientError("ended"),
+        asyncpg.PostgresError("of a pooler"),
         TimeoutError(),
     ],
     ids=lambda error: type(error).__name__,

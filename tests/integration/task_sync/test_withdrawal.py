@@ -20,7 +20,8 @@ from penstock.core.attempt import AttemptId
 from penstock.core.task import Priority
 from penstock.errors import SessionLost
 from penstock.kafka import records
-from penstock.postgres import release, tasks, types
+from penstock.postgres import concurrency_keys, release, tasks, types
+from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.task_sync import withdrawal
@@ -343,6 +344,16 @@ async def test_an_urgent_task_overtakes_slow_ones(resting, full):
 
     await wait_until(withdrawn, what="the tasks are released again")
     assert [await hold() for _ in range(6)] == [urgent, *lows[1:]]
+
+
+async def test_a_task_whose_key_is_paused_overtakes_nothing(resting):
+    """S3: no release takes it, so the same records would be withdrawn for it without end."""
+    submission = Submission(type="t", context=Context.encode(0), key="k", priority=Priority.HIGHEST)
+    await tasks.submit(resting.pool, [submission])
+    async with open_session(resting.database, "test") as session:
+        assert await release.first_ready(session, "t") is Priority.HIGHEST
+        await concurrency_keys.change(resting.pool, "t", "k", ConcurrencyKeyChange(paused=True))
+        assert await release.first_ready(session, "t") is None
 
 
 class SlowBroker:

@@ -236,3 +236,27 @@ def test_records_of_an_earlier_owner_may_be_overtaken():
     assert poll(partitions, 1.5, readers={0: "a"}) == Plan()
     partitions.add(0, 1, 1.6, [Priority.LOW])
     assert poll(partitions, 1.7, readers={0: "a"}) == Plan(withdraw=(0,))
+
+
+def test_records_that_were_written_behind_a_mark_may_be_overtaken():
+    """S3: low tasks were written while the mark of their partition was, and then an urgent one."""
+    partitions = ReadyPartitions(1)
+    partitions.take({0: 0}, 0.0)
+    partitions.add(0, 5, 0.0, [Priority.LOWEST])
+    partitions.add_mark(0, 0, 0.0, behind=5, withdrawn=True)
+    partitions.add(0, 1, 0.5, [Priority.HIGHEST])
+    assert poll(partitions, 1.1, readers={0: "a"}) == Plan(withdraw=(0,))
+
+
+def test_nothing_is_overtaken_while_a_worker_of_unknown_partitions_takes_records():
+    """S3: in a rebalance it is not known whose partition 1 is. Its worker takes records of
+    partition 0, and may reach those of partition 1 at any moment."""
+    partitions = ReadyPartitions(2)
+    partitions.take({0: 0, 1: 0}, 0.0)
+    partitions.add(0, 20, 0.0, [Priority.MEDIUM])
+    partitions.add(1, 5, 0.0, [Priority.LOWEST])
+    partitions.add(1, 1, 0.5, [Priority.HIGHEST])
+    partitions.take({0: 1, 1: 0}, 1.5)
+    partitions.set_readers({}, 1.5)
+    assert partitions.plan(1.5, more_ready=True) == Plan()
+    assert partitions.plan(3.0, more_ready=True) == Plan(withdraw=(0, 1)), "none takes any"

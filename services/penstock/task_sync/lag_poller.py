@@ -253,7 +253,7 @@ class LagPoller:
         if not topic.may_have_ready or topic.partitions.late_at_s() > topic.polled_s or topic.room() > 0:
             return None
         task_type = topic.type
-        if task_type.paused or task_type.max_in_flight is not None:
+        if task_type.paused or task_type.max_in_flight is not None or task_type.starts_per_s is not None:
             return None
         return await release.first_ready(self._session, task_type.name)
 

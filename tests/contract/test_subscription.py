@@ -105,6 +105,7 @@ def test_no_list_and_an_empty_list_differ() -> None:
         ({"url": "http://a/b c"}, "/url", "character 11 is ' '"),
         ({"url": "http://127.1/"}, "/url", "'127.1' is neither a host name nor an IP address"),
         ({"url": "http://2130706433/"}, "/url", "neither a host name nor an IP address"),
+        ({"url": "http://0x7f.1/"}, "/url", "'0x7f.1' is neither a host name nor an IP address"),
         ({"url": URL, "uri": 1}, "", "'uri' was unexpected"),
         ({"url": URL, "events": "none"}, "/events", '"final", "all"'),
         ({"url": URL, "events": []}, "/events", "less than 1 item"),

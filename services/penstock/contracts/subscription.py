@@ -61,6 +61,8 @@ _NOT_IN_URLS = re.compile(r"[\s\x00-\x20\x7f-\x9f]")
 # A label of a host name: 1 to 63 letters, digits, hyphens and underscores, which private networks
 # use.
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+# Resolvers read these as numbers of an IPv4 address, in decimal, octal or hexadecimal.
+_NUMBER = re.compile(r"(?:\d+|0[xX][\da-fA-F]*)(?:\.(?:\d+|0[xX][\da-fA-F]*))*\.?")
 _HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _MAX_HOST_NAME_LENGTH = 253
 
@@ -271,10 +273,10 @@ def _check_url(url: str, pointer: str) -> None:
 
 
 def _can_be_host(name: str, *, bracketed: bool) -> bool:
-    number = name.replace(".", "").isdigit()
+    number = _NUMBER.fullmatch(name) is not None
     if bracketed or number:
         try:
-            # Not 127.1 and 2130706433: aiohttp does not call them.
+            # Not 127.1, 2130706433 and 0x7f.1: aiohttp does not call them.
             (ipaddress.IPv4Address if number else ipaddress.IPv6Address)(name)
         except ValueError:
             return False

@@ -10,7 +10,8 @@ nothing, so records on its partitions wait, even while another worker is idle. S
 - A record is late on the partition of a reader that takes others: it goes to a reader that has
   room, unless tasks wait for their release, which such a reader gets first.
 - An urgent task overtakes less urgent ones that a reader which takes nothing has left for
-  `STUCK_S`: they are withdrawn together, and released in the order of their priorities.
+  `STUCK_S`: they are withdrawn together. From then on such a reader is *narrow*: it has one record
+  at a time, in the order of release, until it takes two within `STUCK_S`.
 - A reader without records is full or idle; no offset tells which. A mark, a record without a task,
   tells: an idle worker takes it at once. A reader gets one mark, and no other until it takes that.
 - A reader whose records were withdrawn gets a mark, too. It gets no tasks until it takes the mark.
@@ -42,6 +43,8 @@ PROBE_S = 0.3
 KEEP_READERS_S = 10.0
 # The least part of the quickest reader's records that a reader gets.
 LEAST_WEIGHT = 0.01
+# The records of a narrow reader that has one: it gets more only where all others have as many.
+_FULL = 1_000_000
 # A large batch is divided into about this many pieces.
 PIECES = 64
 
@@ -75,6 +78,8 @@ class ReadyPartitions:
         self._readers_s = -inf
         self._taken_s = -inf
         self._overtaken_s = -inf
+        # By reader, when it last took a task.
+        self._took_s: dict[str, float] = {}
         self._next = 0
 
     @property
@@ -165,16 +170,40 @@ class ReadyPartitions:
         """Up to these offsets workers need no record; returns whether any has changed."""
         passed_s = now_s - self._taken_s if self._taken_s > -inf else 0.0
         self._taken_s = now_s
-        changed = [
-            self._partitions[number].take(offset, now_s, passed_s)
-            for number, offset in taken.items()
-            if number in self._partitions
-        ]
-        return any(changed)
+        changed, took = False, set()
+        for number, offset in taken.items():
+            if (each := self._partitions.get(number)) is not None:
+                tasks = each.tasks
+                changed = each.take(offset, now_s, passed_s) or changed
+                if each.tasks < tasks:
+                    took.add(self._name(number))
+        self._widen(took, now_s)
+        return changed
+
+    def _widen(self, took: Collection[str], now_s: float) -> None:
+        """Ends the narrowness of readers that took tasks a moment ago and again now."""
+        for name in took:
+            if now_s - self._took_s.get(name, -inf) < STUCK_S:
+                for number, each in self._partitions.items():
+                    each.narrow = each.narrow and self._name(number) != name
+            self._took_s[name] = now_s
+
+    def _name(self, number: int) -> str:
+        """The reader of a partition; where it is not known, each is one of its own."""
+        return self._readers.get(number, str(number))
+
+    def narrow_room(self) -> int | None:
+        """How many records may be added while every reader is narrow; None otherwise."""
+        if not all(each.narrow for each in self._partitions.values()):
+            return None
+        busy = {self._name(number) for number, each in self._partitions.items() if each.tasks > 0}
+        return len({*map(self._name, self._partitions)} - busy)
 
     def set_readers(self, readers: Mapping[int, str], now_s: float) -> None:
         """The reader of each partition; empty while the group has none, or is in a rebalance."""
         self._readers, self._readers_s = dict(readers), now_s
+        names = {*map(self._name, self._partitions)}
+        self._took_s = {name: took_s for name, took_s in self._took_s.items() if name in names}
 
     @property
     def has_readers(self) -> bool:
@@ -191,16 +220,20 @@ class ReadyPartitions:
     def needs_readers(self, now_s: float) -> bool:
         """Whether to look which worker reads which partition.
 
-        Not while every partition has waiting tasks and none moves: no worker is idle.
+        Not while every partition has waiting tasks of the same priority and none moves: no worker
+        is idle.
         """
         age_s = now_s - self._readers_s
+        least = max(each.least_urgent() for each in self._partitions.values())
         if age_s >= KEEP_READERS_S / 2 and any(each.mark is not None for each in self._partitions.values()):
             return True
         return (
             age_s >= STUCK_S
             and self.late_at_s() <= now_s
             and any(
-                each.tasks <= 0 or (each.moves and now_s - each.moves[-1] < STUCK_S)
+                each.tasks <= 0
+                or each.most_urgent < least
+                or (each.moves and now_s - each.moves[-1] < STUCK_S)
                 for each in self._partitions.values()
             )
         )
@@ -253,12 +286,16 @@ class ReadyPartitions:
         if not self._knows_readers(now_s) and now_s - moved_s < STUCK_S:
             return ()
         slow = [reader for reader in self._by_reader(now_s) if reader.frozen_s(now_s) >= STUCK_S]
-        partitions = [item for reader in slow for item in reader.partitions.items()]
-        urgent = [each.overtakes(now_s - STUCK_S) for _number, each in partitions]
+        urgent = [reader.overtakes(now_s - STUCK_S) for reader in slow]
         first = min((found for found in (*urgent, first_ready) if found is not None), default=None)
         if first is None:
             return ()
-        return tuple(number for number, each in partitions if each.tasks > 0 and each.least_urgent > first)
+        partitions = [item for reader in slow for item in reader.partitions.items()]
+        overtaken = tuple(n for n, each in partitions if each.tasks > 0 and each.least_urgent() > first)
+        if overtaken:
+            for _number, each in partitions:
+                each.narrow = True
+        return overtaken
 
     def _is_stuck(self, reader: Reader, readers: Sequence[Reader], now_s: float) -> bool:
         frozen_s = reader.frozen_s(now_s)
@@ -297,7 +334,7 @@ class ReadyPartitions:
         weights = _weights(readers)
         total = len(self._partitions)
         piece = max(1, bundle, count // PIECES)
-        loads = [reader.lag for reader in readers]
+        loads = [_FULL if reader.narrow and reader.tasks > 0 else reader.lag for reader in readers]
         added = dict.fromkeys(self._partitions, 0)
 
         def turn(number: int) -> int:
@@ -313,10 +350,11 @@ class ReadyPartitions:
             _level, order, index = heap[0]
             partitions = readers[index].partitions
             number = min(partitions, key=lambda n: (partitions[n].lag + added[n], turn(n)))
-            records = min(piece, count - len(chosen))
+            narrow = readers[index].narrow
+            records = 1 if narrow else min(piece, count - len(chosen))
             chosen += [number] * records
             added[number] += records
-            loads[index] += records
+            loads[index] += _FULL if narrow else records
             heapq.heapreplace(heap, ((loads[index] + piece) / weights[index], order + total, index))
         if chosen:
             self._next = (chosen[-1] + 1) % total

@@ -55,6 +55,7 @@ class Partition:
         rate: records a second that its reader takes; None while it takes all there are.
         least: records a second that it took when it took all.
         rate_s: when `rate` or `least` was last measured.
+        narrow: its reader is slow, and gets one record at a time.
     """
 
     end: int = 0
@@ -68,6 +69,7 @@ class Partition:
     rate: float | None = None
     least: float = 0.0
     rate_s: float = -inf
+    narrow: bool = False
 
     @property
     def lag(self) -> int:
@@ -96,9 +98,15 @@ class Partition:
         return found
 
     @property
-    def least_urgent(self) -> Priority:
-        """The priority of its least urgent task."""
-        return max((each.least for each in self.unread), default=Priority.HIGHEST)
+    def most_urgent(self) -> Priority:
+        """The priority of its most urgent task."""
+        return min((each.most for each in self.unread), default=Priority.LOWEST)
+
+    def least_urgent(self, before_s: float = inf) -> Priority:
+        """The priority of its least urgent task of those that were written before."""
+        return max(
+            (each.least for each in self.unread if each.written_s <= before_s), default=Priority.HIGHEST
+        )
 
     def take(self, taken: int, now_s: float, passed_s: float) -> bool:
         """Up to here workers need no record; returns whether that has changed.
@@ -152,6 +160,7 @@ class Reader:
         proven_s: when it was last found to have taken a mark.
         moves: when it was last found to have taken records, the oldest first.
         oldest_s: when the oldest of its records was written; infinity without records.
+        narrow: it gets one record at a time.
     """
 
     def __init__(self, partitions: Mapping[int, Partition]) -> None:
@@ -163,6 +172,7 @@ class Reader:
         self.marked_s = max((each.mark_s for each in partitions.values()), default=-inf)
         self.proven_s = max((each.proven_s for each in partitions.values()), default=-inf)
         self.moves = sorted(at_s for each in partitions.values() for at_s in each.moves)[-MOVES:]
+        self.narrow = any(each.narrow for each in partitions.values())
         self.oldest_s = min(
             (each.unread[0].written_s for each in partitions.values() if each.unread), default=inf
         )
@@ -172,6 +182,19 @@ class Reader:
         if self.tasks <= 0:
             return 0.0
         return now_s - max(self.oldest_s, self.moves[-1] if self.moves else -inf)
+
+    def overtakes(self, before_s: float) -> Priority | None:
+        """The most urgent task that the reader may take after less urgent ones written before.
+
+        It takes from its partitions in any order. None without such a task.
+        """
+        found = [each.overtakes(before_s) for each in self.partitions.values()]
+        least = sorted((each.least_urgent(before_s), number) for number, each in self.partitions.items())
+        for number, each in self.partitions.items():
+            beside = [priority for priority, other in least[-2:] if other != number]
+            if beside and each.most_urgent < beside[-1]:
+                found.append(each.most_urgent)
+        return min((each for each in found if each is not None), default=None)
 
     def pace_s(self, now_s: float) -> float:
         """The longest time between its last takes."""

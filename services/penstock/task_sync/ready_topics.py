@@ -80,11 +80,15 @@ class ReadyTopic:
         """How many more records may wait on the topic.
 
         A full window has no room until half of it is taken: tasks that are released one by one are
-        claimed, run and committed one by one, too.
+        claimed, run and committed one by one, too. Only slow readers that an urgent task has
+        overtaken get one record at a time.
         """
         size, lag = self.size_and_reason()[0], self.lag
         self.full = lag >= size or (self.full and lag * 2 > size)
-        return 0 if self.full else size - lag
+        if self.full:
+            return 0
+        narrow = self.partitions.narrow_room()
+        return size - lag if narrow is None else min(narrow, size - lag)
 
     @property
     def half_full(self) -> bool:
@@ -100,7 +104,7 @@ class ReadyTopic:
         if self.polled_s == -inf:
             return -inf
         next_s = self.polled_s + self.poll_interval_s
-        if self.may_have_ready and self.half_full:
+        if self.may_have_ready and (self.half_full or self.partitions.narrow_room() == 0):
             return next_s
         return max(self.partitions.late_at_s(), next_s)
 

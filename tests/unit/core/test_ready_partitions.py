@@ -260,3 +260,52 @@ def test_nothing_is_overtaken_while_a_worker_of_unknown_partitions_takes_records
     partitions.set_readers({}, 1.5)
     assert partitions.plan(1.5, more_ready=True) == Plan()
     assert partitions.plan(3.0, more_ready=True) == Plan(withdraw=(0, 1)), "none takes any"
+
+
+def overtaken_by_high():
+    """A slow worker of four partitions: LOWEST tasks on three, and a HIGH one beside them, which
+    has overtaken them."""
+    partitions = ReadyPartitions(4)
+    partitions.take(dict.fromkeys(range(4), 0), 0.0)
+    readers = dict.fromkeys(range(4), "a")
+    for number in range(3):
+        partitions.add(number, 2, 0.0, [Priority.LOWEST])
+    assert poll(partitions, 1.5, readers=readers) == Plan()
+    partitions.add(3, 1, 1.6, [Priority.HIGH])
+    assert poll(partitions, 1.7, readers=readers) == Plan(withdraw=(0, 1, 2))
+    for number in range(3):
+        partitions.withdraw(number, 2)
+        partitions.add_mark(number, 2, 1.8, withdrawn=True)
+    return partitions
+
+
+def test_a_slow_worker_of_several_partitions_gets_one_record_at_a_time():
+    """S3: a worker takes from its partitions in any order, so nothing else waits beside the urgent
+    task. Then it gets the next one."""
+    partitions = overtaken_by_high()
+    assert partitions.narrow_room() == 0
+    poll(partitions, 5.0, {0: 3, 3: 1}, dict.fromkeys(range(4), "a"))
+    assert partitions.narrow_room() == 1
+    partitions.add(partitions.share(1, 5.0)[0], 1, 5.0, [Priority.LOWEST])
+    assert partitions.narrow_room() == 0
+
+
+def test_a_worker_that_takes_two_tasks_within_a_second_is_slow_no_more():
+    """S13: its tasks have become short, or it has several slots."""
+    partitions = overtaken_by_high()
+    readers = dict.fromkeys(range(4), "a")
+    poll(partitions, 5.0, {3: 1}, readers)
+    partitions.add(3, 1, 5.0, [Priority.LOWEST])
+    poll(partitions, 5.5, {3: 2}, readers)
+    assert partitions.narrow_room() is None
+
+
+def test_a_slow_worker_keeps_no_records_from_others():
+    """S13: of a batch, a narrow worker gets one record, and another one the rest."""
+    partitions = overtaken_by_high()
+    readers = {0: "a", 1: "a", 2: "a", 3: "b"}
+    poll(partitions, 9.0, {0: 3, 1: 3, 2: 3, 3: 1}, readers)
+    partitions[3].narrow = False
+    assert partitions.narrow_room() is None
+    chosen = Counter(partitions.share(20, 9.0))
+    assert chosen[3] == 19

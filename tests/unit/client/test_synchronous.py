@@ -14,7 +14,7 @@ from penstock.errors import GatewayUnavailable
 
 def test_an_exit_in_the_callers_own_code_ends_no_connection() -> None:
     """T5: drafts run on the client's thread. Their SystemExit reaches the caller of the method,
-    and calls of other threads do not wait for ever."""
+    and calls of other threads do not wait without end."""
 
     def drafts() -> Iterator[Draft]:
         sys.exit(3)
@@ -28,7 +28,7 @@ def test_an_exit_in_the_callers_own_code_ends_no_connection() -> None:
                 call()
             raised.append(error.value)
 
-    # No `with` block: its end would wait for ever, too.
+    # No `with` block: its end would wait without end, too.
     client = SyncClient("http://127.0.0.1:1", patience_s=0).__enter__()
     thread = threading.Thread(target=use, args=(client,), daemon=True)
     thread.start()

@@ -25,6 +25,7 @@ STALL_S = 20
 
 
 @pytest.mark.long
+@pytest.mark.alone
 async def test_topics_that_take_no_records_are_charged_to_no_attempt(tmp_path):
     """S11, T4, O2: no topic takes records, for longer than a stall. The services that write report
     it, none ends, and everything goes on by itself."""

@@ -14,10 +14,9 @@ ALONE = "alone"
 _MARKED_ALONE = re.compile(r"^@pytest\.mark\.alone\n(?:[@#].*\n)*(?:async )?def (\w+)", re.MULTILINE)
 _FILE_ALONE = re.compile(r"^pytestmark = pytest\.mark\.alone$", re.MULTILINE)
 _FOLDERS = {"load": ALONE, "containers": "containers", "helm": "helm"}
-# Files whose tests share a service, which one process starts once; those that share a broker; and
-# those that start three brokers of their own: two such clusters at a time starve each other.
+# Files whose tests share a service, which one process starts once; and those that share a broker.
 _SHARED = 'scope="module"'
-_BROKERS = ("secure_kafka", "three_brokers")
+_SECURE_KAFKA = "secure_kafka"
 
 
 @cache
@@ -46,9 +45,8 @@ def scope_of(nodeid: str) -> str:
         return _FOLDERS[folder]
     if _file_is_alone(file) or name.partition("[")[0] in _marked_alone(file):
         return ALONE
-    for brokers in _BROKERS:
-        if brokers in _text(file):
-            return brokers
+    if _SECURE_KAFKA in _text(file):
+        return _SECURE_KAFKA
     return file if _SHARED in _text(file) else nodeid
 
 

@@ -10,8 +10,8 @@ nothing, so records on its partitions wait, even while another worker is idle. S
 - A record is late on the partition of a reader that takes others: it goes to a reader that has
   room, unless tasks wait for their release, which such a reader gets first.
 - An urgent task overtakes less urgent ones that a reader which takes nothing has left for
-  `STUCK_S`: they are withdrawn together. From then on such a reader is *narrow*: it has one record
-  at a time, in the order of release, until it takes two within `STUCK_S`.
+  `STUCK_S`: they are withdrawn together. Such a reader is *narrow* until it takes a task: it has at
+  most one record, since it takes from its partitions in any order.
 - A reader without records is full or idle; no offset tells which. A mark, a record without a task,
   tells: an idle worker takes it at once. A reader gets one mark, and no other until it takes that.
 - A reader whose records were withdrawn gets a mark, too. It gets no tasks until it takes the mark.
@@ -35,6 +35,8 @@ from penstock.core.task import Priority
 # a partition of a reader that takes others.
 STUCK_S = 1.0
 LATE_S = 2.0
+# Seconds between two withdrawals for urgent tasks. Each may meet a task that was just taken.
+OVERTAKE_S = 5.0
 # A reader is stuck beside another that takes records this many times as often.
 SLOWER = 4
 # Seconds after which a reader that did not take its mark counts as full.
@@ -78,8 +80,6 @@ class ReadyPartitions:
         self._readers_s = -inf
         self._taken_s = -inf
         self._overtaken_s = -inf
-        # By reader, when it last took a task.
-        self._took_s: dict[str, float] = {}
         self._next = 0
 
     @property
@@ -101,10 +101,10 @@ class ReadyPartitions:
         return self._partitions[number]
 
     def start(self, ends: Mapping[int, int], now_s: float) -> None:
-        """The topic is new to this process: everything in it is as if it had been written now."""
+        """The topic is new to this process: all in it is as if it had been written now, MEDIUM."""
         for number, end in ends.items():
             self._partitions[number] = Partition(
-                end, 0, deque([Unread(end, now_s, least=Priority.LOWEST)] if end else [])
+                end, 0, deque([Unread(end, now_s, least=Priority.MEDIUM)] if end else [])
             )
         self._taken_s = -inf
 
@@ -147,8 +147,8 @@ class ReadyPartitions:
         each.add(1, now_s)
         each.mark, each.mark_s, each.withdrawn = each.end, now_s, withdrawn
         if behind > 0:
-            # Their priorities went with their offsets: as after a start, they may be overtaken.
-            each.add(behind, now_s, [Priority.LOWEST])
+            # Their priorities went with their offsets.
+            each.add(behind, now_s, [Priority.MEDIUM])
 
     def find_mark(self, number: int, end: int, now_s: float) -> None:
         """The only unread record is a mark, of another process."""
@@ -177,16 +177,9 @@ class ReadyPartitions:
                 changed = each.take(offset, now_s, passed_s) or changed
                 if each.tasks < tasks:
                     took.add(self._name(number))
-        self._widen(took, now_s)
+        for number, each in self._partitions.items():
+            each.narrow = each.narrow and self._name(number) not in took
         return changed
-
-    def _widen(self, took: Collection[str], now_s: float) -> None:
-        """Ends the narrowness of readers that took tasks a moment ago and again now."""
-        for name in took:
-            if now_s - self._took_s.get(name, -inf) < STUCK_S:
-                for number, each in self._partitions.items():
-                    each.narrow = each.narrow and self._name(number) != name
-            self._took_s[name] = now_s
 
     def _name(self, number: int) -> str:
         """The reader of a partition; where it is not known, each is one of its own."""
@@ -202,8 +195,6 @@ class ReadyPartitions:
     def set_readers(self, readers: Mapping[int, str], now_s: float) -> None:
         """The reader of each partition; empty while the group has none, or is in a rebalance."""
         self._readers, self._readers_s = dict(readers), now_s
-        names = {*map(self._name, self._partitions)}
-        self._took_s = {name: took_s for name, took_s in self._took_s.items() if name in names}
 
     @property
     def has_readers(self) -> bool:
@@ -278,7 +269,7 @@ class ReadyPartitions:
     def _overtaken(self, now_s: float, first_ready: Priority | None) -> tuple[int, ...]:
         """Partitions of readers that take nothing, with tasks that a more urgent one overtakes."""
         # A task that another transaction locks stays, and would be overtaken again at once.
-        if now_s - self._overtaken_s < LATE_S:
+        if now_s - self._overtaken_s < OVERTAKE_S:
             return ()
         # In a rebalance. A worker takes from one of its partitions at a time, and the others would
         # seem to be those of a slow one.

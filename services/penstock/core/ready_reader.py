@@ -55,7 +55,7 @@ class Partition:
         rate: records a second that its reader takes; None while it takes all there are.
         least: records a second that it took when it took all.
         rate_s: when `rate` or `least` was last measured.
-        narrow: its reader is slow, and gets one record at a time.
+        narrow: its reader is slow, and has one record at most.
     """
 
     end: int = 0
@@ -160,7 +160,7 @@ class Reader:
         proven_s: when it was last found to have taken a mark.
         moves: when it was last found to have taken records, the oldest first.
         oldest_s: when the oldest of its records was written; infinity without records.
-        narrow: it gets one record at a time.
+        narrow: it has one record at most.
     """
 
     def __init__(self, partitions: Mapping[int, Partition]) -> None:

@@ -80,8 +80,8 @@ class ReadyTopic:
         """How many more records may wait on the topic.
 
         A full window has no room until half of it is taken: tasks that are released one by one are
-        claimed, run and committed one by one, too. Only slow readers that an urgent task has
-        overtaken get one record at a time.
+        claimed, run and committed one by one, too. Slow readers get one record while an
+        urgent task overtakes others.
         """
         size, lag = self.size_and_reason()[0], self.lag
         self.full = lag >= size or (self.full and lag * 2 > size)

@@ -92,6 +92,7 @@ async def produce(settings, acknowledged):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 async def test_a_broker_killed_under_load_loses_nothing(supervisor, database, postgres_server):
     """O5, T5: with three replicas, two of them in sync, every acknowledged submission becomes a
     task. Every task ends and has its event."""

@@ -32,9 +32,9 @@ from benchmarks.measurements import percentile, report
 from penstock.contracts.event import Callback
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import TargetId
-from penstock.kafka.connection import make_producer, running
-from penstock.kafka.outbox import send_callbacks
-from penstock.kafka.topics import CALLBACKS
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.processing.outbox import send_callbacks
+from penstock.kafka.topology.topics import CALLBACKS
 from penstock.local.deployment import Deployment
 from penstock.postgres.outbox import callback_columns
 from penstock.postgres.queries import query

@@ -31,9 +31,9 @@ import uvloop
 
 from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import MARK, ReadyTask
-from penstock.kafka.connection import make_consumer, make_producer, running
-from penstock.kafka.topics import ready as ready_topic
-from penstock.kafka.topics import workers_group
+from penstock.kafka.client.connection import make_consumer, make_producer, running
+from penstock.kafka.topology.topics import ready as ready_topic
+from penstock.kafka.topology.topics import workers_group
 from penstock.local.deployment import Deployment
 from penstock.settings import Platform
 from penstock.worker.kafka_transport import KafkaTransport

@@ -27,9 +27,9 @@ from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
-from penstock.kafka.connection import make_producer, running
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import HEARTBEATS
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import HEARTBEATS
 from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool

@@ -24,8 +24,8 @@ from penstock.client import Client
 from penstock.contracts.inbound_logs import decode_logs
 from penstock.contracts.task_log import partition_of
 from penstock.core.log_chunk import PLATFORM_SOURCE, Chunk, RunId
-from penstock.kafka.connection import make_producer, running
-from penstock.kafka.topics import TASK_LOGS
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.topics import TASK_LOGS
 from penstock.local.deployment import Deployment
 from penstock.settings import Kafka
 from penstock.worker.log_shipper import records_of

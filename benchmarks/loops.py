@@ -19,8 +19,8 @@ import orjson
 from aiokafka import AIOKafkaProducer
 
 from benchmarks import bare_loop
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import Topic
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import Topic
 from penstock.local.deployment import Deployment, Options
 from penstock.postgres import types as registry
 from penstock.postgres.connection import open_pool

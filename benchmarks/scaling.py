@@ -33,8 +33,8 @@ from statistics import median
 from benchmarks.loops import Whole, finish, whole
 from benchmarks.measurements import CpuMeter, report
 from benchmarks.throughput import submit
-from penstock.kafka.connection import admin_client
-from penstock.kafka.topics import workers_group
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology.topics import workers_group
 from penstock.local.cluster import three_brokers
 from penstock.local.deployment import Deployment, Options
 from penstock.local.supervisor import Supervisor

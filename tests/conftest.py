@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from penstock.kafka.connection import admin_client
+from penstock.kafka.client.connection import admin_client
 from penstock.settings import Kafka
 from tests.support.compiled_tests import compile_tests
 from tests.support.memory_folder import make_folder, remove_old

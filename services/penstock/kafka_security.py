@@ -1,4 +1,4 @@
-"""Checks the settings of TLS and SASL for Kafka; `kafka/security.py` uses them."""
+"""Checks the settings of TLS and SASL for Kafka; `kafka/client/security.py` uses them."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class Kafka(Settings):
         7.0, "Seconds without a heartbeat after which Kafka removes a consumer from its group."
     )
 
-    # Authentication to Kafka; `kafka/security.py` turns it into arguments of the client library.
+    # Authentication to Kafka; `kafka/client/security.py` gives it to the client library.
     kafka_protocol: str = option(
         "PLAINTEXT", f"Security protocol of the brokers' listener: {', '.join(KAFKA_PROTOCOLS)}."
     )

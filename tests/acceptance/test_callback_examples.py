@@ -21,8 +21,8 @@ import pytest
 from penstock.callbacks.signing import Ed25519Key, SymmetricKey, signed_headers
 from penstock.contracts.event import Event
 from penstock.crypto import PrivateKey, generate_private_key
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import EVENTS
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS
 from penstock.local.ports import answers, choose_port
 from tests.support.callback_targets import OLD_SECRET, SECRET, Bench, bench, make_callback
 from tests.support.waiting import in_time, wait_until

@@ -18,7 +18,7 @@ import pytest
 from penstock.client import Client
 from penstock.discovery import running
 from penstock.errors import CannotStart, KafkaUnavailable, PostgresUnavailable, SettingsError
-from penstock.kafka.connection import admin_client
+from penstock.kafka.client.connection import admin_client
 from penstock.local.deployment import SERVICES, Deployment, Listener, Options, Service
 from penstock.local.ports import choose_port
 from penstock.process import exit_status

@@ -36,7 +36,7 @@ from penstock.checks.app import check
 from penstock.client import Client
 from penstock.core.restart import RestartPolicy
 from penstock.errors import KafkaUnavailable, PenstockError
-from penstock.kafka.connection import make_producer, running
+from penstock.kafka.client.connection import make_producer, running
 from penstock.local.deployment import SERVICES, Deployment, Options, Service
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool

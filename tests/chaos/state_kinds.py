@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
-from penstock.kafka.connection import make_producer, running
-from penstock.kafka.topics import (
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.topics import (
     CALLBACKS,
     CALLBACKS_DIVERTED,
     HEARTBEATS,

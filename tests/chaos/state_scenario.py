@@ -23,8 +23,8 @@ from penstock.checks.app import Report, check
 from penstock.checks.report import Rule
 from penstock.client import Client
 from penstock.errors import PenstockError
-from penstock.kafka.connection import make_consumer, running
-from penstock.kafka.topics import SUBMITTED, Topic
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.topics import SUBMITTED, Topic
 from penstock.settings import Platform
 from tests.chaos import ledger, state_ledger
 from tests.chaos.run_report import RUN, Row

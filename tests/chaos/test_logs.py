@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from penstock.client import Client
-from penstock.kafka.connection import create_topics, make_producer, running
-from penstock.kafka.topics import Topic
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import Topic
 from penstock.settings import Kafka
 from tests.chaos import ledger
 from tests.chaos.log_ledger import UNMARKED, LogCounts, compare, pid_of, place_of, read_lines

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.kafka.connection import admin_client
+from penstock.kafka.client.connection import admin_client
 from penstock.local.cluster import three_brokers
 from penstock.local.supervisor import Supervisor
 from penstock.settings import Platform

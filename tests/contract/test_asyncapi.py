@@ -3,7 +3,7 @@
 import json
 
 from penstock.contracts.files import schemas_folder
-from penstock.kafka.topics import PLATFORM, ready
+from penstock.kafka.topology.topics import PLATFORM, ready
 
 MESSAGES = schemas_folder() / "messages"
 DOCUMENT = json.loads((MESSAGES / "asyncapi.json").read_text())

@@ -18,9 +18,9 @@ from penstock.core.task import FINAL, State
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka.processor import ProcessorSettings
-from penstock.kafka.topic_config import TopicConfig, config_of
-from penstock.kafka.topics import PLATFORM, ready
+from penstock.kafka.processing.processor import ProcessorSettings
+from penstock.kafka.topology.topic_config import TopicConfig, config_of
+from penstock.kafka.topology.topics import PLATFORM, ready
 from penstock.process import exit_status
 from penstock.settings import ENVIRONMENT_PREFIX, Kafka, Platform
 from penstock.stages.settings import StagesSettings

@@ -25,7 +25,7 @@ from penstock.core.hosts import HostPolicy
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka.topics import ready, workers_group
+from penstock.kafka.topology.topics import ready, workers_group
 from penstock.settings import ENVIRONMENT_PREFIX, Settings
 from penstock.stages.settings import StagesSettings
 from penstock.task_logs.settings import TaskLogsSettings

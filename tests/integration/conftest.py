@@ -9,7 +9,7 @@ import pytest
 from tests.support.callback_targets import Bench, Target, bench, target_server
 from tests.support.topics import FEW_PARTITIONS
 
-from penstock.kafka import topic_config
+from penstock.kafka.topology import topic_config
 
 
 @pytest.fixture(autouse=True)

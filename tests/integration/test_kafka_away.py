@@ -18,7 +18,7 @@ from penstock.callbacks import requeuer
 from penstock.callbacks.requeuer import Requeuer
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.connection import make_producer, running
+from penstock.kafka.client.connection import make_producer, running
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import Session, open_session
 from penstock.stages import sweeper

@@ -27,9 +27,9 @@ from penstock.flow_owner import app as flow_owner
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka import membership
-from penstock.kafka.connection import make_producer, running
-from penstock.kafka.topics import service_group
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology import membership
+from penstock.kafka.topology.topics import service_group
 from penstock.postgres import flow_definitions, release, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session

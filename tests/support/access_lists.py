@@ -10,9 +10,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
-from penstock.kafka import acls
-from penstock.kafka.acls import AccessRule
-from penstock.kafka.connection import admin_client
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology import acls
+from penstock.kafka.topology.acls import AccessRule
 from penstock.settings import Kafka
 
 # Numbers in Kafka's protocol.

@@ -25,9 +25,10 @@ from penstock.callbacks.app import create_app
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.event import Callback
 from penstock.core.target import target_of
-from penstock.kafka.connection import create_topics, make_consumer, make_producer, running
-from penstock.kafka.outbox import send_callbacks
-from penstock.kafka.topics import CALLBACKS, PLATFORM
+from penstock.kafka.client.connection import make_consumer, make_producer, running
+from penstock.kafka.processing.outbox import send_callbacks
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import CALLBACKS, PLATFORM
 from penstock.postgres.outbox import callback_columns
 from penstock.postgres.queries import query
 from penstock.settings import Kafka

@@ -10,7 +10,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka.connection import admin_client
+from penstock.kafka.client.connection import admin_client
 from penstock.postgres import tasks
 from penstock.stages import app as stages
 from penstock.stages.settings import StagesSettings

@@ -17,8 +17,8 @@ from typing import Any
 
 from penstock import process
 from penstock.errors import Invalid, PostgresUnavailable
-from penstock.kafka.processor import Delivery, Processor, ProcessorSettings
-from penstock.kafka.topics import Topic
+from penstock.kafka.processing.processor import Delivery, Processor, ProcessorSettings
+from penstock.kafka.topology.topics import Topic
 
 PROBE = Topic("probe", 4, 3_600_000, "Of the tests of the processor.")
 PROBE_REJECTED = Topic("probe.rejected", 1, 3_600_000, "Of the tests of the processor.")

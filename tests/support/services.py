@@ -11,8 +11,9 @@ import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from penstock.errors import KafkaUnavailable, PenstockError
-from penstock.kafka.connection import create_topics, make_producer, running
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import PLATFORM
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
 

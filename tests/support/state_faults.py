@@ -15,8 +15,9 @@ from aiokafka.admin import RecordsToDelete
 from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from penstock.kafka.connection import admin_client, create_topics, make_consumer, running
-from penstock.kafka.topics import Topic
+from penstock.kafka.client.connection import admin_client, make_consumer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import Topic
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.kafka import topic_plan
-from penstock.kafka.connection import admin_client
-from penstock.kafka.topic_config import BY_BROKER, STAMP
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology.topic_config import BY_BROKER, STAMP
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.client import Client
 from penstock.gateway.oidc import OidcAuthenticator
 from penstock.gateway.settings import GatewaySettings
-from penstock.kafka.tokens import ClientCredentials
+from penstock.kafka.client.tokens import ClientCredentials
 from penstock.settings import Kafka
 from penstock.worker.gateway_client import GatewayClient
 

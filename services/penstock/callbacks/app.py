@@ -18,13 +18,13 @@ from penstock.callbacks.requeuer import Requeuer
 from penstock.callbacks.results import ResultsPublisher, ResultsSweeper
 from penstock.callbacks.secret_cache import SecretCache
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.kafka import health as kafka_health
-from penstock.kafka.binding import ensure_bound
-from penstock.kafka.connection import make_producer, running, translated
-from penstock.kafka.outbox import partition_of
-from penstock.kafka.pending_writes import probe_writes
-from penstock.kafka.processor import Processor
-from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
+from penstock.kafka.client import health as kafka_health
+from penstock.kafka.client.connection import make_producer, running, translated
+from penstock.kafka.client.pending_writes import probe_writes
+from penstock.kafka.processing.outbox import partition_of
+from penstock.kafka.processing.processor import Processor
+from penstock.kafka.topology.binding import ensure_bound
+from penstock.kafka.topology.topics import CALLBACKS, CALLBACKS_DIVERTED
 from penstock.metrics.processing import processor_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.postgres import callback_secrets, targets

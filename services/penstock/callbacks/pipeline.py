@@ -40,7 +40,7 @@ from penstock.core.delivery import Dead, DeadReason, Delivered
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import TargetId
 from penstock.errors import PostgresUnavailable
-from penstock.kafka.processor import Delivery
+from penstock.kafka.processing.processor import Delivery
 from penstock.process import run_all
 
 log = logging.getLogger(__name__)

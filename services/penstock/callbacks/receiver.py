@@ -18,7 +18,7 @@ from penstock.callbacks.target_cache import TargetCache
 from penstock.contracts.event import Callback
 from penstock.contracts.inbound import decode_callbacks
 from penstock.core.target import TargetId
-from penstock.kafka.processor import Delivery
+from penstock.kafka.processing.processor import Delivery
 
 # After so many callbacks the event loop runs other tasks. A burst would otherwise delay the calls
 # under way, and their durations decide how many callbacks may wait for a target.

@@ -35,8 +35,8 @@ from penstock.callbacks.target_store import TargetCleaner
 from penstock.concurrency.retry import retry_until_available
 from penstock.core.target import HostId, TargetId
 from penstock.errors import PostgresUnavailable
-from penstock.kafka.outbox import redeliver
-from penstock.kafka.topics import CALLBACKS
+from penstock.kafka.processing.outbox import redeliver
+from penstock.kafka.topology.topics import CALLBACKS
 from penstock.metrics import Sample
 from penstock.metrics.rounds import ROUNDS
 from penstock.postgres import callback_ends, callbacks

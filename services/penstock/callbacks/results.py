@@ -25,9 +25,9 @@ from aiokafka import AIOKafkaProducer
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.concurrency.batcher import Batcher
 from penstock.errors import KafkaRefused, KafkaUnavailable, PostgresUnavailable, RecordsRefused, Unavailable
-from penstock.kafka.outbox import send_all
-from penstock.kafka.refusals import refusal_error
-from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
+from penstock.kafka.client.refusals import refusal_error
+from penstock.kafka.processing.outbox import send_all
+from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.metrics.rounds import ROUNDS
 from penstock.postgres import callback_outbox
 from penstock.postgres.callback_outbox import OutboxRow

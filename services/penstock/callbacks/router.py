@@ -22,7 +22,7 @@ from penstock.callbacks.target_cache import TargetCache
 from penstock.core.call_pacer import CallPacer
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import HostId, TargetId, host_of
-from penstock.kafka.topics import CALLBACKS_DIVERTED
+from penstock.kafka.topology.topics import CALLBACKS_DIVERTED
 
 # An attempt that was claimed ahead and could not be called within so many seconds is not made: its
 # target has become slow.

@@ -12,7 +12,7 @@ from penstock.core.delivery import DeliveryPolicy
 from penstock.core.drain import DrainPolicy
 from penstock.core.health import HealthPolicy
 from penstock.core.webhook_secrets import secret_problem
-from penstock.kafka.processor import ProcessorSettings
+from penstock.kafka.processing.processor import ProcessorSettings
 from penstock.settings import Metered, Platform, Sealing, Sweeping, option
 
 _DELIVERY = DeliveryPolicy()

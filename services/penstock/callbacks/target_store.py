@@ -26,7 +26,7 @@ from penstock.concurrency.retry import retry_until_available
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import TargetId
 from penstock.errors import Fatal, PostgresUnavailable
-from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED
+from penstock.kafka.topology.topics import CALLBACKS, CALLBACKS_DIVERTED
 from penstock.metrics.rounds import ROUNDS
 from penstock.postgres import targets
 from penstock.postgres.session import Session

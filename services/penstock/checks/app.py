@@ -15,9 +15,9 @@ from penstock.checks.repair import Repair
 from penstock.checks.report import Offender, Offenders, Report, Rule
 from penstock.checks.stuck_callbacks import StuckCallbacks
 from penstock.checks.unstamped import Unstamped
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import HEARTBEATS
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import HEARTBEATS
 from penstock.postgres import checks
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session

@@ -18,8 +18,8 @@ from penstock.checks.queued import Queued
 from penstock.checks.report import Offender, Offenders, Rule
 from penstock.checks.rows import GRACE_S
 from penstock.core.target import TargetId
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import (
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import (
     CALLBACKS,
     CALLBACKS_DIVERTED,
     HEARTBEATS,

@@ -15,8 +15,8 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.core.position import Position, Start, taken
 from penstock.errors import KafkaUnavailable
-from penstock.kafka import positions
-from penstock.kafka.connection import translated
+from penstock.kafka.client import positions
+from penstock.kafka.client.connection import translated
 from penstock.settings import Kafka
 
 # Seconds to wait for a group's coordinator: a broker that has just started appoints it late.
@@ -68,7 +68,7 @@ class Topics:
         }
 
     async def check(self, stored: Mapping[TopicPartition, Position]) -> dict[TopicPartition, Start]:
-        """See `kafka.positions.check`; leaves out partitions that do not exist.
+        """See `kafka.client.positions.check`; leaves out partitions that do not exist.
 
         Raises:
             KafkaUnavailable: no broker answered.

@@ -17,8 +17,8 @@ from penstock.checks.kafka import Topics
 from penstock.checks.report import Offender, Offenders, Rule
 from penstock.core.position import Position, Start, StartReason
 from penstock.errors import SessionLost
-from penstock.kafka.connection import make_consumer, running, translated
-from penstock.kafka.topics import (
+from penstock.kafka.client.connection import make_consumer, running, translated
+from penstock.kafka.topology.topics import (
     CALLBACKS,
     CALLBACKS_DIVERTED,
     HEARTBEATS,

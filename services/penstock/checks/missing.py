@@ -15,7 +15,7 @@ import orjson
 from penstock.checks.kafka import Topics
 from penstock.contracts.ready import ReadyTask
 from penstock.errors import Invalid
-from penstock.kafka.topics import EVENTS, ready
+from penstock.kafka.topology.topics import EVENTS, ready
 from penstock.postgres import checks
 
 # The newest records of a partition that are read, if they are not older than this. Finished tasks

@@ -20,7 +20,7 @@ from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.errors import Invalid
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
+from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
 from penstock.postgres import checks
 from penstock.settings import Platform
 

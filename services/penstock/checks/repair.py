@@ -50,9 +50,15 @@ from penstock.core.attempt import AttemptId
 from penstock.core.endings import ExpiredLease
 from penstock.core.target import TargetId
 from penstock.errors import RecordsRefused
-from penstock.kafka.outbox import Publisher, publish, redeliver, send_all
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS, HEARTBEATS, STAGE_RESULTS, service_group
+from penstock.kafka.processing.outbox import Publisher, publish, redeliver, send_all
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import (
+    CALLBACKS_DEAD,
+    CALLBACKS_RESULTS,
+    HEARTBEATS,
+    STAGE_RESULTS,
+    service_group,
+)
 from penstock.postgres import backlog, callback_ends, callback_outbox, callbacks, checks, outbox, release
 from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.checks import BATCH

@@ -30,8 +30,8 @@ from aiokafka import TopicPartition
 from penstock.checks.kafka import Topics
 from penstock.checks.report import Offender, Offenders, Rule
 from penstock.core.target import TargetId
-from penstock.kafka.outbox import partition_of
-from penstock.kafka.topics import CALLBACKS, CALLBACKS_DIVERTED, service_group
+from penstock.kafka.processing.outbox import partition_of
+from penstock.kafka.topology.topics import CALLBACKS, CALLBACKS_DIVERTED, service_group
 from penstock.postgres import checks
 from penstock.settings import Platform
 

@@ -10,8 +10,8 @@ import asyncio
 import time
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.kafka import topic_plan
-from penstock.kafka.topic_config import STAMP
+from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology.topic_config import STAMP
 from penstock.settings import Kafka
 
 

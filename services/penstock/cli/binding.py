@@ -12,7 +12,7 @@ from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.output import json_option, print_document
 from penstock.cli.serving import extra, postgres_option
 from penstock.cli.topics import EXIT_DIFFERENT, kafka_option, prefix_option
-from penstock.kafka import binding
+from penstock.kafka.topology import binding
 from penstock.settings import Platform
 
 

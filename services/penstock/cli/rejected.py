@@ -17,7 +17,7 @@ from penstock.cli.param_types import Moment, Whole
 from penstock.cli.topics import kafka_option, prefix_option
 from penstock.contracts.rejected import Rejection
 from penstock.errors import NotFound
-from penstock.kafka import replay
+from penstock.kafka.processing import replay
 from penstock.settings import Kafka
 
 # The most characters of a record's value that a table shows.

@@ -14,10 +14,10 @@ from penstock.cli.groups import LazyGroup, LazyVerb
 from penstock.cli.output import json_option, print_document, table
 from penstock.cli.passwords import given_passwords
 from penstock.core.access import DEFAULT_NAMESPACE, parse_namespaces
-from penstock.kafka import acls as access
-from penstock.kafka import topic_plan, users
-from penstock.kafka.acls import AccessRule
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka.topology import acls as access
+from penstock.kafka.topology import topic_plan, users
+from penstock.kafka.topology.acls import AccessRule
+from penstock.kafka.topology.topics import PLATFORM
 from penstock.settings import Kafka
 
 # The exit status when the topics differ from their declaration.

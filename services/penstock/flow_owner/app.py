@@ -17,14 +17,14 @@ from penstock.flow_owner.schedule_loop import ScheduleLoop
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.flow_owner.submissions import EventHandler, FlowHandler
 from penstock.ingest import Ingest, IngestProgress, ingest_samples
-from penstock.kafka import health as kafka_health
-from penstock.kafka import positions
-from penstock.kafka.binding import ensure_bound
-from penstock.kafka.connection import make_consumer, make_producer, running
-from penstock.kafka.offset_reader import OffsetReader
-from penstock.kafka.outbox import Publisher
-from penstock.kafka.pending_writes import probe_writes
-from penstock.kafka.refusals import refused_by_topic
+from penstock.kafka.client import health as kafka_health
+from penstock.kafka.client import positions
+from penstock.kafka.client.connection import make_consumer, make_producer, running
+from penstock.kafka.client.offset_reader import OffsetReader
+from penstock.kafka.client.pending_writes import probe_writes
+from penstock.kafka.client.refusals import refused_by_topic
+from penstock.kafka.processing.outbox import Publisher
+from penstock.kafka.topology.binding import ensure_bound
 from penstock.metrics.processing import position_samples, refusal_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore

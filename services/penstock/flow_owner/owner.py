@@ -20,7 +20,7 @@ from penstock.flow_owner.definitions import Definitions
 from penstock.flow_owner.metrics import Metrics
 from penstock.flow_owner.rounds import apply
 from penstock.flow_owner.settings import FlowsSettings
-from penstock.kafka.outbox import Publisher
+from penstock.kafka.processing.outbox import Publisher
 from penstock.postgres import flows
 from penstock.postgres.flow_starts import CHANNEL, match_events, match_runs
 from penstock.postgres.flows import SHARDS, FlowsLocked

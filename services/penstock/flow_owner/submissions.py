@@ -14,7 +14,7 @@ from penstock.core.access import namespace_of
 from penstock.core.flow.outline import Reference
 from penstock.errors import InvalidRecord
 from penstock.ingest.spans import submission_traceparent
-from penstock.kafka.topics import (
+from penstock.kafka.topology.topics import (
     FLOW_EVENTS_SUBMITTED,
     FLOW_EVENTS_SUBMITTED_REJECTED,
     FLOWS_SUBMITTED,

@@ -52,7 +52,7 @@ from penstock.http.server import (
     problem_middleware,
     same_origin_middleware,
 )
-from penstock.kafka.refusals import refused_by_topic
+from penstock.kafka.client.refusals import refused_by_topic
 from penstock.metrics import Sample
 from penstock.metrics.processing import refusal_samples
 from penstock.metrics.serving import serving, stand_in

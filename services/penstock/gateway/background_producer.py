@@ -20,13 +20,13 @@ from penstock.contracts.heartbeat import Heartbeat
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.errors import Fatal, KafkaUnavailable, RecordsRefused
-from penstock.kafka.binding import ensure_bound
-from penstock.kafka.connection import make_producer, start, translated
-from penstock.kafka.health import probe
-from penstock.kafka.outbox import MAX_UNREVOKED, Publisher, send_all
-from penstock.kafka.pending_writes import acknowledged, require_writable
-from penstock.kafka.results import write_results
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, Topic
+from penstock.kafka.client.connection import make_producer, start, translated
+from penstock.kafka.client.health import probe
+from penstock.kafka.client.pending_writes import acknowledged, require_writable
+from penstock.kafka.processing.outbox import MAX_UNREVOKED, Publisher, send_all
+from penstock.kafka.processing.results import write_results
+from penstock.kafka.topology.binding import ensure_bound
+from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, Topic
 from penstock.postgres import outbox
 from penstock.postgres.deployment import deployment_id
 from penstock.settings import Kafka

@@ -27,8 +27,8 @@ from penstock.gateway.report_limiter import ReportLimiter
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import visible_ids
 from penstock.http.server import body_bytes, respond
-from penstock.kafka.connection import make_producer, running, translated
-from penstock.kafka.topics import TASK_LOGS
+from penstock.kafka.client.connection import make_producer, running, translated
+from penstock.kafka.topology.topics import TASK_LOGS
 
 # Bytes of one body: it becomes one record for each partition.
 MAX_BODY_BYTES = 900_000

@@ -16,7 +16,7 @@ from penstock.errors import KafkaUnavailable
 from penstock.gateway.log_attempts import window
 from penstock.gateway.log_segments import SegmentReader
 from penstock.gateway.log_tail import FellBehind, LogTail
-from penstock.kafka.topics import TASK_LOGS
+from penstock.kafka.topology.topics import TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import task_logs
 from penstock.settings import Kafka

@@ -21,9 +21,9 @@ from penstock.contracts.inbound_logs import decode_logs
 from penstock.contracts.task_log import partition_of
 from penstock.core.log_chunk import Chunk
 from penstock.errors import Invalid, KafkaUnavailable, Throttled
-from penstock.kafka.connection import make_consumer, running, translated
-from penstock.kafka.offset_reader import count_partitions
-from penstock.kafka.topics import TASK_LOGS
+from penstock.kafka.client.connection import make_consumer, running, translated
+from penstock.kafka.client.offset_reader import count_partitions
+from penstock.kafka.topology.topics import TASK_LOGS
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)

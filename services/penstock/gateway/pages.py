@@ -16,7 +16,7 @@ from penstock.gateway import openapi
 from penstock.gateway.api_reference import STYLE, render
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.http.server import respond
-from penstock.kafka.pending_writes import probe_writes
+from penstock.kafka.client.pending_writes import probe_writes
 from penstock.metrics.server import ALIVE, READY, Probe, readiness
 from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health

@@ -37,11 +37,12 @@ from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest, next_offsets
 from penstock.gateway.inline_contexts import with_inline_context
 from penstock.gateway.settings import GatewaySettings
-from penstock.kafka import membership
-from penstock.kafka.connection import create_topics, make_consumer, start, stop, translated
-from penstock.kafka.group_positions import GroupPositions
-from penstock.kafka.member_data import MemberData
-from penstock.kafka.topics import HEARTBEATS, ready, workers_group
+from penstock.kafka.client.connection import make_consumer, start, stop, translated
+from penstock.kafka.client.group_positions import GroupPositions
+from penstock.kafka.client.member_data import MemberData
+from penstock.kafka.topology import membership
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import HEARTBEATS, ready, workers_group
 from penstock.objects import ObjectStore
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from penstock.gateway.tasks import id_of
 from penstock.gateway.visibility import require_visible
 from penstock.http.problems import BadParameter
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
-from penstock.kafka import group_lag
+from penstock.kafka.topology import group_lag
 from penstock.postgres import backlog
 from penstock.postgres import why as postgres_why
 from penstock.postgres.backlog import BacklogEntry, BacklogPosition

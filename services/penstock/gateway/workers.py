@@ -20,8 +20,8 @@ from penstock.gateway.http_workers import HttpWorkers
 from penstock.gateway.paging import page_size
 from penstock.gateway.settings import GatewaySettings
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
-from penstock.kafka.group_members import Member, members
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.group_members import Member, members
+from penstock.kafka.topology.topics import ready
 from penstock.postgres import types
 
 # Types of a page, each of which takes requests to Kafka.

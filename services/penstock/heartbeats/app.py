@@ -16,13 +16,13 @@ from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.results_progress import results_progress
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.heartbeats.unwatched import UnwatchedAttempts
-from penstock.kafka import health as kafka_health
-from penstock.kafka.binding import ensure_bound
-from penstock.kafka.connection import make_producer, running
-from penstock.kafka.outbox import Publisher
-from penstock.kafka.pending_writes import probe_writes
-from penstock.kafka.processor import Delivery, Processor
-from penstock.kafka.topics import HEARTBEATS
+from penstock.kafka.client import health as kafka_health
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.client.pending_writes import probe_writes
+from penstock.kafka.processing.outbox import Publisher
+from penstock.kafka.processing.processor import Delivery, Processor
+from penstock.kafka.topology.binding import ensure_bound
+from penstock.kafka.topology.topics import HEARTBEATS
 from penstock.metrics.processing import processor_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.postgres import health as postgres_health

@@ -11,7 +11,7 @@ import asyncpg
 from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease
 from penstock.errors import ValueRefused
-from penstock.kafka.processor import Delivery
+from penstock.kafka.processing.processor import Delivery
 from penstock.postgres import leases
 from penstock.postgres.halving import in_halves
 

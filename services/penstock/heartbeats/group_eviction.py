@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from penstock.errors import KafkaRefused, Unavailable
-from penstock.kafka.membership import remove
-from penstock.kafka.topics import workers_group
+from penstock.kafka.topology.membership import remove
+from penstock.kafka.topology.topics import workers_group
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from penstock.heartbeats.metrics import Metrics
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.heartbeats.unwatched import Recount
-from penstock.kafka.outbox import Publisher
-from penstock.kafka.processor import Delivery
+from penstock.kafka.processing.outbox import Publisher
+from penstock.kafka.processing.processor import Delivery
 from penstock.metrics import Sample
 from penstock.postgres import leases
 from penstock.postgres.advance import Ending

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.kafka.connection import admin_client, translated
-from penstock.kafka.offset_reader import OffsetReader, observing
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import STAGE_RESULTS, service_group
+from penstock.kafka.client.connection import admin_client, translated
+from penstock.kafka.client.offset_reader import OffsetReader, observing
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import STAGE_RESULTS, service_group
 from penstock.settings import Kafka
 
 

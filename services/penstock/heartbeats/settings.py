@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.kafka.processor import ProcessorSettings
+from penstock.kafka.processing.processor import ProcessorSettings
 from penstock.settings import Metered, Platform, option
 
 MAX_TICK_S = 30.0

@@ -8,8 +8,8 @@ import asyncpg
 from aiokafka import TopicPartition
 
 from penstock.core.position import Position
-from penstock.kafka import positions
-from penstock.kafka.offset_reader import OffsetReader
+from penstock.kafka.client import positions
+from penstock.kafka.client.offset_reader import OffsetReader
 from penstock.postgres import ingest_positions
 
 

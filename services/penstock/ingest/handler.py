@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from penstock.kafka.topics import Topic
+from penstock.kafka.topology.topics import Topic
 from penstock.postgres.ingest_positions import OffsetRange
 
 T = TypeVar("T")

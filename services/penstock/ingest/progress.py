@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.core.offset_tracker import Partition
 from penstock.ingest.reader import Ingest
-from penstock.kafka.offset_reader import OffsetReader
-from penstock.kafka.unread import UnreadPartitions
+from penstock.kafka.client.offset_reader import OffsetReader
+from penstock.kafka.processing.unread import UnreadPartitions
 
 
 class IngestProgress:

@@ -44,10 +44,10 @@ from penstock.ingest.holds import Holds
 from penstock.ingest.partition_queues import PartitionQueues
 from penstock.ingest.rejections import Rejections
 from penstock.ingest.settings import IngestSettings
-from penstock.kafka.connection import make_consumer, start, stop, translated
-from penstock.kafka.fetch_guard import FetchGuard
-from penstock.kafka.offset_reader import OffsetReader
-from penstock.kafka.topics import service_group
+from penstock.kafka.client.connection import make_consumer, start, stop, translated
+from penstock.kafka.client.fetch_guard import FetchGuard
+from penstock.kafka.client.offset_reader import OffsetReader
+from penstock.kafka.topology.topics import service_group
 from penstock.postgres import ingest_positions
 from penstock.postgres.ingest_positions import OffsetRange
 

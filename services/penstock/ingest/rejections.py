@@ -12,8 +12,8 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.rejected import encode_rejection, rejection_key
 from penstock.errors import Invalid, RecordsRefused, UnknownFlow, UnknownType
-from penstock.kafka.outbox import send_all
-from penstock.kafka.topics import Topic
+from penstock.kafka.processing.outbox import send_all
+from penstock.kafka.topology.topics import Topic
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import CannotStart, KafkaUnavailable
-from penstock.kafka.health import wait_kafka
+from penstock.kafka.client.health import wait_kafka
 from penstock.local.jars import Progress, class_path, java
 from penstock.local.ports import LOOPBACK, answers, choose_port
 from penstock.local.supervisor import Program, Supervisor

@@ -23,8 +23,8 @@ from typing import Self
 from penstock.core.restart import RestartPolicy
 from penstock.discovery import DEFAULT_DATA_DIR, WITHOUT_CREDENTIALS, Addresses
 from penstock.errors import CannotStart, SettingsError
-from penstock.kafka import topic_plan
-from penstock.kafka.binding import ensure_bound
+from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology.binding import ensure_bound
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.concurrently import run_both, run_to_completion
 from penstock.local.database import EmbeddedPostgres

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import CannotStart, KafkaUnavailable, PostgresUnavailable
-from penstock.kafka.health import wait_kafka
+from penstock.kafka.client.health import wait_kafka
 from penstock.settings import Kafka
 
 # Seconds that a cluster may take to answer.

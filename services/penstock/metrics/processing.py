@@ -1,4 +1,4 @@
-"""The samples that every Kafka processor (`penstock.kafka.processor`) exports."""
+"""The samples that every Kafka processor (`penstock.kafka.processing.processor`) exports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Ends attempts: the fenced statement, and the events and callbacks that are written with it.
 
 An ending takes effect only while its attempt is the task's current one. Its history, its event and
-its callbacks are in the same transaction. `penstock.kafka.outbox` publishes them, and after a crash
-the sweeper does.
+its callbacks are in the same transaction. `kafka.processing.outbox` publishes them, and after a
+crash the sweeper does.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.completion import Fence, Outcome
 from penstock.core.endings import GOOD, conclude_result, counts_failures
 from penstock.errors import InvalidRecord, PostgresUnavailable, ValueRefused
-from penstock.kafka.outbox import Publisher
-from penstock.kafka.processor import Delivery
+from penstock.kafka.processing.outbox import Publisher
+from penstock.kafka.processing.processor import Delivery
 from penstock.postgres.advance import Ending, advance, late_attempts, retry_states, stages_of
 from penstock.postgres.halving import in_halves
 from penstock.postgres.tasks import object_owners

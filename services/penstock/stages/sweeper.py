@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaProducer
 from penstock.contracts.event import cancelled_attempts
 from penstock.contracts.revocation import Revocation
 from penstock.errors import RecordsRefused, Unavailable
-from penstock.kafka.outbox import publish, revoke
+from penstock.kafka.processing.outbox import publish, revoke
 from penstock.metrics.rounds import ROUNDS
 from penstock.postgres import outbox
 from penstock.postgres.session import Session

@@ -17,7 +17,7 @@ from penstock.contracts.task_log import encode_chunk
 from penstock.core.log_chunk import Chunk, without_repetitions
 from penstock.core.log_segment import Segment, encode
 from penstock.errors import ObjectsUnavailable, SessionLost
-from penstock.kafka.topics import TASK_LOGS, TASK_LOGS_REJECTED
+from penstock.kafka.topology.topics import TASK_LOGS, TASK_LOGS_REJECTED
 from penstock.objects import ObjectStore
 from penstock.postgres import task_logs
 from penstock.postgres.ingest_positions import OffsetRange

@@ -10,14 +10,14 @@ from functools import partial
 
 from penstock import process
 from penstock.ingest import Ingest, ingest_samples
-from penstock.kafka import health as kafka_health
-from penstock.kafka import positions
-from penstock.kafka.binding import ensure_bound
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
-from penstock.kafka.offset_reader import OffsetReader
-from penstock.kafka.pending_writes import probe_writes
-from penstock.kafka.refusals import refused_by_topic
-from penstock.kafka.topics import SUBMITTED
+from penstock.kafka.client import health as kafka_health
+from penstock.kafka.client import positions
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.client.offset_reader import OffsetReader
+from penstock.kafka.client.pending_writes import probe_writes
+from penstock.kafka.client.refusals import refused_by_topic
+from penstock.kafka.topology.binding import ensure_bound
+from penstock.kafka.topology.topics import SUBMITTED
 from penstock.metrics.processing import position_samples, refusal_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore

@@ -22,10 +22,10 @@ from penstock.core import position
 from penstock.core.task import Priority
 from penstock.core.window import Window, WindowPolicy, WindowReason
 from penstock.errors import KafkaRefused, KafkaUnavailable
-from penstock.kafka import membership
-from penstock.kafka.connection import translated
-from penstock.kafka.health import probe
-from penstock.kafka.topics import ready, workers_group
+from penstock.kafka.client.connection import translated
+from penstock.kafka.client.health import probe
+from penstock.kafka.topology import membership
+from penstock.kafka.topology.topics import ready, workers_group
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.task_sync.ready_topics import ReadyTopic

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.concurrency.stall_detector import StallDetector
 from penstock.ingest import Ingest, IngestProgress
-from penstock.kafka.offset_reader import OffsetReader
+from penstock.kafka.client.offset_reader import OffsetReader
 from penstock.task_sync.release import ReleaseLoop
 
 

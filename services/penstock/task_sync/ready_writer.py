@@ -17,8 +17,8 @@ from aiokafka import AIOKafkaProducer
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import KafkaRefused, KafkaUnavailable
-from penstock.kafka.refusals import refuses_all
-from penstock.kafka.sending import SentBatch, refusals, send_in_batches
+from penstock.kafka.client.refusals import refuses_all
+from penstock.kafka.client.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.spans import start_spans

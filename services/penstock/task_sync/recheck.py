@@ -26,10 +26,18 @@ from penstock.contracts.ready import MARK
 from penstock.contracts.result import encode_results
 from penstock.contracts.task_type import TaskType
 from penstock.errors import KafkaRefused, KafkaUnavailable, Unavailable
-from penstock.kafka import positions
-from penstock.kafka.connection import create_topics, translated
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, Topic, ready, service_group, workers_group
+from penstock.kafka.client import positions
+from penstock.kafka.client.connection import translated
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import (
+    HEARTBEATS,
+    STAGE_RESULTS,
+    Topic,
+    ready,
+    service_group,
+    workers_group,
+)
 from penstock.postgres import release
 from penstock.task_sync.proof import Offsets, PartitionOffsets, Proof, Station, replaced
 from penstock.task_sync.release import ReleaseLoop

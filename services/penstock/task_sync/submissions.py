@@ -14,7 +14,7 @@ from penstock.contracts.submission import Submission
 from penstock.core.access import namespace_of
 from penstock.errors import InvalidRecord, UnknownType
 from penstock.ingest.spans import submission_traceparent
-from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED
+from penstock.kafka.topology.topics import SUBMITTED, SUBMITTED_REJECTED
 from penstock.objects import ObjectStore
 from penstock.postgres import tasks
 from penstock.postgres.connection import translated

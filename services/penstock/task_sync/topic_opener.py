@@ -22,8 +22,9 @@ from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.task_type import TaskType
 from penstock.core.retry import Backoff
 from penstock.errors import KafkaRefused, KafkaUnavailable
-from penstock.kafka.connection import create_topics, translated
-from penstock.kafka.topics import Topic, ready
+from penstock.kafka.client.connection import translated
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import Topic, ready
 from penstock.task_sync.lag_poller import LagPoller
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings

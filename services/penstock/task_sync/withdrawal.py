@@ -28,8 +28,8 @@ from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.ready_partitions import Plan
 from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, RecordsRefused
-from penstock.kafka.connection import translated
-from penstock.kafka.records import RecordReader, delete_before
+from penstock.kafka.client.connection import translated
+from penstock.kafka.client.records import RecordReader, delete_before
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.task_sync.lag_poller import LagPoller

@@ -12,9 +12,9 @@ from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.heartbeat_queue import Answer
 from penstock.errors import KafkaUnavailable, RecordsRefused
-from penstock.kafka.connection import translated
-from penstock.kafka.results import write_results
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.kafka.client.connection import translated
+from penstock.kafka.processing.results import write_results
+from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS
 from penstock.settings import Kafka
 
 

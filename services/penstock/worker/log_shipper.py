@@ -26,8 +26,8 @@ from penstock.contracts.task_log import (
 )
 from penstock.core.log_chunk import Chunk
 from penstock.errors import Invalid, PenstockError
-from penstock.kafka.connection import translated
-from penstock.kafka.topics import TASK_LOGS
+from penstock.kafka.client.connection import translated
+from penstock.kafka.topology.topics import TASK_LOGS
 from penstock.worker.gateway_client import LOGS_ROUTE, GatewayClient
 from penstock.worker.log_buffer import LogBuffer
 

@@ -25,8 +25,8 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import HORIZON_S, BacklogLimit
 from penstock.http.credentials import Credentials
-from penstock.kafka.connection import make_producer, running
-from penstock.kafka.member_data import MemberData
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.client.member_data import MemberData
 from penstock.objects import ObjectStore
 from penstock.worker.contexts import ResultContexts
 from penstock.worker.gateway_client import GatewayClient

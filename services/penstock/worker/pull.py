@@ -21,12 +21,12 @@ from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import MANY_RECORDS, OLD_S, claims_first
 from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, SessionLost
-from penstock.kafka.connection import admin_client, make_consumer, running, translated
-from penstock.kafka.fetched import FetchedSince, drop_fetched, wait_fetched
-from penstock.kafka.group_positions import GroupPositions
-from penstock.kafka.member_data import MemberData
-from penstock.kafka.topics import ready as ready_topic
-from penstock.kafka.topics import workers_group
+from penstock.kafka.client.connection import admin_client, make_consumer, running, translated
+from penstock.kafka.client.fetched import FetchedSince, drop_fetched, wait_fetched
+from penstock.kafka.client.group_positions import GroupPositions
+from penstock.kafka.client.member_data import MemberData
+from penstock.kafka.topology.topics import ready as ready_topic
+from penstock.kafka.topology.topics import workers_group
 from penstock.worker.in_flight import InFlight, Reservation
 from penstock.worker.read_offsets import ReadOffsets
 from penstock.worker.settings import WorkerSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiokafka import AIOKafkaProducer
 
 from penstock.errors import CannotStart, GatewayUnavailable, KafkaUnavailable, PenstockError
-from penstock.kafka import health
+from penstock.kafka.client import health
 from penstock.worker.settings import WorkerSettings
 
 

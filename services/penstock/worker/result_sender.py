@@ -17,7 +17,7 @@ from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back, unwritable
 from penstock.core.attempt import AttemptId
 from penstock.errors import PenstockError
-from penstock.kafka.connection import MAX_RECORD_BYTES
+from penstock.kafka.client.connection import MAX_RECORD_BYTES
 from penstock.process import run_all
 
 log = logging.getLogger(__name__)

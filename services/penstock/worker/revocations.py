@@ -11,10 +11,10 @@ from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_
 from penstock.contracts.revocation import Revocation
 from penstock.core.position import Position
 from penstock.errors import InvalidRecord, KafkaUnavailable, SessionLost
-from penstock.kafka import positions
-from penstock.kafka.connection import make_consumer, running, translated
-from penstock.kafka.fetch_guard import FetchGuard
-from penstock.kafka.topics import REVOKED
+from penstock.kafka.client import positions
+from penstock.kafka.client.connection import make_consumer, running, translated
+from penstock.kafka.client.fetch_guard import FetchGuard
+from penstock.kafka.topology.topics import REVOKED
 from penstock.settings import Kafka
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 from penstock import __version__
 from penstock.contracts.validation import conform
-from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_REJECTED
+from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_REJECTED
 
 
 def closed_port() -> int:

@@ -25,7 +25,7 @@ from penstock.callbacks import outcomes
 from penstock.contracts.event import Callback
 from penstock.contracts.validation import conform
 from penstock.core.target import TargetId
-from penstock.kafka.topics import CALLBACKS_RESULTS
+from penstock.kafka.topology.topics import CALLBACKS_RESULTS
 from penstock.postgres import targets
 
 # A call of 0.2 s is slow, and three slow calls make a target abnormal.

@@ -17,7 +17,7 @@ from penstock.callbacks import held_expiry, target_cache, target_store
 from penstock.contracts.event import Callback
 from penstock.contracts.validation import conform
 from penstock.core.target import TargetId
-from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
+from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.local.ports import choose_port
 from penstock.postgres import callback_ends, callbacks, targets
 from penstock.postgres.queries import query

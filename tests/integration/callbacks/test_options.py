@@ -27,7 +27,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.contracts.validation import conform
 from penstock.core.completion import Fence, Outcome
-from penstock.kafka.topics import CALLBACKS, CALLBACKS_DEAD, EVENTS, STAGE_RESULTS
+from penstock.kafka.topology.topics import CALLBACKS, CALLBACKS_DEAD, EVENTS, STAGE_RESULTS
 from penstock.postgres import release
 from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType

@@ -22,9 +22,10 @@ from penstock.callbacks import results
 from penstock.callbacks.app import create_app
 from penstock.contracts.validation import conform
 from penstock.errors import KafkaRefused
-from penstock.kafka import topic_plan
-from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.supervisor import Supervisor
 

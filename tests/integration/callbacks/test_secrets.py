@@ -29,8 +29,8 @@ from tests.support.webhooks import verifies, versions
 from penstock.callbacks.secret_cache import SecretCache
 from penstock.core.webhook_secrets import Scope, encode
 from penstock.crypto import PrivateKey, generate_private_key
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import EVENTS, REVOKED
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS, REVOKED
 from penstock.local.ports import choose_port
 from penstock.postgres import callback_secrets
 

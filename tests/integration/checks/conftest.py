@@ -4,8 +4,8 @@ import pytest
 from tests.support.services import make_topics
 
 from penstock.checks import in_transit
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Platform

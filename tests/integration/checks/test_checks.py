@@ -21,9 +21,9 @@ from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
-from penstock.kafka import topic_plan
-from penstock.kafka.connection import make_consumer, running
-from penstock.kafka.topics import service_group, workers_group
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology.topics import service_group, workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.outbox import PendingEvent, enqueue
 from penstock.postgres.session import open_session

@@ -10,8 +10,9 @@ from tests.support.state_faults import commit_offsets, delete_records, recreate_
 
 from penstock.checks.app import check
 from penstock.checks.report import Rule
-from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import (
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import (
     FLOWS_SUBMITTED,
     HEARTBEATS,
     SUBMITTED,

@@ -26,7 +26,7 @@ from penstock.checks.app import Rule, check
 from penstock.checks.queued import Queued
 from penstock.cli.main import cli
 from penstock.core.attempt import AttemptId
-from penstock.kafka.topics import workers_group
+from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.session import open_session
 

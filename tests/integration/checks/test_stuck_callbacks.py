@@ -11,9 +11,9 @@ from tests.support.waiting import wait_until
 
 from penstock.checks import stuck_callbacks
 from penstock.checks.app import Rule, check
-from penstock.kafka.connection import create_topics
-from penstock.kafka.outbox import redeliver
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka.processing.outbox import redeliver
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import PLATFORM
 from penstock.postgres import callbacks
 from penstock.postgres.session import open_session
 from penstock.settings import Platform

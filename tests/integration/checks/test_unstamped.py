@@ -5,8 +5,8 @@ from tests.support.topics import use_writers_stamps
 
 from penstock.checks.app import check
 from penstock.checks.report import Rule
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.settings import Platform
 
 

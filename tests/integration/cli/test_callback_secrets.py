@@ -15,8 +15,8 @@ from tests.support.gateways import running_gateway
 
 from penstock.cli.main import cli
 from penstock.core.webhook_secrets import encode
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import EVENTS, REVOKED
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS, REVOKED
 from penstock.settings import Kafka
 
 URL = "https://shop.example/hooks"

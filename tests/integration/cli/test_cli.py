@@ -21,8 +21,8 @@ from tests.support.waiting import in_time, wait_until
 from penstock.cli import confirmation
 from penstock.cli.main import cli
 from penstock.client import Client, TaskFilter
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
 from penstock.settings import Kafka
 
 Invoke = Callable[..., Awaitable[Result]]

@@ -32,8 +32,8 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.http.problems import Faults
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import EVENTS, REVOKED
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS, REVOKED
 from penstock.settings import Kafka
 
 

@@ -17,7 +17,7 @@ from penstock.contracts.parsing import parse
 from penstock.contracts.validation import conform
 from penstock.flow_owner.app import create_app
 from penstock.flow_owner.settings import FlowsSettings
-from penstock.kafka.topics import FLOW_EVENTS_SUBMITTED, FLOWS_SUBMITTED
+from penstock.kafka.topology.topics import FLOW_EVENTS_SUBMITTED, FLOWS_SUBMITTED
 from penstock.postgres import flow_definitions
 
 LARGE = "x" * 5_000

@@ -25,8 +25,9 @@ from penstock.gateway import audit as gateway_audit
 from penstock.gateway import pages
 from penstock.gateway.access import GRANT
 from penstock.gateway.rules import RULES
-from penstock.kafka.connection import create_topics, make_consumer, running
-from penstock.kafka.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS, TASK_LOGS
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS, TASK_LOGS
 from penstock.metrics.server import readiness
 from penstock.postgres import api_keys, audit
 from penstock.postgres.connection import open_pool

@@ -14,8 +14,8 @@ from tests.support.waiting import wait_until
 
 from penstock.core.access import Role
 from penstock.gateway.changes import MAX_BYTES
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import EVENTS, REVOKED
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS, REVOKED
 from penstock.settings import Kafka
 
 SECRET = "hunter2-never-shown"

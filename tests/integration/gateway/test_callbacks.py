@@ -18,8 +18,8 @@ from tests.support.gateways import Caller, running_gateway
 from tests.support.waiting import wait_until
 
 from penstock.contracts.event import Callback
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import EVENTS
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS
 from penstock.postgres.connection import connect
 from penstock.postgres.queries import query
 

@@ -18,8 +18,8 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import ObjectRef
 from penstock.contracts.inbound import decode_results
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import PLATFORM, STAGE_RESULTS
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import PLATFORM, STAGE_RESULTS
 from penstock.settings import Kafka
 
 SETTINGS = settings(

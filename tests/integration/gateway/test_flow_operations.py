@@ -10,8 +10,8 @@ from tests.support.gateways import running_gateway
 from tests.support.waiting import wait_until
 
 from penstock.core.flow.operations import FlowVerb
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import PLATFORM
 from penstock.postgres import operations, types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka

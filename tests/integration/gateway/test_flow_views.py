@@ -12,8 +12,8 @@ from tests.support.gateways import running_gateway
 
 from penstock.flow_owner.owner import GROUP
 from penstock.gateway import flow_operations
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import PLATFORM
 from penstock.objects import ObjectStore
 from penstock.postgres import flow_commands, flow_views, schedule_claims, types
 from penstock.postgres.connection import open_pool

@@ -27,9 +27,10 @@ from penstock.core.completion import Fence, Outcome
 from penstock.core.suspects import Isolation
 from penstock.errors import CannotStart, KafkaUnavailable
 from penstock.gateway import background_producer
-from penstock.kafka.connection import admin_client, create_topics, make_consumer, make_producer, running
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import HEARTBEATS, PLATFORM, STAGE_RESULTS, ready, workers_group
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import HEARTBEATS, PLATFORM, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.settings import Kafka
 

@@ -25,8 +25,8 @@ from tests.support.waiting import wait_until
 
 from penstock.core.operations import TaskSnapshot, Verb, apply, reachable, state_after_attempt
 from penstock.core.task import FINAL, Priority, State
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import PLATFORM
 from penstock.postgres import operations
 from penstock.postgres.connection import connect
 from penstock.postgres.queries import query

@@ -24,9 +24,10 @@ from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
 from penstock.gateway import hold
-from penstock.kafka import membership
-from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology import membership
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka

@@ -27,8 +27,8 @@ from tests.support.api_keys import gateway_with_keys, make_key, sent
 from penstock.core.access import Role
 from penstock.gateway import openapi
 from penstock.gateway.rules import RULES
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import PLATFORM
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import PLATFORM
 from penstock.settings import Kafka
 
 CHECKS = [

@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 from penstock.client import Client, Draft, SubmissionsRefused
 from penstock.errors import IdempotencyConflict
-from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED
+from penstock.kafka.topology.topics import SUBMITTED, SUBMITTED_REJECTED
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.task_sync.app import create_app

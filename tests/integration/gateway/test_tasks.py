@@ -17,8 +17,9 @@ import pytest
 from tests.support.gateways import Caller, running_gateway
 from tests.support.waiting import in_time, wait_until
 
-from penstock.kafka.connection import create_topics, make_consumer, running
-from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM
 from penstock.postgres import task_search
 from penstock.settings import Kafka
 

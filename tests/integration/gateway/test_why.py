@@ -22,8 +22,8 @@ from penstock.core.task import Priority
 from penstock.core.why import WaitReason
 from penstock.errors import NotFound
 from penstock.gateway import why as gateway_why
-from penstock.kafka.connection import make_consumer, running
-from penstock.kafka.topics import workers_group
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import concurrency_keys, release, tasks, types, why
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
 from penstock.postgres.connection import open_pool

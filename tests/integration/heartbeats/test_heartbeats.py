@@ -18,8 +18,8 @@ from penstock.heartbeats.app import create_app
 from penstock.heartbeats.results_progress import results_progress
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.heartbeats.unwatched import UnwatchedAttempts
-from penstock.kafka.connection import admin_client, make_consumer, running
-from penstock.kafka.topics import service_group
+from penstock.kafka.client.connection import admin_client, make_consumer, running
+from penstock.kafka.topology.topics import service_group
 from penstock.local.ports import choose_port
 from penstock.postgres import release, tasks, types
 from penstock.postgres.connection import open_pool

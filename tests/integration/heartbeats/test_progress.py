@@ -23,8 +23,8 @@ from penstock.contracts.progress import HEADER, Progress
 from penstock.contracts.validation import conform
 from penstock.core.attempt import AttemptId
 from penstock.heartbeats import progress_writer
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.postgres import progress, types
 from penstock.postgres.connection import open_pool
 from penstock.worker import Done, RetryAfter, Worker, WorkerSettings

@@ -15,9 +15,9 @@ from penstock.errors import InvalidRecord, LockConflict, ObjectsUnavailable, Ses
 from penstock.ingest import Gathering, Ingest, IngestProgress
 from penstock.ingest.reader import RECHECK_S
 from penstock.ingest.settings import IngestSettings
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
-from penstock.kafka.offset_reader import OffsetReader
-from penstock.kafka.topics import SUBMITTED, SUBMITTED_REJECTED
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.client.offset_reader import OffsetReader
+from penstock.kafka.topology.topics import SUBMITTED, SUBMITTED_REJECTED
 from penstock.postgres import task_logs
 from penstock.postgres.connection import open_pool
 

@@ -8,8 +8,9 @@ import pytest
 from tests.support.access_lists import Permission, change
 from tests.support.secure_kafka import SERVICES
 
-from penstock.kafka import acls, topics
-from penstock.kafka.connection import admin_client, create_topics
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology import acls, topics
+from penstock.kafka.topology.creation import create_topics
 from penstock.settings import Kafka
 
 

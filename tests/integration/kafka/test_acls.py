@@ -20,17 +20,11 @@ from penstock.callbacks import app as callbacks
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.checks.app import check
 from penstock.errors import KafkaRefused
-from penstock.kafka import acls, topic_plan, topics
-from penstock.kafka.connection import (
-    admin_client,
-    create_topics,
-    make_consumer,
-    make_producer,
-    running,
-    translated,
-)
-from penstock.kafka.membership import count, remove
-from penstock.kafka.offset_reader import observing
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running, translated
+from penstock.kafka.client.offset_reader import observing
+from penstock.kafka.topology import acls, topic_plan, topics
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.membership import count, remove
 from penstock.local import tools
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool

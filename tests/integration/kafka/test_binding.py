@@ -17,7 +17,7 @@ from penstock.gateway import app as gateway
 from penstock.gateway.settings import GatewaySettings
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka.binding import bind, database_of
+from penstock.kafka.topology.binding import bind, database_of
 from penstock.local.deployment import Deployment, Options
 from penstock.postgres.deployment import read_deployment_id
 from penstock.settings import Kafka

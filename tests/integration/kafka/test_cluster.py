@@ -21,9 +21,10 @@ from penstock.core.restart import RestartPolicy
 from penstock.errors import PenstockError
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
-from penstock.kafka.connection import create_topics, make_producer, running
-from penstock.kafka.topic_plan import plan
-from penstock.kafka.topics import EVENTS, PLATFORM, SUBMITTED
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topic_plan import plan
+from penstock.kafka.topology.topics import EVENTS, PLATFORM, SUBMITTED
 from penstock.local.cluster import name_of, three_brokers
 from penstock.local.supervisor import Supervisor
 from penstock.postgres import types

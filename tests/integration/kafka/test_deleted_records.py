@@ -9,10 +9,11 @@ from tests.support.services import make_topics, write
 from tests.support.state_faults import recreate_topic
 
 from penstock.errors import KafkaUnavailable
-from penstock.kafka import positions
-from penstock.kafka.connection import admin_client, create_topics, make_consumer, running
-from penstock.kafka.group_positions import GroupPositions
-from penstock.kafka.topics import ready
+from penstock.kafka.client import positions
+from penstock.kafka.client.connection import admin_client, make_consumer, running
+from penstock.kafka.client.group_positions import GroupPositions
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from tests.support.services import make_topics, write
 
 from penstock.errors import KafkaUnavailable
-from penstock.kafka import group_positions
-from penstock.kafka.connection import make_consumer, running
-from penstock.kafka.group_positions import GroupPositions
+from penstock.kafka.client import group_positions
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.client.group_positions import GroupPositions
 from penstock.settings import Kafka
 
 

@@ -15,9 +15,10 @@ from penstock.cli.main import cli
 from penstock.contracts.files import schemas_folder
 from penstock.core.access import SEPARATOR
 from penstock.errors import KafkaRefused, PenstockError
-from penstock.kafka import acls, topics, users
-from penstock.kafka.connection import create_topics, make_consumer, make_producer, running, translated
-from penstock.kafka.topics import Topic
+from penstock.kafka.client.connection import make_consumer, make_producer, running, translated
+from penstock.kafka.topology import acls, topics, users
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import Topic
 from penstock.settings import Kafka
 
 PASSWORD = "correct horse battery staple"

@@ -14,9 +14,10 @@ from tests.support.waiting import in_time
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
-from penstock.kafka.connection import create_topics, make_consumer, make_producer, running
-from penstock.kafka.outbox import Publisher
-from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
+from penstock.kafka.client.connection import make_consumer, make_producer, running
+from penstock.kafka.processing.outbox import Publisher
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
 from penstock.settings import Kafka
 
 TRANSACTIONS = 2000

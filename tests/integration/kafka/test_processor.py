@@ -19,9 +19,10 @@ import pytest
 from tests.support.processor_probe import NAME, PROBE, PROBE_REJECTED
 from tests.support.waiting import in_time, wait_until
 
-from penstock.kafka import membership
-from penstock.kafka.connection import admin_client, create_topics, make_consumer, make_producer, running
-from penstock.kafka.topics import service_group
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.topology import membership
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import service_group
 from penstock.settings import Kafka
 
 SCRIPT = Path(__file__).parents[2] / "support" / "processor_probe.py"

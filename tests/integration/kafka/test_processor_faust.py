@@ -13,10 +13,11 @@ from faust.types import TP
 from tests.support.waiting import wait_until
 
 from penstock.errors import PostgresUnavailable, SessionLost, Stalled
-from penstock.kafka.connection import create_topics, make_producer, running
-from penstock.kafka.faust_app import FaustApp
-from penstock.kafka.processor import Delivery, Handler, Processor, ProcessorSettings
-from penstock.kafka.topics import Topic
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.processing.faust_app import FaustApp
+from penstock.kafka.processing.processor import Delivery, Handler, Processor, ProcessorSettings
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import Topic
 
 SOLO = Topic("solo", 1, 3_600_000, "Used by the tests of the processor.")
 

@@ -14,19 +14,14 @@ from tests.support.waiting import in_time, wait_until
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.errors import KafkaUnavailable, RecordsRefused, SessionLost
-from penstock.kafka import connection, topic_plan
-from penstock.kafka.connection import (
-    admin_client,
-    create_topics,
-    make_consumer,
-    make_producer,
-    running,
-    translated,
-)
-from penstock.kafka.outbox import send_all
-from penstock.kafka.refusals import refused_by_topic
-from penstock.kafka.topic_config import STAMP
-from penstock.kafka.topics import Topic
+from penstock.kafka.client import connection
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running, translated
+from penstock.kafka.client.refusals import refused_by_topic
+from penstock.kafka.processing.outbox import send_all
+from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topic_config import STAMP
+from penstock.kafka.topology.topics import Topic
 from penstock.settings import Kafka
 
 SMALL = Topic("small", 1, None, "Records of at most 2,000 bytes.", 2_000)

@@ -12,8 +12,9 @@ import pytest
 from tests.support.processor_probe import PROBE
 from tests.support.waiting import wait_until
 
-from penstock.kafka import reachability
-from penstock.kafka.connection import create_topics, make_consumer, running
+from penstock.kafka.client import reachability
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.creation import create_topics
 from penstock.settings import Kafka
 
 

@@ -7,9 +7,9 @@ from aiokafka import TopicPartition
 from tests.support.services import producing
 
 from penstock.errors import KafkaUnavailable
-from penstock.kafka import records
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.client import records
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.settings import Kafka
 
 

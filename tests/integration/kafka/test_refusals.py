@@ -15,10 +15,11 @@ from penstock.checks.app import Rule, check
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import conform
-from penstock.kafka import topic_plan
-from penstock.kafka.connection import admin_client, create_topics, make_producer, running
-from penstock.kafka.outbox import redeliver
-from penstock.kafka.topics import ready
+from penstock.kafka.client.connection import admin_client, make_producer, running
+from penstock.kafka.processing.outbox import redeliver
+from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.postgres import callback_ends, callbacks, tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session

@@ -20,11 +20,12 @@ from tests.support.topics import require_replicas
 from tests.support.waiting import in_time, wait_until
 
 from penstock.errors import KafkaUnavailable
-from penstock.kafka import pending_writes
-from penstock.kafka.connection import create_topics, make_producer, running
-from penstock.kafka.outbox import publish, send_all
-from penstock.kafka.pending_writes import probe_writes
-from penstock.kafka.topics import CALLBACKS, EVENTS, PLATFORM, ready
+from penstock.kafka.client import pending_writes
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.client.pending_writes import probe_writes
+from penstock.kafka.processing.outbox import publish, send_all
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, ready
 from penstock.local.cluster import Cluster, three_brokers
 from penstock.local.supervisor import Supervisor
 from penstock.metrics.server import readiness

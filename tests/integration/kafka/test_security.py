@@ -13,16 +13,10 @@ from tests.support.waiting import in_time, wait_until
 from penstock.checks.app import check
 from penstock.cli.main import cli
 from penstock.errors import KafkaRefused, KafkaUnavailable, SettingsError
-from penstock.kafka.connection import (
-    admin_client,
-    create_topics,
-    make_consumer,
-    make_producer,
-    running,
-    translated,
-)
-from penstock.kafka.health import wait_kafka
-from penstock.kafka.topics import EVENTS, PLATFORM, SUBMITTED
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running, translated
+from penstock.kafka.client.health import wait_kafka
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS, PLATFORM, SUBMITTED
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka, Platform

@@ -10,10 +10,11 @@ from tests.support.topics import use_writers_stamps
 from tests.support.waiting import wait_until
 
 from penstock.cli.main import cli
-from penstock.kafka import topic_config, topic_plan
-from penstock.kafka.connection import create_topics, make_producer, running
-from penstock.kafka.topic_config import STAMP
-from penstock.kafka.topics import PLATFORM, ready
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology import topic_config, topic_plan
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topic_config import STAMP
+from penstock.kafka.topology.topics import PLATFORM, ready
 from penstock.settings import Kafka
 
 pytestmark = pytest.mark.declared_topics

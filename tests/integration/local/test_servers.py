@@ -15,8 +15,9 @@ from tests.support.memory_folder import make_folder
 from tests.support.waiting import wait_until
 
 from penstock.errors import CannotStart
-from penstock.kafka.connection import create_topics, make_consumer, make_producer
-from penstock.kafka.topics import EVENTS
+from penstock.kafka.client.connection import make_consumer, make_producer
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import EVENTS
 from penstock.local import broker as broker_module
 from penstock.local import tools
 from penstock.local.broker import EmbeddedKafka

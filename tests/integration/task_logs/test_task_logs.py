@@ -15,7 +15,7 @@ from tests.support.pipeline import System
 from tests.support.services import make_topics, read_records, running_service, write
 from tests.support.waiting import in_time, wait_until
 
-from penstock.kafka.topics import EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
+from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool

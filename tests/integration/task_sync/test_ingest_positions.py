@@ -6,7 +6,7 @@ from tests.support.services import write
 from tests.support.state_faults import delete_records, recreate_topic
 from tests.support.waiting import wait_until
 
-from penstock.kafka.topics import SUBMITTED
+from penstock.kafka.topology.topics import SUBMITTED
 
 
 async def submit(system, name, count):

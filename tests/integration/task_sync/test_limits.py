@@ -13,8 +13,8 @@ from penstock.contracts.submission import Submission
 from penstock.core.completion import Conclusion, FailureCounts, Fence, Outcome
 from penstock.core.task import Priority, State
 from penstock.errors import Conflict, InvalidRecord
-from penstock.kafka.connection import make_consumer, running
-from penstock.kafka.topics import workers_group
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import advance, concurrency_keys, tasks, types
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
 from penstock.postgres.connection import open_pool

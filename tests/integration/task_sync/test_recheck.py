@@ -14,8 +14,8 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.position import Position, topic_of
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.connection import admin_client, make_consumer, running
-from penstock.kafka.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
+from penstock.kafka.client.connection import admin_client, make_consumer, running
+from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.session import open_session
 from penstock.task_sync.recheck import CHECKS, Recheck

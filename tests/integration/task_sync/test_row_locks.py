@@ -18,8 +18,9 @@ from penstock.contracts.submission import Submission
 from penstock.core.task import Priority
 from penstock.errors import KafkaUnavailable
 from penstock.ingest.reader import TRANSACTIONS
-from penstock.kafka.connection import admin_client, create_topics, make_producer, running
-from penstock.kafka.topics import SUBMITTED
+from penstock.kafka.client.connection import admin_client, make_producer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import SUBMITTED
 from penstock.postgres import limits, tasks, types
 from penstock.postgres.session import open_session
 from penstock.task_sync import key_scan, topic_opener

@@ -13,8 +13,8 @@ from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
-from penstock.kafka.connection import make_consumer, running
-from penstock.kafka.topics import workers_group
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.task_sync import lag_poller

@@ -20,8 +20,8 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.task import Priority
 from penstock.errors import PostgresUnavailable, SessionLost
-from penstock.kafka.connection import make_consumer, running
-from penstock.kafka.topics import workers_group
+from penstock.kafka.client.connection import make_consumer, running
+from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session

@@ -13,8 +13,8 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.submission import Submission
-from penstock.kafka import topic_plan
-from penstock.kafka.connection import admin_client
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology import topic_plan
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.task_sync.app import create_app

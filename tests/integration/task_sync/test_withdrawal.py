@@ -19,7 +19,7 @@ from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.task import Priority
 from penstock.errors import SessionLost
-from penstock.kafka import records
+from penstock.kafka.client import records
 from penstock.postgres import concurrency_keys, release, tasks, types
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
 from penstock.postgres.connection import open_pool

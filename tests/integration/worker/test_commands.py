@@ -15,8 +15,8 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.worker import Done, Worker, WorkerSettings
 
 # A program with a grandchild, both of which note their process ids and run until they are ended.

@@ -16,8 +16,9 @@ from penstock.contracts.ready import MARK, ReadyTask
 from penstock.core import early_start
 from penstock.core.completion import Fence
 from penstock.core.suspects import Isolation
-from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import ready, workers_group
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready, workers_group
 from penstock.worker import Done, Worker, WorkerSettings, pull, unclaimed
 
 

@@ -16,8 +16,8 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.errors import SettingsError
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.worker import Done, Next, Worker, WorkerSettings
 
 # One limit for the longest body and for all queued bodies: one longest body fills the gateway.

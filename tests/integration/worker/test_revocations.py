@@ -15,8 +15,9 @@ from penstock.contracts.context import Context
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
-from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import REVOKED, ready
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import REVOKED, ready
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.supervisor import Supervisor
 from penstock.postgres import release, tasks, types

@@ -9,8 +9,8 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.worker import Done, Worker, WorkerSettings
 
 log = logging.getLogger("app")

@@ -10,8 +10,8 @@ from tests.support.services import make_topics, running_service
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool
 from penstock.worker import Done, Next, Task, Worker, WorkerSettings

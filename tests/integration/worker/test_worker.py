@@ -25,8 +25,9 @@ from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.connection import admin_client, create_topics
-from penstock.kafka.topics import ready, workers_group
+from penstock.kafka.client.connection import admin_client
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready, workers_group
 from penstock.local.ports import choose_port
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool

@@ -18,8 +18,8 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
-from penstock.kafka.connection import create_topics
-from penstock.kafka.topics import ready
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import ready
 from penstock.local.ports import choose_port
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool

@@ -26,8 +26,8 @@ import psutil
 from benchmarks.measurements import percentile
 
 from penstock.contracts.event import Callback
-from penstock.kafka.outbox import send_callbacks
-from penstock.kafka.topics import CALLBACKS
+from penstock.kafka.processing.outbox import send_callbacks
+from penstock.kafka.topology.topics import CALLBACKS
 from tests.support.callback_targets import Bench, make_callback
 from tests.support.waiting import wait_until
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kafka.outbox import partition_of
-from penstock.kafka.topic_config import partitions_of
-from penstock.kafka.topics import CALLBACKS
+from penstock.kafka.processing.outbox import partition_of
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import CALLBACKS
 from penstock.settings import Kafka
 from tests.load.callbacks.paced_load import LONG, Load, Stream, Targets, arrived, p99, slowdown, states_of
 from tests.load.callbacks.run_report import RUN

@@ -19,7 +19,7 @@ from penstock.callbacks.target import Target
 from penstock.contracts.event import Callback
 from penstock.core.health import HealthSnapshot
 from penstock.core.target import TargetId
-from penstock.kafka.topics import CALLBACKS_DIVERTED
+from penstock.kafka.topology.topics import CALLBACKS_DIVERTED
 from penstock.postgres.targets import StoredTarget
 
 TARGET = TargetId("acme", "http://hangs.example/hook")

@@ -11,7 +11,7 @@ import yaml
 
 from penstock.cli.passwords import variable_of
 from penstock.cli.serving import SERVICES
-from penstock.kafka import acls
+from penstock.kafka.topology import acls
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docker-compose.yml").read_text()

@@ -12,8 +12,8 @@ import pytest
 from tests.support.waiting import in_time
 
 from penstock.errors import KafkaUnavailable
-from penstock.kafka import connection
-from penstock.kafka.connection import admin_client, make_consumer, make_producer, running
+from penstock.kafka.client import connection
+from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
 from penstock.settings import Kafka
 
 

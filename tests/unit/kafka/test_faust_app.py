@@ -5,7 +5,7 @@ import logging
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from mode import Service
 
-from penstock.kafka.faust_consumer import LoopConsumer
+from penstock.kafka.processing.faust_consumer import LoopConsumer
 from penstock.logs import quiet_libraries
 
 

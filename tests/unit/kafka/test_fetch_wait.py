@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.kafka.fetch_wait import BUSY_S, CALM_S, LINGER_BYTES, RESTS, FetchWait
+from penstock.kafka.client.fetch_wait import BUSY_S, CALM_S, LINGER_BYTES, RESTS, FetchWait
 
 
 @dataclass

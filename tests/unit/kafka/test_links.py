@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from aiokafka.client import AIOKafkaClient
 
-from penstock.kafka import links
-from penstock.kafka.links import begin_close, guard_connections
+from penstock.kafka.client import links
+from penstock.kafka.client.links import begin_close, guard_connections
 
 
 class Connection:

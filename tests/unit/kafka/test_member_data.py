@@ -5,7 +5,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.kafka.member_data import MAX_BYTES, MemberData, assignor
+from penstock.kafka.client.member_data import MAX_BYTES, MemberData, assignor
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 

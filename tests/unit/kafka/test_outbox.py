@@ -13,8 +13,8 @@ from penstock.contracts.event import OutboxEntry
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.errors import KafkaUnavailable, RecordsRefused
-from penstock.kafka import outbox
-from penstock.kafka.outbox import Publisher
+from penstock.kafka.processing import outbox
+from penstock.kafka.processing.outbox import Publisher
 from penstock.settings import Kafka
 
 

@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaTimeoutError
 from aiokafka.producer.transaction_manager import PidAndEpoch
 
 from penstock.errors import SessionLost
-from penstock.kafka.connection import make_producer
+from penstock.kafka.client.connection import make_producer
 from penstock.settings import Kafka
 
 

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from penstock.discovery import Addresses
 from penstock.errors import SettingsError
-from penstock.kafka import tokens
-from penstock.kafka.tokens import ClientCredentials, TokenRefusedError, TokenUnavailableError
+from penstock.kafka.client import tokens
+from penstock.kafka.client.tokens import ClientCredentials, TokenRefusedError, TokenUnavailableError
 from penstock.settings import Kafka
 
 SCRAM = {"kafka_protocol": "SASL_SSL", "kafka_mechanism": "SCRAM-SHA-512", "kafka_user": "u"}

@@ -8,10 +8,18 @@ from click.testing import CliRunner
 
 from penstock.cli.main import cli
 from penstock.errors import SettingsError
-from penstock.kafka import acls
-from penstock.kafka.topic_config import TopicConfig, config_of
-from penstock.kafka.topic_plan import ActualTopic, differences
-from penstock.kafka.topics import CALLBACKS, DEPLOYMENT, EVENTS, HEARTBEATS, PLATFORM, SUBMITTED, ready
+from penstock.kafka.topology import acls
+from penstock.kafka.topology.topic_config import TopicConfig, config_of
+from penstock.kafka.topology.topic_plan import ActualTopic, differences
+from penstock.kafka.topology.topics import (
+    CALLBACKS,
+    DEPLOYMENT,
+    EVENTS,
+    HEARTBEATS,
+    PLATFORM,
+    SUBMITTED,
+    ready,
+)
 from penstock.settings import Kafka
 
 

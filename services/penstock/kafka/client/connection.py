@@ -1,0 +1,320 @@
+"""Producers, consumers, administrators: the one place for aiokafka's options and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
+from typing import TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    CommitFailedError,
+    GroupAuthorizationFailedError,
+    IllegalGenerationError,
+    InvalidTimestampError,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    NodeNotReadyError,
+    RebalanceInProgressError,
+    TopicAuthorizationFailedError,
+    UnknownMemberIdError,
+)
+from aiokafka.producer.message_accumulator import MessageAccumulator
+
+from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
+from penstock.kafka.client.fetch_wait import SHORT_RESTS, FetchWait
+from penstock.kafka.client.links import begin_close, guard_connections
+from penstock.kafka.client.member_data import MemberData, assignor
+from penstock.kafka.client.pending_writes import observe_writes, write_reason
+from penstock.kafka.client.producer_epoch import ProducerEpoch
+from penstock.kafka.client.reachability import Reachability
+from penstock.kafka.client.record_sizes import REJECTION_BYTES
+from penstock.kafka.client.refusals import REFUSALS, refusal_error
+from penstock.kafka.client.security import arguments, why_refused
+from penstock.settings import Kafka
+
+# The limit of our own records, a little below the broker's.
+MAX_RECORD_BYTES = 1_000_000
+
+# How long a start that failed or was cancelled may take to end.
+_ABANDON_S = 5.0
+
+# How long a producer that stops may write what it has.
+STOP_S = 5.0
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns aiokafka's exceptions into ours.
+
+    Raises:
+        SessionLost: the member's generation is over, and its partitions belong to others now.
+        KafkaRefused: an access list does not permit it.
+        RecordsRefused: the broker refuses the record or the batch; the producer goes on.
+        KafkaUnavailable: anything else the client library reports.
+    """
+    try:
+        yield
+    except (
+        CommitFailedError,
+        IllegalGenerationError,
+        RebalanceInProgressError,
+        UnknownMemberIdError,
+    ) as error:
+        raise SessionLost(f"Kafka: {error!r}") from error
+    except (
+        TopicAuthorizationFailedError,
+        GroupAuthorizationFailedError,
+        ClusterAuthorizationFailedError,
+    ) as error:
+        # No retry helps, and endless ones would hide the cause.
+        raise KafkaRefused(
+            f"Kafka does not permit this: {error!r}; `penstock topics acls` lists what each service needs"
+        ) from error
+    except REFUSALS as error:
+        raise refusal_error({0: repr(error)}) from error
+    except KafkaError as error:
+        # When a cancellation meets an error, the client raises the error instead. A retry loop
+        # would then never end.
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise asyncio.CancelledError from error
+        if isinstance(error, InvalidTimestampError):
+            # Not the record's fault: the same record is accepted once either is mended.
+            raise KafkaUnavailable(
+                f"Kafka: {error!r}: this process's clock differs from the broker's; set the clock, and run "
+                "`penstock topics`, so that brokers stamp the records"
+            ) from error
+        raise KafkaUnavailable(f"Kafka: {_reason_of(error)}") from error
+
+
+# These texts tell an operator the cause; those of the client library describe the library.
+_REASONS: tuple[tuple[tuple[type[KafkaError], ...], str], ...] = (
+    ((KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError), "no broker answers"),
+)
+
+
+def _reason_of(error: KafkaError) -> str:
+    if type(error) is KafkaError and "cluster metadata" in str(error):
+        error = KafkaConnectionError(str(error))
+    known = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), None)
+    return known or write_reason(error) or repr(error)
+
+
+def make_producer(settings: Kafka, *, linger_ms: int = 0, compression: str | None = None) -> AIOKafkaProducer:
+    """An idempotent producer with acks=all, not yet started; a refused batch does not end it.
+
+    Args:
+        settings: where.
+        linger_ms: milliseconds that a batch waits for further records.
+        compression: of batches, such as `gzip`.
+    """
+    producer = AIOKafkaProducer(
+        **arguments(settings),
+        acks="all",
+        enable_idempotence=True,
+        linger_ms=linger_ms,
+        max_batch_size=256 * 1024,
+        # The broker enforces each topic's limit; this one must only be above the largest of them.
+        max_request_size=REJECTION_BYTES,
+        compression_type=compression,
+    )
+    ProducerEpoch(producer)
+    observe_writes(producer)
+    return producer
+
+
+def make_consumer(
+    settings: Kafka,
+    group: str | None,
+    *topics: str,
+    max_poll_interval_s: float = 300.0,
+    name: str = "penstock",
+    notice_s: float = math.inf,
+    member: MemberData | None = None,
+) -> AIOKafkaConsumer:
+    """A consumer with manual commits, not yet started; it begins at the first record.
+
+    Args:
+        settings: where, and how long a session lasts.
+        group: its group; None for none.
+        topics: their full names.
+        max_poll_interval_s: seconds between two polls after which it leaves the group.
+        name: its client id at the broker.
+        notice_s: seconds within which it learns of a rebalance; a third of a session at most.
+        member: what it says of itself to those who describe its group.
+    """
+    return AIOKafkaConsumer(
+        *topics,
+        **arguments(settings),
+        client_id=name,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        session_timeout_ms=int(settings.session_timeout_s * 1000),
+        # A broker that is frozen, and not gone. A rebalance waits for up to one session.
+        request_timeout_ms=int(settings.session_timeout_s * 2000),
+        heartbeat_interval_ms=int(min(settings.session_timeout_s / 3, notice_s) * 1000),
+        max_poll_interval_ms=int(max_poll_interval_s * 1000),
+        metadata_max_age_ms=5_000,
+        isolation_level="read_committed",
+        partition_assignment_strategy=(assignor(member),),
+    )
+
+
+Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
+
+
+@contextmanager
+def own_cancellation() -> Iterator[None]:
+    """Cancels the block if its task was cancelled, and only then.
+
+    aiokafka mixes up the cancellation of its caller with that of its own tasks while it closes. A
+    service would go on instead of stopping, or a reader would end without an error.
+
+    Raises:
+        KafkaUnavailable: the client library cancelled a part of itself.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+
+    def cancelled() -> bool:
+        return task is not None and task.cancelling() > before
+
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if not cancelled():
+            raise KafkaUnavailable("Kafka: the client has closed itself") from error
+        raise
+    if cancelled():
+        raise asyncio.CancelledError
+
+
+async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    """Starts a producer or consumer; closes its connections if that fails or is cancelled.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+        KafkaRefused: a broker refuses this process.
+    """
+    inner = _inner(client)
+    await _start(client.start(), client.stop, inner)
+    if isinstance(client, AIOKafkaConsumer):
+        FetchWait(client._fetcher, time.monotonic, rests=SHORT_RESTS)  # noqa: SLF001 (as above)
+        Reachability(inner)
+
+
+def _inner(client: AIOKafkaProducer | AIOKafkaConsumer) -> AIOKafkaClient:
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 (it has no other way in)
+
+
+async def _start(
+    starting: Awaitable[None], stop: Callable[[], Awaitable[None]], inner: AIOKafkaClient
+) -> None:
+    # Shielded, so that it ends even when cancelled: aiokafka would leak the connection that it is
+    # opening.
+    guard_connections(inner)
+    task = asyncio.ensure_future(starting)
+    try:
+        with translated():
+            await asyncio.shield(task)
+        if not inner.cluster.brokers():
+            # A broker that has just refused the token names no brokers; aiokafka takes that for an
+            # empty cluster.
+            raise KafkaUnavailable("Kafka: the servers name no broker")  # noqa: TRY301 (refused as any other is)
+    except BaseException as error:
+        # Fails closed: raised again, or as its reason, and no connection stays open.
+        try:
+            await asyncio.wait({task}, timeout=_ABANDON_S)
+            if task.done() and not task.cancelled():
+                # Retrieved, or asyncio logs an exception that was never retrieved.
+                task.exception()
+        finally:
+            # Also after a second cancellation.
+            task.cancel()
+            await stop()
+        if not isinstance(error, KafkaUnavailable):
+            raise
+        if refused := await why_refused(inner):
+            raise refused from error
+        servers = ", ".join(f"{host}:{port}" for host, port, *_ in inner.hosts)
+        raise KafkaUnavailable(f"{error} (at {servers})") from error
+
+
+async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+    """Stops a producer or consumer; closes its connections in any case.
+
+    A client that cancels a part of itself meanwhile has stopped as well.
+
+    The records that a producer cannot write within `STOP_S` fail. Otherwise it would wait for a
+    broker, and hold up the end of its service for as long as an outage lasts.
+    """
+    timer: asyncio.TimerHandle | None = None
+    if isinstance(client, AIOKafkaProducer) and client._sender.sender_task is not None:  # noqa: SLF001 (as above)
+        timer = asyncio.get_running_loop().call_later(STOP_S, client._sender.sender_task.cancel)  # noqa: SLF001 (as above)
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    inner = _inner(client)
+    begin_close(inner)
+    try:
+        await client.stop()
+    except BaseException as error:
+        # Fails closed: after some failures `stop` raises before it has closed its connections. All
+        # are raised again but a cancellation that the client made itself.
+        await inner.close()
+        if not isinstance(error, asyncio.CancelledError) or (task is not None and task.cancelling() > before):
+            raise
+    finally:
+        if timer is not None:
+            timer.cancel()
+            _fail_unwritten(client._message_accumulator)  # noqa: SLF001 (as above)
+
+
+def _fail_unwritten(accumulator: MessageAccumulator) -> None:
+    batches = [*accumulator._pending_batches, *chain.from_iterable(accumulator._batches.values())]  # noqa: SLF001 (it has no other way in)
+    accumulator.fail_all(KafkaTimeoutError())
+    for future in chain.from_iterable((b.future, *(f for f, _ in b._msg_futures)) for b in batches):  # noqa: SLF001 (as above)
+        if future.done() and not future.cancelled():
+            # Retrieved, or asyncio logs an exception that was never retrieved.
+            future.exception()
+
+
+@asynccontextmanager
+async def running(client: Client) -> AsyncIterator[Client]:
+    """Starts a producer or consumer and stops it at the end of the block.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    with own_cancellation():
+        await start(client)
+        try:
+            yield client
+        finally:
+            await stop(client)
+
+
+@asynccontextmanager
+async def admin_client(settings: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client, closed at the end of the block.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    client = AIOKafkaAdminClient(**arguments(settings))
+    with own_cancellation():
+        await _start(client.start(), client.close, client._client)  # noqa: SLF001 (it has no other way in)
+        with translated():
+            try:
+                yield client
+            finally:
+                await client.close()

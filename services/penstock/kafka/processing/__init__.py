@@ -1,0 +1,1 @@
+"""Stream processors on Faust, and what they write: results, the outbox, rejections."""

@@ -1,0 +1,165 @@
+"""Faust's consumer in the event loop of its service; Faust would run it in a thread of its own.
+
+Each fetch would take four wake-ups between two threads, which cost more than the fetch itself. The
+price: a loop that stalls for longer than the session timeout loses its partitions. Their records
+are delivered again, as after any rebalance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from aiokafka import TopicPartition
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer
+from faust.types import TP
+from mode.utils.futures import maybe_async
+
+from penstock.kafka.client.fetch_guard import FetchGuard, identify_commits
+from penstock.kafka.client.fetch_wait import FetchWait
+from penstock.kafka.client.links import begin_close, guard_connections
+from penstock.kafka.client.reachability import Reachability
+
+# A subclass of Faust's services logs under its own module. Ours log under Faust's name, which
+# `logs.quiet_libraries` silences.
+_LOGGER = logging.getLogger("faust.of_penstock")
+
+
+class LoopWorker:
+    """Runs a service of Faust as a task; has the methods of Faust's thread.
+
+    Args:
+        service: what Faust would run in a thread.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts the service."""
+        self._task = asyncio.create_task(self._service._serve())  # noqa: SLF001 (as the thread does)
+        # Retrieved, or asyncio logs it: Faust has the error as well.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def stop(self) -> None:
+        """Does nothing: `LoopThread.stop` awaits the end."""
+
+    async def wait_ended(self) -> None:
+        """Waits until the service has ended, unless it is the caller."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.wait({self._task})
+
+
+class LoopThread(AIOKafkaConsumerThread):
+    """The part of the consumer that Faust runs in a thread."""
+
+    logger = _LOGGER
+    Worker: Any = LoopWorker
+    guard: FetchGuard | None = None
+
+    async def call_thread(self, fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Calls a function of the client; Faust would queue it for the thread."""
+        return await maybe_async(fun(*args, **options))
+
+    async def on_start(self) -> None:
+        """Adds what each of our clients has."""
+        await super().on_start()
+        assert self._consumer is not None
+        guard_connections(self._consumer._client)  # noqa: SLF001 (it has no other way in)
+        linger_s: float = self.consumer.linger_s  # type: ignore[attr-defined]  # it is a `LoopConsumer`
+        FetchWait(self._consumer._fetcher, time.monotonic, linger_s)  # noqa: SLF001 (see above)
+        Reachability(self._consumer._client)  # noqa: SLF001 (see above)
+        self.guard = FetchGuard(self._consumer)
+        identify_commits(self._consumer, self.guard)
+
+    async def stop(self) -> None:
+        """Stops the client and waits until it has ended."""
+        await super().stop()
+        worker: Any = self._thread
+        if worker is not None:
+            await worker.wait_ended()
+
+    def close(self) -> None:
+        """Does nothing: `on_thread_stop` stops the client.
+
+        Faust calls it when it stops in a rebalance, and would close the connections of a client
+        that still has to leave its group. The group would wait for it until its session ended.
+        """
+
+    async def on_thread_stop(self) -> None:
+        """Stops the client."""
+        begin_close(getattr(self._consumer, "_client", None))
+        try:
+            await super().on_thread_stop()
+        except asyncio.CancelledError:
+            # The client cancels a fetch that waits after an error, and raises that. Then it has
+            # closed no further part.
+            consumer = self._ensure_consumer()
+            await consumer._coordinator.close()  # noqa: SLF001 (see above)
+            await consumer._client.close()  # noqa: SLF001 (see above)
+            if (stopping := asyncio.current_task()) is not None and stopping.cancelling():
+                raise  # of the task that stops it, not of a fetch
+
+    async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
+        """The identities that are committed with the offsets of these partitions."""
+        coordinator = self._ensure_consumer()._coordinator  # noqa: SLF001 (see above)
+        asked = [TopicPartition(*tp) for tp in partitions]
+        committed = await coordinator.fetch_committed_offsets(asked)
+        return {TP(tp.topic, tp.partition): meta.metadata for tp, meta in committed.items()}
+
+    async def _keepalive2(self) -> None:
+        """Replaces Faust's check of its thread."""
+
+    async def _gather_remaining_tasks(self) -> None:
+        """Replaces Faust's cancellation of all tasks of the loop: here it has others."""
+
+
+class LoopConsumer(Consumer):
+    """The part of the consumer that Faust runs in the service's loop.
+
+    Attributes:
+        linger_s: see `FetchWait`.
+        starts: the first offsets of this generation; empty before they are known.
+    """
+
+    logger = _LOGGER
+    linger_s: ClassVar[float] = 0.0
+    starts: Mapping[TP, int] = {}
+
+    async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
+        """As `LoopThread.committed_identities`."""
+        thread: Any = self._thread
+        return await thread.committed_identities(partitions)  # type: ignore[no-any-return]
+
+    async def perform_seek(self) -> None:
+        """Seeks to the starts: the commits, to which Faust seeks by itself, may not be valid.
+
+        Faust seeks after a rebalance, and when it discards records that arrive meanwhile.
+        """
+        assigned = self.assignment()
+        if starts := {tp: offset for tp, offset in self.starts.items() if tp in assigned}:
+            await self.seek_wait(starts)
+        else:
+            await super().perform_seek()
+
+    async def threadsafe_partitions_revoked(self, _loop: Any, revoked: set[TP]) -> None:
+        """Calls the hook; Faust would queue it for another thread."""
+        await self.on_partitions_revoked(revoked)
+
+    async def threadsafe_partitions_assigned(
+        self, _loop: Any, assigned: set[TP], generation_id: int = 0
+    ) -> None:
+        """As `threadsafe_partitions_revoked`."""
+        await self.on_partitions_assigned(assigned, generation_id)
+
+    def _new_consumer_thread(self) -> LoopThread:
+        return LoopThread(self, loop=self.loop, thread_loop=self.loop, beacon=self.beacon)
+
+
+def consumer_type(linger_s: float) -> type[Consumer]:
+    """The type of consumers for Faust to make, with the linger of their fetches in seconds."""
+    return type("LoopConsumer", (LoopConsumer,), {"linger_s": linger_s})

@@ -107,6 +107,11 @@ def create_app(settings: FlowsSettings) -> process.Service:
                 StallDetector(
                     settings.stall_timeout_s,
                     lambda: {**owner.progress(), **schedule_loop.progress(), **ingest_progress.marks()},
+                    (
+                        partial(postgres_health.ping, settings.sessions),
+                        partial(kafka_health.ping, settings),
+                        objects.probe,
+                    ),
                 ).run(),
                 ingest_progress.unread.run(),
             )

@@ -79,7 +79,15 @@ def create_app(settings: TaskLogsSettings) -> process.Service:
             await process.run_with_background(
                 ingest.run(stopping),
                 retention.run(),
-                StallDetector(settings.stall_timeout_s, progress.marks).run(),
+                StallDetector(
+                    settings.stall_timeout_s,
+                    progress.marks,
+                    (
+                        partial(postgres_health.ping, settings.sessions),
+                        partial(kafka_health.ping, settings),
+                        objects.probe,
+                    ),
+                ).run(),
                 progress.unread.run(),
             )
 

@@ -36,7 +36,7 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 
 
 def create_app(settings: TaskLogsSettings) -> process.Service:
-    """The service: one reader of the topic, and retention; when one fails, the process ends."""
+    """The service: one reader of the topic, and retention; when one fails, both end."""
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:

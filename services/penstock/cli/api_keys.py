@@ -19,7 +19,14 @@ import click
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
-from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
+from penstock.cli.output import (
+    json_option,
+    limit_option,
+    moment,
+    print_answer,
+    print_document,
+    print_list,
+)
 from penstock.cli.param_types import Duration, Rate, Whole
 from penstock.cli.serving import extra, postgres_option
 from penstock.client.operations import local_user
@@ -147,27 +154,21 @@ def list_(*, json_: bool, **options: Any) -> None:
         return [_document(row) for row in await statements.list_keys(connection)]
 
     documents = _run(options, work)
-    if json_:
-        for document in documents:
-            print_document(document)
-    elif documents:
-        table(
-            ("id", "name", "role", "namespaces", "state", "expires", "last used"),
-            (
-                (
-                    document["id"],
-                    document["name"],
-                    document["role"],
-                    " ".join(document["namespaces"]),
-                    document["state"],
-                    _moment_text(document["expires_at"]) or "never",
-                    _moment_text(document["last_used_at"]) or "never",
-                )
-                for document in documents
-            ),
-        )
-    else:
-        console().print("no API keys; create one with `penstock keys create NAME --role ROLE`")
+    print_list(
+        documents,
+        ("id", "name", "role", "namespaces", "state", "expires", "last used"),
+        lambda document: (
+            document["id"],
+            document["name"],
+            document["role"],
+            " ".join(document["namespaces"]),
+            document["state"],
+            _moment_text(document["expires_at"]) or "never",
+            _moment_text(document["last_used_at"]) or "never",
+        ),
+        "no API keys; create one with `penstock keys create NAME --role ROLE`",
+        json_=json_,
+    )
 
 
 @keys.command()
@@ -230,17 +231,16 @@ def revoke(id_: str, *, json_: bool, **options: Any) -> None:
         return changed
 
     changed = _run(options, work)
-    if json_:
-        print_document({"id": id_, "changed": changed})
-    else:
-        click.echo(f"{id_} is revoked" if changed else f"{id_} was revoked before")
+    print_answer(
+        {"id": id_, "changed": changed},
+        f"{id_} is revoked" if changed else f"{id_} was revoked before",
+        json_=json_,
+    )
 
 
 @keys.command("audit")
 @click.option("--actor", metavar="WHO", help="List only requests of this actor: key:ID or oidc:SUBJECT.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most requests to list."
-)
+@limit_option("requests")
 @click.option(
     "--before",
     type=Whole(1),
@@ -260,28 +260,22 @@ def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **
         return [{**row, "change": json.loads(row["change"]) if row["change"] else None} for row in rows]
 
     documents = _run(options, work)
-    if json_:
-        for document in documents:
-            print_document(document)
-    elif documents:
-        table(
-            ("seq", "at", "actor", "request", "path", "status", "from", "change"),
-            (
-                (
-                    str(document["seq"]),
-                    _moment_text(document["at"]),
-                    document["actor"],
-                    document["route"],
-                    document["path"],
-                    str(document["status"]),
-                    document["remote"] or "",
-                    json.dumps(document["change"]) if document["change"] else "",
-                )
-                for document in documents
-            ),
-        )
-    else:
-        console().print("no such requests were audited")
+    print_list(
+        documents,
+        ("seq", "at", "actor", "request", "path", "status", "from", "change"),
+        lambda document: (
+            str(document["seq"]),
+            _moment_text(document["at"]),
+            document["actor"],
+            document["route"],
+            document["path"],
+            str(document["status"]),
+            document["remote"] or "",
+            json.dumps(document["change"]) if document["change"] else "",
+        ),
+        "no such requests were audited",
+        json_=json_,
+    )
 
 
 def _provided_key() -> tuple[str, str]:

@@ -7,23 +7,23 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.inputs import naming_options
 from penstock.cli.names import SCHEDULE_NAME
 from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
     counted,
     counts_text,
     json_option,
+    limit_option,
     moment,
     print_document,
+    print_list,
     progress,
     state_text,
-    table,
 )
 from penstock.cli.param_types import Moment, Whole
-from penstock.errors import Invalid, PenstockError
+from penstock.client import SyncClient
+from penstock.errors import PenstockError
 
 # The status of a backfill that was stopped, or of which a flow did not succeed.
 _NOT_SUCCEEDED = 1
@@ -66,9 +66,8 @@ def backfill(
             bar.update(task, total=found["total"], completed=_done(found))
 
         try:
-            found = client.backfill(name, wait=not no_wait, progress=show, **options)
-        except Invalid as error:
-            raise naming_options(error) from None
+            with naming_options():
+                found = client.backfill(name, wait=not no_wait, progress=show, **options)
         except (KeyboardInterrupt, PenstockError):
             for backfill_id in known:
                 click.echo(
@@ -113,49 +112,37 @@ def _print_backfill(found: Mapping[str, Any]) -> None:
 
 @click.command()
 @click.option("--schedule", help="List only backfills of this schedule.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most backfills to list."
-)
-@gateway_option
-@json_option
-def backfills(schedule: str | None, limit: int, gateway: str | None, json_: bool) -> None:
+@limit_option("backfills")
+@client_options
+def backfills(schedule: str | None, limit: int, client: SyncClient, json_: bool) -> None:
     """Lists backfills, latest first, with their progress."""
-    with open_client(gateway) as client:
-        found = list(client.backfills(schedule=schedule, limit=limit))
-    if json_:
-        for each in found:
-            print_document(each)
-    elif found:
-        table(
-            ("id", "schedule", "since", "until", "by", "state", "done", "flows"),
-            (
-                (
-                    str(each["id"]),
-                    each["schedule"],
-                    moment(each["since"]),
-                    moment(each["until"]),
-                    each["by"],
-                    state_text(each["state"]),
-                    f"{_done(each):,} of {each['total']:,}",
-                    counts_text(each["flows"]),
-                )
-                for each in found
-            ),
-        )
-    else:
-        console().print("no backfills")
+    found = list(client.backfills(schedule=schedule, limit=limit))
+    print_list(
+        found,
+        ("id", "schedule", "since", "until", "by", "state", "done", "flows"),
+        lambda each: (
+            str(each["id"]),
+            each["schedule"],
+            moment(each["since"]),
+            moment(each["until"]),
+            each["by"],
+            state_text(each["state"]),
+            f"{_done(each):,} of {each['total']:,}",
+            counts_text(each["flows"]),
+        ),
+        "no backfills",
+        json_=json_,
+    )
 
 
 @click.command()
 @click.argument("backfill_id", metavar="BACKFILL", type=Whole(1))
 @click.option("--cancel", is_flag=True, help="Cancel its running flows, too; otherwise they go on.")
 @_by_option
-@gateway_option
-@json_option
-def stop(backfill_id: int, cancel: bool, by: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def stop(backfill_id: int, cancel: bool, by: str | None, client: SyncClient, json_: bool) -> None:
     """Stops a backfill: it starts no further flow."""
-    with open_client(gateway) as client:
-        found = client.stop_backfill(backfill_id, cancel=cancel, by=by)
+    found = client.stop_backfill(backfill_id, cancel=cancel, by=by)
     if json_:
         print_document(found)
     else:

@@ -13,7 +13,7 @@ import click
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.flow_views import watch_flow
 from penstock.cli.gateway import PATIENCE_S, gateway_option, labels_of, open_client
-from penstock.cli.output import counted, counts_text, json_option, print_document
+from penstock.cli.output import counted, counts_text, json_option, print_answer, print_document
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.running_operation import run_operation
 from penstock.client import FlowFilter, Operated, SyncClient
@@ -214,10 +214,7 @@ def _command(verb: FlowVerb, flow_id: int, options: Mapping[str, Any], **more: A
                 f"is being {_PARTICIPLES[verb]}" if answer["accepted"] else f"was {_PARTICIPLES[verb]} before"
             )
             text = f"flow {flow_id} {done}"
-        if json_:
-            print_document(answer)
-        else:
-            click.echo(text)
+        print_answer(answer, text, json_=json_)
         if more.get("watch") and not dry_run:
             status = watch_flow(client, watched, generation=generation, json_=json_)
             click.get_current_context().exit(status)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
 
 from penstock.cli.deployment import data_dir_option, environment, given_data_dir
+from penstock.cli.output import json_option
 from penstock.client import SyncClient
 from penstock.errors import InvalidRecord
 
@@ -28,6 +30,17 @@ _gateway_option = click.option(
 def gateway_option(verb: Callable[..., Any]) -> Callable[..., Any]:
     """The options that name a gateway: its address, or the data directory of its deployment."""
     return _gateway_option(data_dir_option(verb))
+
+
+def client_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a verb that uses one client, which it gets as `client`, and prints JSON."""
+
+    @wraps(verb)
+    def run(*arguments: Any, gateway: str | None, **options: Any) -> Any:
+        with open_client(gateway) as client:
+            return verb(*arguments, client=client, **options)
+
+    return gateway_option(json_option(run))
 
 
 def open_client(

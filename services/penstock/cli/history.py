@@ -11,7 +11,7 @@ import click
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
-from penstock.cli.output import console, counted, json_option, print_document, table
+from penstock.cli.output import counted, json_option, print_document, print_list, table
 from penstock.cli.param_types import Finite, Whole
 from penstock.cli.serving import extra, postgres_option
 from penstock.settings import Platform
@@ -47,29 +47,21 @@ def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
 
     with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
         days = asyncio.run(fetch(settings))
-    if json_:
-        for document in days:
-            print_document(document)
-    elif days:
-        table(
-            ("day", "part", "tasks", "flows", "state", "bytes", "archive"),
-            (
-                (
-                    str(day["day"]),
-                    str(day["part"]),
-                    f"{day['tasks']:,}",
-                    f"{day['flows']:,}",
-                    day["state"],
-                    "" if day["bytes"] is None else f"{day['bytes']:,}",
-                    day["object"] or "",
-                )
-                for day in days
-            ),
-        )
-    else:
-        console().print(
-            "history is empty: tasks move there PENSTOCK_HISTORY_KEEP_DAYS days after they have ended"
-        )
+    print_list(
+        days,
+        ("day", "part", "tasks", "flows", "state", "bytes", "archive"),
+        lambda day: (
+            str(day["day"]),
+            str(day["part"]),
+            f"{day['tasks']:,}",
+            f"{day['flows']:,}",
+            day["state"],
+            "" if day["bytes"] is None else f"{day['bytes']:,}",
+            day["object"] or "",
+        ),
+        "history is empty: tasks move there PENSTOCK_HISTORY_KEEP_DAYS days after they have ended",
+        json_=json_,
+    )
 
 
 def _document(row: Any) -> dict[str, Any]:

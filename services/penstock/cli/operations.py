@@ -10,25 +10,26 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.gateway import gateway_option, labels_of, open_client
+from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
+    all_option,
     counted,
     counts_text,
     fields,
     json_option,
+    limit_option,
     moment,
+    print_answer,
     print_document,
+    print_list,
     state_text,
-    table,
 )
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.running_operation import run_operation
 from penstock.cli.tasks import list_
-from penstock.client import Operated, TaskFilter
+from penstock.client import Operated, SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Verb
 from penstock.core.task import Priority, State
@@ -219,29 +220,24 @@ def _print_outcome(verb: Verb, outcome: Operated) -> None:
 @tasks.command()
 @click.argument("operation_id", metavar="OPERATION")
 @click.option("--by", help="The name of the operator, for the audit. Default: user@host.")
-@gateway_option
-@json_option
-def stop(operation_id: str, by: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def stop(operation_id: str, by: str | None, client: SyncClient, json_: bool) -> None:
     """Stops an operation of `penstock tasks` or `penstock flows`; what it has changed stays so."""
-    with open_client(gateway) as client:
-        operation = client.stop_operation(operation_id, by)
-    if json_:
-        print_document(operation)
-    else:
-        click.echo(
-            f"operation {operation['id']} is {operation['state']}: {operation['changed']:,} "
-            f"{operation.get('subject', 'task')}s changed"
-        )
+    operation = client.stop_operation(operation_id, by)
+    print_answer(
+        operation,
+        f"operation {operation['id']} is {operation['state']}: {operation['changed']:,} "
+        f"{operation.get('subject', 'task')}s changed",
+        json_=json_,
+    )
 
 
 @tasks.command()
 @click.argument("task_id", metavar="ID", type=Whole(1))
-@gateway_option
-@json_option
-def why(task_id: int, gateway: str | None, json_: bool) -> None:
+@client_options
+def why(task_id: int, client: SyncClient, json_: bool) -> None:
     """Explains why a task is waiting, or what it does instead, with numbers."""
-    with open_client(gateway) as client:
-        answer = client.why(task_id)
+    answer = client.why(task_id)
     if json_:
         print_document(answer)
         return
@@ -271,38 +267,28 @@ def _figure(name: str, value: Any) -> str:
     type=click.Choice(["running", "done", "stopped", "failed"]),
     help="List only operations in this state.",
 )
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most operations to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all operations, without a limit.")
-@gateway_option
-@json_option
+@limit_option("operations")
+@all_option("operations")
+@client_options
 def audit(
-    verb: str | None, state: str | None, limit: int, all_: bool, gateway: str | None, json_: bool
+    verb: str | None, state: str | None, limit: int, all_: bool, client: SyncClient, json_: bool
 ) -> None:
     """Lists the operations of `penstock tasks` and `penstock flows`, latest first."""
-    with open_client(gateway) as client:
-        found = client.operations(verb=verb, state=state, limit=None if all_ else limit)
-        if json_:
-            for operation in found:
-                print_document(operation)
-            return
-        rows = [
-            (
-                operation["id"],
-                _verb_text(operation),
-                operation["by"],
-                moment(operation["created_at"]),
-                state_text(operation["state"]),
-                f"{operation['changed']:,}",
-                _filter_text(operation["filter"]),
-            )
-            for operation in found
-        ]
-    if rows:
-        table(("id", "verb", "by", "started", "state", "changed", "filter"), rows)
-    else:
-        console().print("no operations")
+    print_list(
+        client.operations(verb=verb, state=state, limit=None if all_ else limit),
+        ("id", "verb", "by", "started", "state", "changed", "filter"),
+        lambda operation: (
+            operation["id"],
+            _verb_text(operation),
+            operation["by"],
+            moment(operation["created_at"]),
+            state_text(operation["state"]),
+            f"{operation['changed']:,}",
+            _filter_text(operation["filter"]),
+        ),
+        "no operations",
+        json_=json_,
+    )
 
 
 def _verb_text(operation: Mapping[str, Any]) -> str:

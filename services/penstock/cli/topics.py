@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.groups import LazyGroup, LazyVerb
-from penstock.cli.output import json_option, print_document, table
+from penstock.cli.output import json_option, print_answer, print_document, table
 from penstock.cli.passwords import given_passwords
 from penstock.core.access import DEFAULT_NAMESPACE, parse_namespaces
 from penstock.kafka.topology import acls as access
@@ -212,10 +212,7 @@ def acls(
     """
     settings = DeploymentSettings(Kafka, options, connects=False).settings
     allowed = _rules(settings.prefix, services, types, namespaces)
-    if json_:
-        print_document(access.strimzi(allowed))
-    else:
-        click.echo("\n".join(access.commands(allowed, principal)))
+    print_answer(access.strimzi(allowed), "\n".join(access.commands(allowed, principal)), json_=json_)
 
 
 @topics.command("grant")

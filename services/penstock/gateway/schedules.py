@@ -25,7 +25,6 @@ from penstock.gateway.changes import note
 from penstock.gateway.entries import one_or_all
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.schedule_settings import own_faults, settings_of, start_faults
-from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import visible_namespaces
 from penstock.http.problems import BadParameter
@@ -52,18 +51,15 @@ class ScheduleRoutes:
     """The routes below /schedules, without backfills.
 
     Args:
-        settings: limits.
         pool: the database.
         definitions: the definitions that schedules start.
     """
 
     def __init__(
         self,
-        settings: GatewaySettings,
         pool: asyncpg.Pool[asyncpg.Record],
         definitions: DefinitionCache,
     ) -> None:
-        self._settings = settings
         self._pool = pool
         self._definitions = definitions
 
@@ -89,7 +85,7 @@ class ScheduleRoutes:
         refuse_unknown_parameters(request)
         name, grant = request.match_info["name"], grant_of(request)
         _require_namespace(request, name)
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request)
         faults = own_faults(name, raw)
         if faults:
             is_named = "flow" in raw and all(fault.pointer != "/flow" for fault in faults)

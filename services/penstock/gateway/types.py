@@ -61,7 +61,7 @@ class TypeRoutes:
 
     async def register(self, request: web.Request) -> web.Response:
         """POST /types: registers a type, or changes its settings."""
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request)
         settings = read_task_type(raw)
         _require_namespace(request, settings.name)
         limits = TypeLimits(self._settings.gateway_namespace_types, self._settings.gateway_type_partitions)
@@ -74,7 +74,7 @@ class TypeRoutes:
         """PATCH /types/{name}: fields that the body lacks stay as they are."""
         name = request.match_info["name"]
         _require_visible(request, name)
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request)
         conform_change(raw, "TaskTypeChange")
         immutable = next((field for field in _IMMUTABLE_FIELDS if field in raw), None)
         if immutable is not None:

@@ -1,4 +1,4 @@
-"""What a rule of the check is: how its offenders are found, and how they are repaired."""
+"""The base of all rules: how offenders are found, and how they are repaired."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """What repairs write with, besides the pool.
+    """The means of repairs, besides the pool.
 
     Attributes:
         system: that is repaired.

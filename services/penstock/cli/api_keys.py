@@ -16,19 +16,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import DeploymentSettings
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
-from penstock.cli.output import (
-    json_option,
-    limit_option,
-    moment,
-    print_answer,
-    print_document,
-    print_list,
-)
+from penstock.cli.options import limit_option, postgres_options
+from penstock.cli.output import moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Duration, Rate, Whole
-from penstock.cli.serving import extra, postgres_option
+from penstock.cli.serving import extra
 from penstock.client.operations import local_user
 from penstock.core.access import (
     EVERY_NAMESPACE,
@@ -88,9 +82,7 @@ def keys() -> None:
     help="Create the API key of PENSTOCK_API_KEY, which the deployment has generated; nothing changes if "
     "it exists.",
 )
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def create(
     name: str,
     role: str,
@@ -144,9 +136,7 @@ def create(
 
 
 @keys.command("list")
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def list_(*, json_: bool, **options: Any) -> None:
     """Lists all API keys, with expired and revoked ones, but without their secrets."""
 
@@ -187,9 +177,7 @@ def list_(*, json_: bool, **options: Any) -> None:
     metavar="TIME",
     help="The time until the new API key expires. Default: the time that the old one had.",
 )
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bool, **options: Any) -> None:
     """Creates an API key that replaces another, and shows its secret, which is shown only once."""
     key_id, secret = _generate_key()
@@ -216,9 +204,7 @@ def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bo
 
 @keys.command()
 @click.argument("id_", metavar="ID")
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def revoke(id_: str, *, json_: bool, **options: Any) -> None:
     """Revokes an API key; every gateway refuses it within seconds."""
 
@@ -247,9 +233,7 @@ def revoke(id_: str, *, json_: bool, **options: Any) -> None:
     metavar="SEQ",
     help="List only requests before this number of an earlier answer.",
 )
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **options: Any) -> None:
     """Lists audited requests, latest first: actor, path, status, address, and what was changed."""
 

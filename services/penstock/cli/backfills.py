@@ -10,17 +10,8 @@ import click
 from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.inputs import naming_options
 from penstock.cli.names import SCHEDULE_NAME
-from penstock.cli.output import (
-    counted,
-    counts_text,
-    json_option,
-    limit_option,
-    moment,
-    print_document,
-    print_list,
-    progress,
-    state_text,
-)
+from penstock.cli.options import json_option, limit_option
+from penstock.cli.output import counted, counts_text, moment, print_document, print_list, progress, state_text
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
 from penstock.errors import PenstockError

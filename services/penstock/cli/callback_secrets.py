@@ -12,15 +12,8 @@ import click
 from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.output import (
-    console,
-    json_option,
-    limit_option,
-    moment,
-    print_answer,
-    print_document,
-    print_list,
-)
+from penstock.cli.options import json_option, limit_option
+from penstock.cli.output import console, moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Duration
 from penstock.client import SyncClient
 from penstock.core.access import EVERY_NAMESPACE

@@ -12,17 +12,8 @@ from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.output import (
-    all_option,
-    counted,
-    json_option,
-    limit_option,
-    moment,
-    print_document,
-    print_list,
-    progress,
-    state_text,
-)
+from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.output import counted, moment, print_document, print_list, progress, state_text
 from penstock.cli.param_types import Moment, Rate, Whole
 from penstock.client import Replayed, SyncClient
 from penstock.errors import NotFound

@@ -9,13 +9,8 @@ import click
 from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.output import (
-    all_option,
-    json_option,
-    limit_option,
-    print_answer,
-    print_list,
-)
+from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.output import print_answer, print_list
 from penstock.cli.param_types import NO_LIMIT, OrNone, Whole
 from penstock.client import SyncClient
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import DeploymentSettings
 from penstock.cli.groups import Group
-from penstock.cli.output import json_option, print_document
+from penstock.cli.options import json_option, postgres_options
+from penstock.cli.output import print_document
 from penstock.cli.passwords import given_passwords
-from penstock.cli.serving import extra, postgres_option
+from penstock.cli.serving import extra
 from penstock.core.migration_steps import Step
 from penstock.settings import Platform
 
@@ -40,9 +41,7 @@ role_prefix_option = click.option(
     help="Then apply the rights of the roles, as `penstock roles apply` does; in step `post` with --revoke.",
 )
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **options: Any) -> None:
     """Applies the migrations that the database lacks; running it again changes nothing."""
     with extra("services", "migrating"):
@@ -74,9 +73,7 @@ def roles() -> None:
 
 @roles.command("plan")
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
     """Compares the roles' rights with their declaration; the status is 7 if a right is missing."""
     with extra("services", "roles"):
@@ -102,9 +99,7 @@ def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
     help="Revoke rights that are not declared. Do not use it while an older version runs.",
 )
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> None:
     """Creates the roles and grants the rights that they lack; running it again changes nothing."""
     with extra("services", "roles"):
@@ -132,9 +127,7 @@ def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> Non
     help="Also create this role, which may create the tables, and let it log in. Migrations run as it.",
 )
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def login(owner: str | None, role_prefix: str, *, json_: bool, **options: Any) -> None:
     """Creates the roles as a superuser, and lets those with a password log in.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ import click
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.flow_views import watch_flow
 from penstock.cli.gateway import PATIENCE_S, gateway_option, labels_of, open_client
-from penstock.cli.output import counted, counts_text, json_option, print_answer, print_document
+from penstock.cli.options import json_option, label_option, together
+from penstock.cli.output import counted, counts_text, print_answer, print_document
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.running_operation import run_operation
 from penstock.client import FlowFilter, Operated, SyncClient
@@ -32,7 +33,7 @@ _PARTICIPLES = {
     FlowVerb.RERUN: "rerun",
 }
 
-_FILTERS = (
+_options = together(
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
     click.option("--name", help="Only flows of this definition."),
     click.option("--of-version", "of_version", type=Whole(1), help="Only flows of this version."),
@@ -43,13 +44,7 @@ _FILTERS = (
         type=click.Choice([status.value for status in FlowStatus]),
         help="Only flows in this state. The option is repeatable. Default: every state in which the verb applies.",
     ),
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Only flows with this label. The option is repeatable; a flow must have all labels.",
-    ),
+    label_option("Only flows with this label. The option is repeatable; a flow must have all labels."),
     click.option("--created-since", type=Moment(), help="Only flows that were started then or later."),
     click.option("--created-until", type=Moment(), help="Only flows that were started before."),
     click.option("--finished-since", type=Moment(), help="Only flows that ended then or later."),
@@ -69,12 +64,6 @@ _FILTERS = (
     gateway_option,
     json_option,
 )
-
-
-def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_FILTERS):
-        verb = option(verb)
-    return verb
 
 
 @click.command()

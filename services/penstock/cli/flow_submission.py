@@ -11,26 +11,22 @@ import click
 from penstock.cli.flow_files import FILE, REFUSED, children_first, print_faults, validated
 from penstock.cli.flow_views import watch_flow
 from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, json_of, naming_options
+from penstock.cli.inputs import callbacks_of, json_of, naming_options
 from penstock.cli.names import FLOW_NAME
-from penstock.cli.output import (
+from penstock.cli.options import (
+    PRIORITY,
     all_option,
+    callback_option,
     json_option,
+    label_option,
     limit_option,
-    moment,
-    print_answer,
-    print_document,
-    print_list,
-    table,
 )
+from penstock.cli.output import moment, print_answer, print_document, print_list, table
 from penstock.cli.param_types import Whole
 from penstock.client import SyncClient
 from penstock.core.flow.outline import references
-from penstock.core.task import Priority
 from penstock.errors import Conflict, Invalid, InvalidRecord, PenstockError
 from penstock.http.problems import Faults, relocated
-
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 
 
 @click.command()
@@ -48,30 +44,18 @@ _PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitiv
     help="A JSON object with inputs. @FILE reads it from a file, and - from standard input.",
 )
 @click.option("--version", type=Whole(1), help="The version of the definition. Default: the newest one.")
-@click.option("--priority", type=_PRIORITY, help="The order of release of the flow's tasks. Default: MEDIUM.")
+@click.option("--priority", type=PRIORITY, help="The order of release of the flow's tasks. Default: MEDIUM.")
 @click.option(
     "--idempotency-key",
     help="A text that identifies the submission: submitting it again returns the first flow.",
 )
-@click.option(
-    "--callback",
-    "callbacks",
-    multiple=True,
-    metavar="URL|JSON|@FILE",
-    help=f"A target that is called when the flow ends. {CALLBACK_FORMS}",
-)
+@callback_option("A target that is called when the flow ends.")
 @click.option(
     "--events",
     type=click.Choice(["final", "all"]),
     help="The transitions that are published. Default: final.",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the flow. The option is repeatable.",
-)
+@label_option("A label of the flow. The option is repeatable.")
 @click.option("--watch", "watch_", is_flag=True, help="Wait until the flow has ended, as `watch` does.")
 @gateway_option
 @json_option

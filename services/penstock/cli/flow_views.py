@@ -10,11 +10,10 @@ import click
 from rich.text import Text
 
 from penstock.cli.gateway import client_options, labels_of
+from penstock.cli.options import all_option, label_option, limit_option
 from penstock.cli.output import (
-    all_option,
     counts_text,
     fields,
-    limit_option,
     moment,
     print_document,
     print_list,
@@ -44,13 +43,7 @@ flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
     type=click.Choice([status.value for status in FlowStatus]),
     help="List only flows in this state. The option is repeatable.",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="List only flows with this label. The option is repeatable; a flow must have all labels.",
-)
+@label_option("List only flows with this label. The option is repeatable; a flow must have all labels.")
 @click.option("--since", type=Moment(), help="List only flows that were started then or later.")
 @click.option("--idempotency-key", help="List only the flow with this idempotency key.")
 @click.option(

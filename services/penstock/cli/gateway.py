@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from penstock.cli.deployment import data_dir_option, environment, given_data_dir
-from penstock.cli.output import json_option
+from penstock.cli.options import json_option, together
 from penstock.client import SyncClient
 from penstock.errors import InvalidRecord
 
@@ -19,17 +19,16 @@ PATIENCE_S = 3.0
 # Longest time of one request, in seconds.
 TIMEOUT_S = 60.0
 
-_gateway_option = click.option(
-    "--gateway",
-    metavar="URL",
-    help="The address of the gateway. Default: the deployment of --data-dir, or else $PENSTOCK_GATEWAY, or else the "
-    "deployment that `penstock up` runs in this directory.",
+# The options that name a gateway: its address, or the data directory of its deployment.
+gateway_option = together(
+    click.option(
+        "--gateway",
+        metavar="URL",
+        help="The address of the gateway. Default: the deployment of --data-dir, or else $PENSTOCK_GATEWAY, or else the "
+        "deployment that `penstock up` runs in this directory.",
+    ),
+    data_dir_option,
 )
-
-
-def gateway_option(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name a gateway: its address, or the data directory of its deployment."""
-    return _gateway_option(data_dir_option(verb))
 
 
 def client_options(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,8 @@ import click
 from penstock import discovery
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import without_empty
-from penstock.cli.output import fields, json_option, print_answer, print_document, state_text, table
+from penstock.cli.options import json_option
+from penstock.cli.output import fields, print_answer, print_document, state_text, table
 from penstock.cli.serving import SERVICES, extra
 from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 

@@ -13,7 +13,8 @@ import click
 from penstock import discovery
 from penstock.cli.deployment import given_data_dir
 from penstock.cli.gateway import gateway_option, open_client
-from penstock.cli.output import json_option, print_answer
+from penstock.cli.options import json_option
+from penstock.cli.output import print_answer
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
 from penstock.core.log_view import LEVELS, text_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,11 @@ from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
+from penstock.cli.options import PRIORITY, all_option, json_option, label_option, limit_option, together
 from penstock.cli.output import (
-    all_option,
     counted,
     counts_text,
     fields,
-    json_option,
-    limit_option,
     moment,
     print_answer,
     print_document,
@@ -32,10 +30,9 @@ from penstock.cli.tasks import list_
 from penstock.client import Operated, SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Verb
-from penstock.core.task import Priority, State
+from penstock.core.task import State
 from penstock.errors import NotFound, PenstockError
 
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 _PARTICIPLES = {
     Verb.CANCEL: "cancelled",
     Verb.PAUSE: "paused",
@@ -46,7 +43,7 @@ _PARTICIPLES = {
 # The figures of `why` that are moments.
 _MOMENT_FIGURES = ("since", "due_at")
 
-_FILTERS = (
+_options = together(
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
     click.option("--type", "type_", type=TYPE_NAME, help="Change only tasks of this type."),
     click.option("--stage", help="Change only tasks in this stage, or that ended in it."),
@@ -59,18 +56,12 @@ _FILTERS = (
         help="Change only tasks in this state. The option is repeatable. Default: every state in which the "
         "verb applies.",
     ),
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Change only tasks with this label. The option is repeatable; a task must have all labels.",
-    ),
+    label_option("Change only tasks with this label. The option is repeatable; a task must have all labels."),
     click.option(
         "--priority",
         "priorities",
         multiple=True,
-        type=_PRIORITY,
+        type=PRIORITY,
         help="Change only tasks with this priority. The option is repeatable.",
     ),
     click.option("--created-since", type=Moment(), help="Change only tasks that were created then or later."),
@@ -81,8 +72,6 @@ _FILTERS = (
         "--error",
         help='Change only tasks whose error "kind: message" has this text, in upper or lower case.',
     ),
-)
-_OPTIONS = (
     click.option(
         "--rate",
         type=click.FloatRange(min=0.001, max=1_000_000),
@@ -94,12 +83,6 @@ _OPTIONS = (
     gateway_option,
     json_option,
 )
-
-
-def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed((*_FILTERS, *_OPTIONS)):
-        verb = option(verb)
-    return verb
 
 
 @click.group(cls=Group)
@@ -138,7 +121,7 @@ def resume(**options: Any) -> None:
 
 
 @tasks.command()
-@click.option("--to", "to", type=_PRIORITY, required=True, help="The new priority.")
+@click.option("--to", "to", type=PRIORITY, required=True, help="The new priority.")
 @_options
 def reprioritise(to: str, **options: Any) -> None:
     """Sets the priority of tasks from their next release on; the status is 4 if no task matches."""

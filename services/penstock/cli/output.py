@@ -23,11 +23,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.param_types import Whole
 from penstock.core.task import FINAL
 
 T = TypeVar("T")
-Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 _COLOURS = {
     "succeeded": "green",
@@ -44,30 +42,6 @@ _COLOURS = {
     "dead": "red",
     "delivered": "green",
 }
-
-# The number of lines that a list prints without --limit.
-DEFAULT_LIMIT = 20
-
-json_option = click.option(
-    "--json", "json_", is_flag=True, help="Print JSON for programs, one document a line."
-)
-
-
-def limit_option(noun: str) -> Callable[[Verb], Verb]:
-    """The option --limit of a list of `noun`, a plural."""
-    return click.option(
-        "--limit",
-        type=Whole(1),
-        default=DEFAULT_LIMIT,
-        show_default=True,
-        help=f"The most {noun} to list.",
-    )
-
-
-def all_option(noun: str) -> Callable[[Verb], Verb]:
-    """The option --all, which lifts the limit of a list of `noun`."""
-    return click.option("--all", "all_", is_flag=True, help=f"List all {noun}, without a limit.")
-
 
 # Columns with ids, which people copy.
 _WHOLE = frozenset({"id", "task", "flow", "child", "worker", "callback", "seq"})

@@ -10,17 +10,11 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import DeploymentSettings
 from penstock.cli.groups import Group
-from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    json_option,
-    moment,
-    print_answer,
-    print_list,
-)
+from penstock.cli.options import DEFAULT_LIMIT, kafka_options
+from penstock.cli.output import moment, print_answer, print_list
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.topics import kafka_option, prefix_option
 from penstock.contracts.rejected import Rejection
 from penstock.errors import NotFound
 from penstock.kafka.processing import replay
@@ -54,10 +48,7 @@ def rejected() -> None:
     show_default=True,
     help="The most records of each topic.",
 )
-@kafka_option
-@prefix_option
-@data_dir_option
-@json_option
+@kafka_options
 def list_(names: tuple[str, ...], *, since: datetime | None, limit: int, json_: bool, **options: Any) -> None:
     """Lists rejected records with the reason, latest first; without a TOPIC, of all topics."""
 
@@ -114,10 +105,7 @@ def _wire(rejection: Rejection) -> dict[str, Any]:
 )
 @click.option("--dry-run", is_flag=True, help="Count the submissions, but submit none.")
 @yes_option
-@kafka_option
-@prefix_option
-@data_dir_option
-@json_option
+@kafka_options
 def replay_(
     types: tuple[str, ...], flows: tuple[str, ...], *, dry_run: bool, yes: bool, json_: bool, **options: Any
 ) -> None:

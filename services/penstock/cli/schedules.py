@@ -11,27 +11,21 @@ import click
 from penstock.cli.backfills import backfill, backfills, stop
 from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
 from penstock.cli.groups import Group
-from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, naming_options
+from penstock.cli.inputs import callbacks_of, naming_options
 from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
-from penstock.cli.output import (
+from penstock.cli.options import (
+    PRIORITY,
     all_option,
-    fields,
+    callback_option,
     json_option,
+    label_option,
     limit_option,
-    moment,
-    print_answer,
-    print_document,
-    print_list,
-    state_text,
-    table,
 )
+from penstock.cli.output import fields, moment, print_answer, print_document, print_list, state_text, table
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
 from penstock.core.schedule_policy import CatchUp, Overlap
-from penstock.core.task import Priority
 from penstock.errors import NotFound
-
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 
 
 @click.group(cls=Group)
@@ -63,21 +57,9 @@ def schedules() -> None:
     help="The inputs of the flow, in CEL. The expression reads `schedule`, `tick` and `local_tick`: "
     "'{\"day\": local_tick}'. Default: no inputs.",
 )
-@click.option("--priority", type=_PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the flows. The option is repeatable.",
-)
-@click.option(
-    "--callback",
-    "callbacks",
-    multiple=True,
-    metavar="URL|JSON|@FILE",
-    help=f"A target that is called when a flow of the schedule ends. {CALLBACK_FORMS}",
-)
+@click.option("--priority", type=PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
+@label_option("A label of the flows. The option is repeatable.")
+@callback_option("A target that is called when a flow of the schedule ends.")
 @click.option(
     "--events",
     type=click.Choice(["final", "all"]),

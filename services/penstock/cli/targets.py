@@ -11,18 +11,8 @@ from penstock.cli.callback_secrets import secrets
 from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.output import (
-    all_option,
-    console,
-    fields,
-    json_option,
-    limit_option,
-    moment,
-    print_answer,
-    print_document,
-    state_text,
-    table,
-)
+from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.output import console, fields, moment, print_answer, print_document, state_text, table
 from penstock.cli.param_types import Rate
 from penstock.client import SyncClient
 from penstock.core.access import DEFAULT_NAMESPACE

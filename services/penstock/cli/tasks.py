@@ -10,13 +10,18 @@ from typing import Any
 import click
 
 from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import CALLBACK_FORMS, Lines, callbacks_of, context_of, naming_options
+from penstock.cli.inputs import Lines, callbacks_of, context_of, naming_options
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.output import (
+from penstock.cli.options import (
+    PRIORITY,
     all_option,
-    counted,
+    callback_option,
     json_option,
+    label_option,
     limit_option,
+)
+from penstock.cli.output import (
+    counted,
     moment,
     print_answer,
     print_document,
@@ -30,11 +35,10 @@ from penstock.cli.watching import watch_tasks
 from penstock.client import SubmissionsRefused, Submitted, SyncClient
 from penstock.client.arguments import encode_moment
 from penstock.client.chunks import ids_text
-from penstock.core.task import Priority, State
+from penstock.core.task import State
 from penstock.core.why import WaitReason
 from penstock.errors import Invalid, NotFound, PenstockError
 
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 # Seconds that a submission waits for the reason why its task waits.
 _WHY_S = 2.0
 _STATE = click.Choice([state.value for state in State])
@@ -61,7 +65,7 @@ _STATE = click.Choice([state.value for state in State])
     help="A file with many tasks, one JSON object a line; - is standard input.",
 )
 @click.option("--stage", help="The stage in which the task begins. Default: the first stage of the type.")
-@click.option("--priority", type=_PRIORITY, help="The order of release within the type. Default: MEDIUM.")
+@click.option("--priority", type=PRIORITY, help="The order of release within the type. Default: MEDIUM.")
 @click.option(
     "--key", help="The tenant or resource for which limits and fair queueing of the type count the task."
 )
@@ -75,26 +79,14 @@ _STATE = click.Choice([state.value for state in State])
     help="The earliest moment at which the task is released, such as 2026-12-01T06:00:00Z, or 10m for ten "
     "minutes from now. Without an offset it is local time.",
 )
-@click.option(
-    "--callback",
-    "callbacks",
-    multiple=True,
-    metavar="URL|JSON|@FILE",
-    help=f"A target that is called when the task ends. {CALLBACK_FORMS}",
-)
+@callback_option("A target that is called when the task ends.")
 @click.option("--no-callbacks", is_flag=True, help="Call no target, not even the targets of the type.")
 @click.option(
     "--events",
     type=click.Choice(["final", "all"]),
     help="The transitions that are published. Default: those of the type.",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the task. The option is repeatable.",
-)
+@label_option("A label of the task. The option is repeatable.")
 @click.option(
     "--watch",
     "watch_",
@@ -217,13 +209,7 @@ def get(task_id: int, client: SyncClient, json_: bool) -> None:
 )
 @click.option("--stage", help="List only tasks in this stage.")
 @click.option("--key", help="List only tasks with this concurrency key (a tenant or resource).")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="List only tasks with this label. The option is repeatable; a task must have all labels.",
-)
+@label_option("List only tasks with this label. The option is repeatable; a task must have all labels.")
 @click.option("--idempotency-key", help="List only the tasks with this idempotency key.")
 @click.option("--since", type=Moment(), help="List only tasks that were created then or later.")
 @click.option(
@@ -304,12 +290,8 @@ def cancel(ids: tuple[int, ...], client: SyncClient, json_: bool) -> None:
 )
 @click.option("--stage", help="Instead of ids: the tasks that are in this stage now.")
 @click.option("--key", help="Instead of ids: the tasks with this concurrency key.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Instead of ids: the tasks with this label. The option is repeatable; a task must have all labels.",
+@label_option(
+    "Instead of ids: the tasks with this label. The option is repeatable; a task must have all labels."
 )
 @gateway_option
 @json_option

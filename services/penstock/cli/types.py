@@ -11,9 +11,10 @@ import orjson
 from penstock.cli.concurrency_keys import keys
 from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
-from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, naming_options
+from penstock.cli.inputs import callbacks_of, naming_options
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.output import fields, json_option, print_answer, print_document, print_list
+from penstock.cli.options import callback_option, json_option, together
+from penstock.cli.output import fields, print_answer, print_document, print_list
 from penstock.cli.param_types import NO_LIMIT, Finite, Milliseconds, OrNone, Seconds, Whole
 from penstock.client import SyncClient
 from penstock.errors import NotFound
@@ -106,7 +107,7 @@ def _settings(*, defaults: bool) -> Callable[[_Command], _Command]:
         text = help if defaults else help.partition(" Default: ")[0]
         return click.option(*names, help=text, **attributes)
 
-    options = (
+    return together(
         option("--first-stage", help="The first stage of tasks that name none. Default: start."),
         option(
             "--lease-ms",
@@ -192,21 +193,8 @@ def _settings(*, defaults: bool) -> Callable[[_Command], _Command]:
             default=None,
             help="Whether tasks in a later stage are released before tasks in their first stage. Default: no.",
         ),
-        option(
-            "--callback",
-            "callbacks",
-            multiple=True,
-            metavar="URL|JSON|@FILE",
-            help=f"A target of the tasks that name no targets. {CALLBACK_FORMS}",
-        ),
+        callback_option("A target of the tasks that name no targets."),
     )
-
-    def add(command: _Command) -> _Command:
-        for each in reversed(options):
-            command = each(command)
-        return command
-
-    return add
 
 
 def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:

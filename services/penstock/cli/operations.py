@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import click
 
-from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client
+from penstock.cli.confirmation import yes_option
+from penstock.cli.gateway import client_options, gateway_option, labels_of
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.options import PRIORITY, all_option, json_option, label_option, limit_option, together
 from penstock.cli.output import (
-    counted,
-    counts_text,
     fields,
     moment,
     print_answer,
@@ -25,13 +21,12 @@ from penstock.cli.output import (
     state_text,
 )
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.running_operation import run_operation
+from penstock.cli.running_operation import Operation
 from penstock.cli.tasks import list_
-from penstock.client import Operated, SyncClient, TaskFilter
+from penstock.client import SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Verb
 from penstock.core.task import State
-from penstock.errors import NotFound, PenstockError
 
 _PARTICIPLES = {
     Verb.CANCEL: "cancelled",
@@ -152,52 +147,18 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
     )
     if not task_filter.to_wire():
         raise click.UsageError("give ids, or a filter such as --type")
-    dry_run, json_ = options["dry_run"], options["json_"]
-    if not (dry_run or options["yes"] or task_filter.ids):
-        with open_client(options["gateway"]) as client:
-            preview = client.operate(verb, task_filter, priority=priority, dry_run=True)
-        if not preview.count:
-            raise _not_found(verb, task_filter)
-        confirm(_preview_text(verb, preview))
-    with open_client(options["gateway"]) as client:
-        operate = partial(client.operate, verb, task_filter, priority=priority)
-        outcome = run_operation(str(verb), operate, options)
-    if json_:
-        print_document({"dry_run": dry_run, "verb": verb, **dataclasses.asdict(outcome)})
-    else:
-        _print_outcome(verb, outcome)
-    if outcome.error is not None:
-        raise PenstockError(f"operation {outcome.id} failed: {outcome.error}")
-    if not outcome.count:
-        raise _not_found(verb, task_filter)
-
-
-def _not_found(verb: Verb, task_filter: TaskFilter) -> NotFound:
-    if task_filter.ids:
-        return NotFound(
-            f"none of the tasks exists and can be {_PARTICIPLES[verb]}; `penstock get ID` shows the state of one"
-        )
-    return NotFound(f"no task matches that can be {_PARTICIPLES[verb]}; `penstock list` lists tasks")
-
-
-def _preview_text(verb: Verb, outcome: Operated) -> str:
-    count = f"{'' if outcome.complete else 'at least '}{counted(outcome.count, 'task')}"
-    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
-    return f"{count} would be {_PARTICIPLES[verb]}{states}"
-
-
-def _print_outcome(verb: Verb, outcome: Operated) -> None:
-    if outcome.id is None:
-        click.echo(_preview_text(verb, outcome))
-        for task in outcome.examples:
-            click.echo(f"  {task['id']} ({task['type']}, {task['stage']}, {task['state']})")
-        return
-    suffix = "" if outcome.state == "done" else f"; the operation is {outcome.state}"
-    count = counted(outcome.count, "task")
-    states = f" (before: {counts_text(outcome.found_in)})" if outcome.count else ""
-    click.echo(f"{count} {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
-    if verb is Verb.PAUSE and outcome.found_in.get(State.RUNNING):
-        click.echo("  a running task is paused when its stage ends")
+    done = _PARTICIPLES[verb]
+    Operation(
+        verb,
+        done,
+        done,
+        "task",
+        lambda client, **more: client.operate(verb, task_filter, priority=priority, **more),
+        lambda task: f"{task['id']} ({task['type']}, {task['stage']}, {task['state']})",
+        f"none of the tasks exists and can be {done}; `penstock get ID` shows the state of one"
+        if task_filter.ids
+        else f"no task matches that can be {done}; `penstock list` lists tasks",
+    ).run(options)
 
 
 @tasks.command()

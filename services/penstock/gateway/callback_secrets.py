@@ -36,7 +36,7 @@ from penstock.errors import Conflict, Forbidden, InvalidRecord, NotFound
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import note
-from penstock.gateway.paging import page_size, split_page
+from penstock.gateway.paging import page_size, respond_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import (
@@ -133,8 +133,9 @@ class CallbackSecretRoutes:
             after=(after_namespace, after_url, after_id),
             limit=size + 1,
         )
-        page, next_cursor = split_page(rows, size, lambda row: f"{row['namespace']} {row['id']} {row['url']}")
-        return respond({"secrets": [_document(row) for row in page], "next": next_cursor})
+        return respond_page(
+            "secrets", rows, size, lambda row: f"{row['namespace']} {row['id']} {row['url']}", _document
+        )
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /targets/secrets: generates a secret, or takes a given one or a reference."""

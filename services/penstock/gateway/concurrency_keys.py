@@ -13,7 +13,7 @@ from penstock.errors import NotFound
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import observer
-from penstock.gateway.paging import page_size, split_page
+from penstock.gateway.paging import page_size, respond_page
 from penstock.gateway.views import pick
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import concurrency_keys, types
@@ -52,8 +52,7 @@ class ConcurrencyKeyRoutes:
             after=text_parameter(request, "cursor") or "",
             limit=size + 1,
         )
-        page, next_cursor = split_page(rows, size, lambda row: str(row["key"]))
-        return respond({"keys": [pick(row, _COLUMNS) for row in page], "next": next_cursor})
+        return respond_page("keys", rows, size, lambda row: str(row["key"]), lambda row: pick(row, _COLUMNS))
 
     async def change(self, request: web.Request) -> web.Response:
         """POST /types/{name}/keys: fields that the body lacks stay as they are."""

@@ -40,7 +40,7 @@ from penstock.gateway.flow_reruns import Reruns
 from penstock.gateway.openapi import conform
 from penstock.gateway.operation_filters import flow_filter, limit_to_visible, task_filter
 from penstock.gateway.operation_runner import OperationRunner
-from penstock.gateway.paging import id_cursor, page_size, split_page
+from penstock.gateway.paging import id_cursor, page_size, respond_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import visible_namespaces
 from penstock.http.server import (
@@ -259,9 +259,9 @@ class OperationRoutes:
             limit=size + 1,
             namespaces=grant_of(request).namespaces,
         )
-        page, next_cursor = split_page(rows, size, lambda row: str(row["seq"]))
-        return respond(
-            {"operations": [_document(row, grant_of(request)) for row in page], "next": next_cursor}
+        grant = grant_of(request)
+        return respond_page(
+            "operations", rows, size, lambda row: str(row["seq"]), lambda row: _document(row, grant)
         )
 
     async def get(self, request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.inputs import naming_options
 from penstock.cli.names import SCHEDULE_NAME
 from penstock.cli.options import json_option, limit_option
-from penstock.cli.output import counted, counts_text, moment, print_document, print_list, progress, state_text
+from penstock.cli.output import counted, counts_text, moment, print_answer, print_list, progress, state_text
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
 from penstock.errors import PenstockError
@@ -66,15 +66,13 @@ def backfill(
                     err=True,
                 )
             raise
-    if json_:
-        print_document(found)
-    elif dry_run:
-        click.echo(
-            f"{found['would_start']:,} of {counted(found['total'], 'tick')} would start a flow; "
-            f"{found['already_run']:,} have one"
-        )
-    else:
-        _print_backfill(found)
+    text = (
+        f"{found['would_start']:,} of {counted(found['total'], 'tick')} would start a flow; "
+        f"{found['already_run']:,} have one"
+        if dry_run
+        else _backfill_text(found)
+    )
+    print_answer(found, text, json_=json_)
     if not dry_run and not no_wait and not _has_succeeded(found):
         ctx.exit(_NOT_SUCCEEDED)
 
@@ -90,15 +88,14 @@ def _has_succeeded(found: Mapping[str, Any]) -> bool:
     return found["state"] == "done" and not others and not found["refused"]
 
 
-def _print_backfill(found: Mapping[str, Any]) -> None:
+def _backfill_text(found: Mapping[str, Any]) -> str:
     left = f", {found['already_run']:,} had one" if found["already_run"] else ""
     refused = f", {found['refused']:,} could not start" if found["refused"] else ""
-    click.echo(
+    error = f"\n  {found['error']}" if found["error"] else ""
+    return (
         f"backfill {found['id']} is {found['state']}: {found['started']:,} of {counted(found['total'], 'tick')} started a flow"
-        f"{left}{refused} ({counts_text(found['flows'])})"
+        f"{left}{refused} ({counts_text(found['flows'])}){error}"
     )
-    if found["error"]:
-        click.echo(f"  {found['error']}")
 
 
 @click.command()
@@ -134,7 +131,4 @@ def backfills(schedule: str | None, limit: int, client: SyncClient, json_: bool)
 def stop(backfill_id: int, cancel: bool, by: str | None, client: SyncClient, json_: bool) -> None:
     """Stops a backfill: it starts no further flow."""
     found = client.stop_backfill(backfill_id, cancel=cancel, by=by)
-    if json_:
-        print_document(found)
-    else:
-        _print_backfill(found)
+    print_answer(found, _backfill_text(found), json_=json_)

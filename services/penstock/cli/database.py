@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -54,11 +55,16 @@ def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **o
             revoke = step == Step.POST.value
             plan = asyncio.run(apply_roles(settings.sessions, role_prefix, revoke=revoke))
             report["roles"] = [*plan.add, *(plan.revoke if revoke else ())]
+    if not json_:
+        click.echo(f"applied {', '.join(report['applied'])}" if report["applied"] else "already up to date")
+    _print_statements(report, report.get("roles", ()), json_=json_)
+
+
+def _print_statements(document: Any, statements: Iterable[str], *, json_: bool) -> None:
     if json_:
-        print_document(report)
+        print_document(document)
         return
-    click.echo(f"applied {', '.join(report['applied'])}" if report["applied"] else "already up to date")
-    for statement in report.get("roles", ()):
+    for statement in statements:
         click.echo(f"{statement};")
 
 
@@ -146,11 +152,7 @@ def login(owner: str | None, role_prefix: str, *, json_: bool, **options: Any) -
         done = asyncio.run(
             logins.apply(settings.sessions, passwords, secrets.token_bytes, prefix=role_prefix, owner=owner)
         )
-    if json_:
-        print_document({"done": done})
-        return
-    for statement in done:
-        click.echo(f"{statement};")
+    _print_statements({"done": done}, done, json_=json_)
 
 
 @roles.command("sql")
@@ -164,8 +166,4 @@ def sql(role_prefix: str, database: str, *, json_: bool) -> None:
     with extra("services", "roles"):
         from penstock.postgres.roles import script  # noqa: PLC0415 (optional packages)
     statements = script(role_prefix, '"' + database.replace('"', '""') + '"')
-    if json_:
-        print_document({"add": statements})
-        return
-    for statement in statements:
-        click.echo(f"{statement};")
+    _print_statements({"add": statements}, statements, json_=json_)

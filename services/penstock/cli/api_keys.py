@@ -143,9 +143,8 @@ def list_(*, json_: bool, **options: Any) -> None:
     async def work(statements: Any, connection: Any) -> list[dict[str, Any]]:
         return [_document(row) for row in await statements.list_keys(connection)]
 
-    documents = _run(options, work)
     print_list(
-        documents,
+        _run(options, work),
         ("id", "name", "role", "namespaces", "state", "expires", "last used"),
         lambda document: (
             document["id"],
@@ -243,9 +242,8 @@ def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **
         rows = await audit.find(connection, before=before, actor=actor, limit=limit)
         return [{**row, "change": json.loads(row["change"]) if row["change"] else None} for row in rows]
 
-    documents = _run(options, work)
     print_list(
-        documents,
+        _run(options, work),
         ("seq", "at", "actor", "request", "path", "status", "from", "change"),
         lambda document: (
             str(document["seq"]),

@@ -104,9 +104,8 @@ def _backfill_text(found: Mapping[str, Any]) -> str:
 @client_options
 def backfills(schedule: str | None, limit: int, client: SyncClient, json_: bool) -> None:
     """Lists backfills, latest first, with their progress."""
-    found = list(client.backfills(schedule=schedule, limit=limit))
     print_list(
-        found,
+        list(client.backfills(schedule=schedule, limit=limit)),
         ("id", "schedule", "since", "until", "by", "state", "done", "flows"),
         lambda each: (
             str(each["id"]),

@@ -100,9 +100,8 @@ def create(
 @client_options
 def list_(namespace: str | None, url: str | None, limit: int, client: SyncClient, json_: bool) -> None:
     """Lists secrets with their scope, scheme and state, but never the secrets themselves."""
-    found = list(client.callback_secrets(namespace=namespace, url=url, limit=limit))
     print_list(
-        found,
+        list(client.callback_secrets(namespace=namespace, url=url, limit=limit)),
         ("id", "for", "scheme", "state", "until", "stored", "public key"),
         lambda secret: (
             secret["id"],

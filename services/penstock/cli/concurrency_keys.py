@@ -28,9 +28,8 @@ def keys() -> None:
 @client_options
 def list_(type_: str, key: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
     """Lists the concurrency keys that have settings of their own, with their tasks in flight."""
-    found = list(client.keys(type_, key=key, limit=None if all_ else limit))
     print_list(
-        found,
+        list(client.keys(type_, key=key, limit=None if all_ else limit)),
         ("key", "paused", "weight", "max in flight", "in flight"),
         lambda document: (
             document["key"],

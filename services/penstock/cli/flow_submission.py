@@ -21,7 +21,7 @@ from penstock.cli.options import (
     label_option,
     limit_option,
 )
-from penstock.cli.output import moment, print_answer, print_document, print_list, table
+from penstock.cli.output import moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Whole
 from penstock.client import SyncClient
 from penstock.core.flow.outline import references
@@ -191,9 +191,8 @@ def _located(error: Invalid, file: Path) -> Invalid:
 @client_options
 def definitions(client: SyncClient, json_: bool) -> None:
     """Lists the flow definitions with their newest versions."""
-    found = list(client.flow_definitions())
     print_list(
-        found,
+        list(client.flow_definitions()),
         ("flow", "newest version", "versions", "uploaded"),
         lambda each: (
             each["name"],
@@ -213,22 +212,17 @@ def definitions(client: SyncClient, json_: bool) -> None:
 @client_options
 def versions(name: str, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
     """Lists the versions of a flow definition, newest first."""
-    found = list(client.flow_versions(name, limit=None if all_ else limit))
-    if json_:
-        for each in found:
-            print_document(each)
-        return
-    table(
+    print_list(
+        list(client.flow_versions(name, limit=None if all_ else limit)),
         ("version", "uploaded", "by", "description"),
-        (
-            (
-                str(each["version"]),
-                moment(each["created_at"]),
-                each["created_by"] or "",
-                (each["description"] or "").partition("\n")[0],
-            )
-            for each in found
+        lambda each: (
+            str(each["version"]),
+            moment(each["created_at"]),
+            each["created_by"] or "",
+            (each["description"] or "").partition("\n")[0],
         ),
+        f"flow {name} has no versions",
+        json_=json_,
     )
 
 

@@ -121,9 +121,8 @@ def add(
 @client_options
 def list_(flow: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
     """Lists schedules by name, with their next and their last tick."""
-    found = list(client.schedules(flow=flow, limit=None if all_ else limit))
     print_list(
-        found,
+        list(client.schedules(flow=flow, limit=None if all_ else limit)),
         ("name", "flow", "cron", "zone", "state", "next", "last", "started"),
         lambda each: (
             each["name"],
@@ -220,9 +219,8 @@ def next_(name: str, count: int, after: datetime | None, client: SyncClient, jso
 @client_options
 def skips(name: str, limit: int, client: SyncClient, json_: bool) -> None:
     """Lists the ticks of the last 30 days that started no flow, latest first, with the reason."""
-    found = list(client.schedule_skips(name, limit=limit))
     print_list(
-        found,
+        list(client.schedule_skips(name, limit=limit)),
         ("first tick", "last tick", "ticks", "reason", "error"),
         lambda skip: (
             moment(skip["first_tick"]),

@@ -197,7 +197,7 @@ def disable(url: str, why: str, namespace: str | None, client: SyncClient, json_
     """Stops calls to a target; its callbacks are held until it is enabled."""
     answer = client.disable_target(url, why, namespace)
     text = f"{url} is disabled" if answer["changed"] else f"{url} was disabled already"
-    _print_answer(answer, text + _never_called_warning(answer), json_=json_)
+    print_answer(answer, text + _never_called_warning(answer), json_=json_)
 
 
 @targets.command()
@@ -211,7 +211,7 @@ def enable(url: str, namespace: str | None, client: SyncClient, json_: bool) -> 
     except NotFound as error:
         raise _with_hint(error) from None
     held = answer["target"]["backlog"]["held"]
-    _print_answer(
+    print_answer(
         answer,
         f"{url} is enabled; {held:,} held callbacks will be sent"
         if answer["changed"]
@@ -231,8 +231,4 @@ def limit(url: str, rate: float | None, namespace: str | None, client: SyncClien
     """Limits the calls to a target to RATE a second; `none` is the setting of the service."""
     answer = client.limit_target(url, rate, namespace)
     limit_text = "the rate of the service" if rate is None else f"{rate:g} calls a second at most"
-    _print_answer(answer, f"{url} gets {limit_text}{_never_called_warning(answer)}", json_=json_)
-
-
-def _print_answer(answer: Mapping[str, Any], text: str, *, json_: bool) -> None:
-    print_answer(answer, text, json_=json_)
+    print_answer(answer, f"{url} gets {limit_text}{_never_called_warning(answer)}", json_=json_)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,7 +57,8 @@ from penstock.http.problems import KINDS, MAX_ERRORS_SHOWN
 from penstock.postgres.flow_views import CHILDREN_PER_PART
 from penstock.postgres.replay import HELD_COUNTED, PENDING_SEARCHED
 
-SOURCE = json.loads((schemas_folder() / "http" / "openapi.json").read_text())
+SHARED = openapi.read_part("shared")
+PARTS = {tag["name"]: openapi.read_part(tag["name"]) for tag in SHARED["tags"]}
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -71,6 +73,45 @@ def test_the_description_is_openapi_3_1() -> None:
     validate(openapi.document())
 
 
+def test_each_tag_has_one_file_with_its_paths_and_what_only_they_use() -> None:
+    """O14: the joined description has every part once, and each part stands where it is used."""
+    files = {file.stem for file in (schemas_folder() / "http" / "openapi").iterdir()}
+    assert files == {"shared", *(name.lower().replace(" ", "-") for name in PARTS)}
+    for name, part in PARTS.items():
+        found = [tag for item in part["paths"].values() for each in item.values() for tag in each["tags"]]
+        assert set(found) == {name}
+    all_parts = [SHARED, *PARTS.values()]
+    defined = [
+        (kind, name) for part in all_parts for kind, of_kind in part["components"].items() for name in of_kind
+    ]
+    paths = [path for part in PARTS.values() for path in part["paths"]]
+    api = openapi.document()
+    assert len(set(paths)) == len(paths) == len(api["paths"])
+    assert len(set(defined)) == len(defined)
+    assert set(defined) == {(kind, name) for kind, of_kind in api["components"].items() for name in of_kind}
+    users: dict[tuple[str, str], set[str]] = {found: set() for found in defined}
+    for tag, part in PARTS.items():
+        for found in _used(part["paths"], api["components"]):
+            users[found].add(tag)
+    for kind, name in defined:
+        if kind == "securitySchemes":
+            continue  # named by `security` and not by a reference
+        (home,) = [tag for tag, part in PARTS.items() if name in part["components"].get(kind, ())] or [None]
+        assert (users[kind, name] == {home}) if home else (len(users[kind, name]) > 1), name
+
+
+def _used(node: Any, components: dict[str, Any]) -> set[tuple[str, str]]:
+    """The components that a part of the description refers to, directly or not."""
+    found: set[tuple[str, str]] = set()
+    remaining = [node]
+    while remaining:
+        for reference in re.findall(r'"#/components/(\w+)/([^/"]+)', json.dumps(remaining.pop())):
+            if reference not in found:
+                found.add(reference)
+                remaining.append(components[reference[0]][reference[1]])
+    return found
+
+
 def test_every_route_is_described_and_every_description_is_a_route() -> None:
     """O14: the router and the description have the same routes."""
     nothing: Any = None
@@ -78,19 +119,19 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     routes = [
         *TaskRoutes(settings, nothing, nothing, nothing, nothing, nothing, nothing).routes(),
         *TypeRoutes(settings, nothing, nothing).routes(),
-        *ConcurrencyKeyRoutes(settings, nothing).routes(),
+        *ConcurrencyKeyRoutes(nothing).routes(),
         *BacklogRoutes(settings, nothing).routes(),
         *FlowDefinitionRoutes(settings, nothing, nothing, nothing).routes(),
         *FlowStartRoutes(settings, nothing, nothing, nothing, nothing).routes(),
         *FlowEventRoutes(settings, nothing, nothing, nothing).routes(),
-        *TargetRoutes(settings, nothing, nothing).routes(),
+        *TargetRoutes(nothing, nothing).routes(),
         *CallbackSecretRoutes(settings, nothing, nothing).routes(),
-        *CallbackRoutes(settings, nothing).routes(),
+        *CallbackRoutes(nothing).routes(),
         *OperationRoutes(settings, nothing, nothing, nothing).routes(),
         *FlowViewRoutes(nothing, nothing, nothing).routes(),
-        *FlowCommandRoutes(settings, nothing, nothing).routes(),
-        *ScheduleRoutes(settings, nothing, nothing).routes(),
-        *BackfillRoutes(settings, nothing).routes(),
+        *FlowCommandRoutes(nothing, nothing).routes(),
+        *ScheduleRoutes(nothing, nothing).routes(),
+        *BackfillRoutes(nothing).routes(),
         *TaskLogRoutes(nothing, nothing).routes(),
         *LogReportRoutes(settings, nothing).routes(),
         *WorkerRoutes(settings, nothing, nothing, nothing, nothing).routes(),
@@ -117,7 +158,12 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
 )
 def test_message_schemas_are_referred_to_and_never_copied(name: str, message: str, inside: list[str]) -> None:
     """T5, T6: HTTP and Kafka validate documents by the same schema."""
-    assert list(SOURCE["components"]["schemas"][name]) == ["$ref"]
+    (source,) = (
+        part["components"]["schemas"][name]
+        for part in (SHARED, *PARTS.values())
+        if name in part["components"]["schemas"]
+    )
+    assert list(source) == ["$ref"]
     schema = json.loads((schemas_folder() / "messages" / f"{message}.schema.json").read_text())
     for part in inside:
         schema = schema[part]
@@ -136,7 +182,7 @@ def test_events_have_the_fields_of_their_topic() -> None:
 
 def test_no_reference_leaves_the_served_description() -> None:
     """All references are internal, so a client needs no other file."""
-    assert "../messages" not in openapi.encoded().decode()
+    assert "/messages/" not in openapi.encoded().decode()
     assert openapi.encoded().decode().count('"$ref": "#/components/') == openapi.encoded().decode().count(
         '"$ref"'
     )

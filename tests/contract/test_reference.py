@@ -189,8 +189,9 @@ These names have been replaced. Each is exported beside its successor until the 
 
 ## HTTP
 
-[openapi.json](../schemas/http/openapi.json) describes the API; every gateway shows it at `/docs`. Errors are `application/problem+json` (RFC 9457)
-with `errors: [{{pointer, detail}}]`.
+`schemas/http/openapi` describes the API, in one file for each tag and [shared.json](../schemas/http/openapi/shared.json). Every gateway
+shows it at `/docs`, and serves it as one document at `/openapi.json`. Errors are `application/problem+json` (RFC 9457) with
+`errors: [{{pointer, detail}}]`.
 
 ## Command line
 

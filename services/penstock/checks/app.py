@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from penstock.checks import rows
-from penstock.checks.flows import Flows
-from penstock.checks.in_transit import InTransit
+from penstock.checks import flows, in_transit, rows
 from penstock.checks.kafka import Topics
 from penstock.checks.misplaced import Misplaced
 from penstock.checks.missing import missing_tasks
 from penstock.checks.queued import Queued
-from penstock.checks.repair import Repair
 from penstock.checks.report import Offender, Offenders, Report, Rule
+from penstock.checks.rule import Check, Suspects, System, Writers
 from penstock.checks.stuck_callbacks import StuckCallbacks
 from penstock.checks.unstamped import Unstamped
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
-from penstock.kafka.topology.topic_config import partitions_of
-from penstock.kafka.topology.topics import HEARTBEATS
 from penstock.postgres import checks
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
@@ -27,6 +25,55 @@ __all__ = ["Offender", "Report", "Rule", "check"]
 
 # Offenders against one rule that are named by default.
 SHOW = 20
+
+
+class UnstampedTopics(Check):
+    """A topic whose records their writers stamp. From now on the broker stamps them."""
+
+    rule = Rule.UNSTAMPED
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
+        self._search = Unstamped(system.settings, system.show)
+
+    async def find(self) -> Suspects:
+        """See `Check`."""
+        return dict(enumerate(await self._search.find()))
+
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        return await self._search.stamp()
+
+
+# All rules, in the order of a report.
+RULES: tuple[type[Check], ...] = (
+    rows.Overdue,
+    rows.Unwatched,
+    rows.Waiting,
+    rows.Unsent,
+    rows.Unpublished,
+    rows.Refused,
+    rows.UnpublishedResults,
+    rows.RefusedResults,
+    rows.Undelivered,
+    rows.Ahead,
+    rows.Lost,
+    rows.Miscounted,
+    StuckCallbacks,
+    UnstampedTopics,
+    in_transit.Unreleased,
+    in_transit.Unheard,
+    in_transit.Unread,
+    in_transit.Held,
+    Misplaced,
+    Queued,
+    flows.Stalled,
+    flows.Leftover,
+    flows.Miscounted,
+    flows.MiscountedMap,
+    flows.Unapplied,
+    flows.Unmatched,
+)
 
 
 async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -> Report:
@@ -47,46 +94,36 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         )
         consumer = await stack.enter_async_context(running(make_consumer(settings, None)))
         admin = await stack.enter_async_context(admin_client(settings))
-        topics = Topics(settings, admin, consumer)
-        report = Report(await checks.task_counts(pool), await checks.callback_counts(pool))
-        queued = Queued(settings, pool, topics, show)
-        stuck = StuckCallbacks(settings, pool, topics, show)
-        misplaced = Misplaced(settings, pool, topics)
-        report.moved = await checks.moved(pool)
-        report.missing = await missing_tasks(pool, topics)
-        unstamped = Unstamped(settings, show)
-        flows = Flows(pool, show)
-        report.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
-        report.add(await flows.find(), show)
+        system = System(settings, pool, Topics(settings, admin, consumer), show)
+        report = Report(
+            await checks.counts(pool, "checks.states"),
+            await checks.counts(pool, "checks.callback_states"),
+            await checks.counts(pool, "checks.moved"),
+            await missing_tasks(pool, system.topics),
+        )
+        searches = [rule(system) for rule in RULES]
+        report.add(await _find(searches), show)
         if not repair or report.clean:
             return report
         session = await stack.enter_async_context(open_session(settings.sessions, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
-        repairs = Repair(
-            settings, pool, session, producer, queued, stuck, topics, misplaced, unstamped, flows
-        )
-        report.repaired = await repairs.repair(report.counts)
+        report.repaired = await _repair(searches, Writers(system, session, producer), report.counts)
         second = Report()
-        queued = Queued(settings, pool, topics, show)
-        stuck = StuckCallbacks(settings, pool, topics, show)
-        misplaced = Misplaced(settings, pool, topics)
-        second.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
-        second.add(await flows.find(), show)
+        second.add(await _find([rule(system) for rule in RULES]), show)
         report.remaining = second.counts
         return report
 
 
-async def _find(
-    settings: Platform,
-    pool: checks.Pool,
-    topics: Topics,
-    queued: Queued,
-    stuck: StuckCallbacks,
-    misplaced: Misplaced,
-    unstamped: Unstamped,
-    show: int,
-) -> list[Offenders]:
-    found = await rows.find(pool, show, partitions_of(settings, HEARTBEATS))
-    found += await stuck.find()
-    found += await unstamped.find()
-    return found + await InTransit(settings, pool, topics, queued, misplaced).find()
+async def _find(searches: Sequence[Check]) -> list[Offenders]:
+    found = {search: await search.find() for search in searches if not search.moves}
+    found |= await in_transit.settled(search for search in searches if search.moves)
+    return [offenders for search in searches for offenders in found[search].values()]
+
+
+async def _repair(searches: Sequence[Check], writers: Writers, found: Counter[Rule]) -> Counter[Rule]:
+    repaired: Counter[Rule] = Counter()
+    for rule in found:
+        for search in searches:
+            if search.rule is rule:
+                repaired[rule] += await search.repair(writers)
+    return +repaired

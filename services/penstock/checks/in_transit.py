@@ -7,16 +7,12 @@ every search for `SETTLE_S` seconds is an offender.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Iterable
 
-import asyncpg
 from aiokafka import TopicPartition
 
-from penstock.checks.kafka import Topics
-from penstock.checks.misplaced import Misplaced
-from penstock.checks.queued import Queued
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rows import GRACE_S
+from penstock.checks.rule import GRACE_S, Check, Suspects, Writers
 from penstock.core.target import TargetId
 from penstock.kafka.topology.topic_config import partitions_of
 from penstock.kafka.topology.topics import (
@@ -30,7 +26,8 @@ from penstock.kafka.topology.topics import (
     workers_group,
 )
 from penstock.postgres import checks, ingest_positions
-from penstock.settings import Platform
+from penstock.postgres.checks import BATCH
+from penstock.postgres.targets import target_columns
 
 # Seconds that a suspect has to move, and between two searches.
 SETTLE_S = 10.0
@@ -43,85 +40,77 @@ _READ_BY = (
     (CALLBACKS_DIVERTED, "callbacks"),
 )
 
-Suspects = dict[Hashable, Offenders]
+
+async def settled(searches: Iterable[Check]) -> dict[Check, Suspects]:
+    """The suspects of each rule that have not moved in any search for `SETTLE_S` seconds.
+
+    Raises:
+        PostgresUnavailable, KafkaUnavailable: it is unknown.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + SETTLE_S
+    suspects = {search: await search.find() for search in searches}
+    while any(suspects.values()) and loop.time() < deadline_s:
+        await asyncio.sleep(SEARCH_EVERY_S)
+        for search, before in suspects.items():
+            again = await search.find()
+            suspects[search] = {mark: again[mark] for mark in before if mark in again}
+    return suspects
 
 
-class InTransit:
-    """Finds offenders among what moves between PostgreSQL and Kafka.
+class Unreleased(Check):
+    """Tasks that stay ready although their type has no owner, or all its records are read.
 
-    Args:
-        settings: for the names of groups.
-        pool: of the database.
-        topics: of Kafka.
-        queued: finds the queued tasks without a record.
-        misplaced: finds the positions that do not fit their topics.
+    The owner of the type is notified once more.
     """
 
-    def __init__(
-        self,
-        settings: Platform,
-        pool: asyncpg.Pool[asyncpg.Record],
-        topics: Topics,
-        queued: Queued,
-        misplaced: Misplaced,
-    ) -> None:
-        self._settings = settings
-        self._pool = pool
-        self._topics = topics
-        self._queued = queued
-        self._misplaced = misplaced
+    rule, moves = Rule.UNRELEASED, True
 
-    async def find(self) -> list[Offenders]:
-        """The suspects that have not moved in any search for `SETTLE_S` seconds.
-
-        Raises:
-            PostgresUnavailable, KafkaUnavailable: it is unknown.
-        """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + SETTLE_S
-        suspects = await self._search()
-        while suspects and loop.time() < deadline_s:
-            await asyncio.sleep(SEARCH_EVERY_S)
-            again = await self._search()
-            suspects = {mark: again[mark] for mark in suspects if mark in again}
-        return list(suspects.values())
-
-    async def _search(self) -> Suspects:
-        return {
-            **await self._unreleased(),
-            **await self._unheard(),
-            **await self._unread(),
-            **await self._held(),
-            **await self._misplaced.find(),
-            **await self._queued.find(),
-        }
-
-    async def _unreleased(self) -> Suspects:
-        """Tasks that stay ready although their type has no owner, or all its records are read."""
+    async def find(self) -> Suspects:
+        """See `Check`."""
         found: Suspects = {}
-        for row in await checks.ready_types(self._pool, GRACE_S):
+        topics = self.system.topics
+        # `owned`: a task-sync owns the type. `limited`: limits of the type may explain the wait.
+        for row in await checks.fetch(self.system.pool, "checks.ready", GRACE_S):
             topic = ready(row["type"], 1).name
-            committed = await self._topics.committed(workers_group(self._settings.prefix, row["type"]))
-            unread = await self._topics.unread(topic, committed)
+            committed = await topics.committed(workers_group(self.system.settings.prefix, row["type"]))
+            unread = await topics.unread(topic, committed)
             if row["owned"] and (unread or row["limited"]):
                 continue  # they wait for workers, since the window is full, or for the type's limits
             why = f"{topic} has no record left to read" if row["owned"] else "no task-sync releases that type"
             more = f"and {row['tasks'] - 1:,} more of" if row["tasks"] > 1 else "of"
             lacks = f"{more} {row['type']} have been ready for up to {row['age_s']:.0f} s, and {why}"
-            written = sum((await self._topics.ends(topic)).values())
-            offender = Offender(Rule.UNRELEASED, "task", row["id"], lacks)
-            found["unreleased", row["type"], written] = Offenders([offender], row["tasks"])
+            written = sum((await topics.ends(topic)).values())
+            offender = Offender(self.rule, "task", row["id"], lacks)
+            found[row["type"], written] = Offenders([offender], row["tasks"])
         return found
 
-    async def _unheard(self) -> Suspects:
-        """Tasks whose lease cannot expire, because no heartbeat processor has their partition."""
-        rows = await checks.running_by_partition(self._pool, partitions_of(self._settings, HEARTBEATS))
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        rows = await checks.fetch(self.system.pool, "checks.ready", GRACE_S)
+        owned = [row for row in rows if row["owned"]]
+        await checks.fetch(self.system.pool, "checks.wake", [row["type"] for row in owned])
+        return sum(row["tasks"] for row in owned)
+
+
+class Unheard(Check):
+    """Tasks whose lease cannot expire, because no heartbeat processor reads their partition.
+
+    They stay until one does.
+    """
+
+    rule, moves = Rule.UNHEARD, True
+
+    async def find(self) -> Suspects:
+        """See `Check`."""
+        settings = self.system.settings
+        rows = await checks.fetch(self.system.pool, "checks.running", partitions_of(settings, HEARTBEATS))
         if not rows:
             return {}
-        assigned = await self._topics.assigned(service_group(self._settings.prefix, "heartbeats"))
+        assigned = await self.system.topics.assigned(service_group(settings.prefix, "heartbeats"))
         if assigned is None:
             return {}
-        name = self._settings.prefix + HEARTBEATS.name
+        name = settings.prefix + HEARTBEATS.name
         found: Suspects = {}
         for row in rows:
             partition = row["lease_partition"]
@@ -129,42 +118,58 @@ class InTransit:
                 continue
             more = f"and {row['tasks'] - 1:,} more have" if row["tasks"] > 1 else "has"
             lacks = f"{more} a lease over {name}/{partition}, which no process reads: is heartbeats running?"
-            found["unheard", partition] = Offenders(
-                [Offender(Rule.UNHEARD, "task", row["id"], lacks)], row["tasks"]
-            )
+            found[partition] = Offenders([Offender(self.rule, "task", row["id"], lacks)], row["tasks"])
         return found
 
-    async def _held(self) -> Suspects:
-        """Callbacks that stay held although their target is normal."""
+
+class Held(Check):
+    """Callbacks that stay held although their target is normal. They become due again."""
+
+    rule, moves = Rule.HELD, True
+
+    async def find(self) -> Suspects:
+        """See `Check`."""
         found: Suspects = {}
-        for row in await checks.held_targets(self._pool, GRACE_S):
+        for row in await checks.fetch(self.system.pool, "checks.held", GRACE_S):
             more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
             lacks = f"{more} held for {TargetId(row['namespace'], row['target'])}, which is normal: is callbacks running?"
-            found["held", row["namespace"], row["target"], row["seq"]] = Offenders(
-                [Offender(Rule.HELD, "callback", row["id"], lacks)], row["held"]
+            found[row["namespace"], row["target"], row["seq"]] = Offenders(
+                [Offender(self.rule, "callback", row["id"], lacks)], row["held"]
             )
         return found
 
-    async def _unread(self) -> Suspects:
-        """Records that have been unread for long, in partitions whose readers make no progress."""
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        rows = await checks.fetch(self.system.pool, "checks.held", GRACE_S)
+        targets = target_columns([TargetId(row["namespace"], row["target"]) for row in rows])
+        return await checks.repeat(self.system.pool, "checks.requeue_held", BATCH, *targets)
+
+
+class Unread(Check):
+    """Records that are unread for long, and whose readers make no progress. They stay."""
+
+    rule, moves = Rule.UNREAD, True
+
+    async def find(self) -> Suspects:
+        """See `Check`."""
         found: Suspects = {}
+        prefix, topics = self.system.settings.prefix, self.system.topics
         positions = []
         for topic, service in INGESTED:
-            name = self._settings.prefix + topic.name
-            stored = await ingest_positions.stored_all(self._pool, name)
+            name = prefix + topic.name
+            stored = await ingest_positions.stored_all(self.system.pool, name)
             ingested = {TopicPartition(name, partition): offset for partition, (offset, _) in stored.items()}
             positions.append((topic, service, ingested))
         for topic, service in _READ_BY:
-            group = service_group(self._settings.prefix, service)
-            positions.append((topic, service, await self._topics.committed(group)))
+            positions.append((topic, service, await topics.committed(service_group(prefix, service))))
         for topic, service, committed in positions:
-            unread = await self._topics.unread(topic.name, committed)
-            for tp in await self._topics.older(unread, GRACE_S):
+            unread = await topics.unread(topic.name, committed)
+            for tp in await topics.older(unread, GRACE_S):
                 stretch = unread[tp]
                 lacks = (
                     f"has {stretch.end - stretch.begin:,} records, some for over {GRACE_S:.0f} s, "
                     f"and its reader makes no progress: is {service} running?"
                 )
-                offender = Offender(Rule.UNREAD, "topic", f"{tp.topic}/{tp.partition}", lacks)
-                found["unread", tp, stretch.begin] = Offenders([offender], 1)
+                offender = Offender(self.rule, "topic", f"{tp.topic}/{tp.partition}", lacks)
+                found[tp, stretch.begin] = Offenders([offender], 1)
         return found

@@ -51,8 +51,7 @@ class Topics:
         Raises:
             KafkaUnavailable: no broker answered.
         """
-        answer = await _ask_coordinator(lambda: self._admin.list_consumer_group_offsets(group))
-        return {tp: meta.offset for tp, meta in answer.items() if meta.offset >= 0}
+        return {tp: position.offset for tp, position in (await self.positions(group)).items()}
 
     async def positions(self, group: str) -> dict[TopicPartition, Position]:
         """The positions that a group has committed, with their identities.

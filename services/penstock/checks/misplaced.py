@@ -7,14 +7,13 @@ misplaced if its topic was created again, or lost the tail that it had read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
-import asyncpg
 from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
-from penstock.checks.kafka import Topics
 from penstock.checks.report import Offender, Offenders, Rule
+from penstock.checks.rule import Check, Suspects, System, Writers
 from penstock.core.position import Position, Start, StartReason
 from penstock.errors import SessionLost
 from penstock.kafka.client.connection import make_consumer, running, translated
@@ -29,7 +28,6 @@ from penstock.kafka.topology.topics import (
     workers_group,
 )
 from penstock.postgres import checks, ingest_positions
-from penstock.settings import Platform
 
 log = logging.getLogger(__name__)
 
@@ -40,35 +38,28 @@ _SERVICES = (
 )
 
 
-class Misplaced:
-    """Finds and moves misplaced positions.
+class Misplaced(Check):
+    """A position that does not fit its topic. It moves to where its reader would start.
 
-    Args:
-        settings: for the names of topics and groups.
-        pool: of the database.
-        topics: of Kafka.
+    A group with members keeps it, because they move it when they start.
     """
 
-    def __init__(self, settings: Platform, pool: asyncpg.Pool[asyncpg.Record], topics: Topics) -> None:
-        self._settings = settings
-        self._pool = pool
-        self._topics = topics
+    rule, moves = Rule.MISPLACED, True
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
         # The positions that the last search found, of ingest by topic and of groups.
         self._ingest: dict[str, dict[int, tuple[ingest_positions.Stored | None, Start]]] = {}
         self._groups: dict[str, dict[TopicPartition, Start]] = {}
 
-    async def find(self) -> dict[Hashable, Offenders]:
-        """The positions that do not fit their topics now.
-
-        Raises:
-            PostgresUnavailable, KafkaUnavailable: it is unknown.
-        """
-        found: dict[Hashable, Offenders] = {}
+    async def find(self) -> Suspects:
+        """See `Check`."""
+        found: Suspects = {}
         self._ingest = {}
         for topic, reader in INGESTED:
-            name = self._settings.prefix + topic.name
-            stored = await ingest_positions.stored_all(self._pool, name)
-            starts = await self._topics.check(
+            name = self.system.settings.prefix + topic.name
+            stored = await ingest_positions.stored_all(self.system.pool, name)
+            starts = await self.system.topics.check(
                 {TopicPartition(name, number): Position.from_stored(*at) for number, at in stored.items()}
             )
             self._ingest[name] = {
@@ -78,9 +69,9 @@ class Misplaced:
                 _add(found, TopicPartition(name, number), start, reader)
         self._groups = {}
         for group, reader, names in await self._readers():
-            committed = await self._topics.positions(group)
+            committed = await self.system.topics.positions(group)
             of_group = {tp: position for tp, position in committed.items() if tp.topic in names}
-            for tp, start in (await self._topics.check(of_group)).items():
+            for tp, start in (await self.system.topics.check(of_group)).items():
                 # No fault of a reader: the recheck finds the tasks of ready records.
                 if start.reason in {StartReason.REPLACED, StartReason.CUT}:
                     self._groups.setdefault(group, {})[tp] = start
@@ -89,26 +80,22 @@ class Misplaced:
 
     async def _readers(self) -> list[tuple[str, str, set[str]]]:
         """Each group with its readers and its topics."""
-        prefix = self._settings.prefix
+        prefix = self.system.settings.prefix
         readers = [
             (service_group(prefix, service), service, {prefix + topic.name for topic in topics})
             for service, topics in _SERVICES
         ]
         readers += [
             (workers_group(prefix, name), f"a worker of {name}", {prefix + ready(name, 1).name})
-            for name in await checks.type_names(self._pool)
+            for (name,) in await checks.fetch(self.system.pool, "checks.type_names")
         ]
         return readers
 
-    async def move(self) -> int:
-        """Moves what the last search found to where its readers would start; returns how many.
-
-        Raises:
-            PostgresUnavailable, KafkaUnavailable: some may not be moved.
-        """
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`; moves what the last search found."""
         moved = 0
         for name, of_topic in self._ingest.items():
-            await ingest_positions.move(self._pool, name, of_topic)
+            await ingest_positions.move(self.system.pool, name, of_topic)
             moved += len(of_topic)
         for group, starts in self._groups.items():
             try:
@@ -122,7 +109,7 @@ class Misplaced:
         return moved
 
     async def _commit(self, group: str, starts: Mapping[TopicPartition, Start]) -> None:
-        consumer = make_consumer(self._settings, group)
+        consumer = make_consumer(self.system.settings, group)
         consumer.assign(list(starts))
         async with running(consumer):
             with translated():
@@ -134,7 +121,7 @@ class Misplaced:
                 )
 
 
-def _add(found: dict[Hashable, Offenders], tp: TopicPartition, start: Start, reader: str) -> None:
+def _add(found: Suspects, tp: TopicPartition, start: Start, reader: str) -> None:
     why = {
         StartReason.REPLACED: "the topic was created again",
         StartReason.CUT: "the log lost its tail",

@@ -33,14 +33,14 @@ async def missing_tasks(pool: asyncpg.Pool[asyncpg.Record], topics: Topics) -> l
         PostgresUnavailable, KafkaUnavailable: it is unknown.
     """
     named: set[int] = set()
-    for topic in [EVENTS, *(ready(name, 1) for name in await checks.type_names(pool))]:
+    for topic in [EVENTS, *(ready(name, 1) for (name,) in await checks.fetch(pool, "checks.type_names"))]:
         recent = await topics.newest(topic.name, MOST_RECORDS, AGE_S)
         try:
             async for value in topics.values(recent, READ_S):
                 named.update(_ended(value) if topic is EVENTS else _released(value))
         except TimeoutError:
             continue
-    return await checks.missing(pool, sorted(named))
+    return [row["id"] for row in await checks.fetch(pool, "checks.missing", sorted(named))]
 
 
 def _ended(value: bytes) -> Iterable[int]:

@@ -8,21 +8,19 @@ bounds the check is undecided (`Rule.UNPROVEN`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 
-import asyncpg
-
-from penstock.checks.kafka import Topics
 from penstock.checks.report import Offender, Offenders, Rule
+from penstock.checks.rule import Check, Suspects, System, Writers
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.errors import Invalid
 from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, ready, service_group, workers_group
 from penstock.postgres import checks
-from penstock.settings import Platform
+from penstock.postgres.checks import BATCH
 
 # Attempts of unread records that are kept in memory: about 200 MB.
 MAX_ATTEMPTS = 1_000_000
@@ -30,23 +28,16 @@ MAX_ATTEMPTS = 1_000_000
 READ_S = 60.0
 
 
-class Queued:
-    """Finds the queued tasks without a record.
+class Queued(Check):
+    """A queued task without a record. It is ready again, if it is still in the same attempt.
 
-    Args:
-        settings: for the names of groups.
-        pool: of the database.
-        topics: of Kafka.
-        show: how many to name.
+    Where too much is unread to decide, the type is undecided (`unproven`), and stays so.
     """
 
-    def __init__(
-        self, settings: Platform, pool: asyncpg.Pool[asyncpg.Record], topics: Topics, show: int
-    ) -> None:
-        self._settings = settings
-        self._pool = pool
-        self._topics = topics
-        self._show = show
+    rule, moves = Rule.RECORDLESS, True
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
         # The database's time at the first search.
         self._since: datetime | None = None
         # Attempts with an unread record, and tasks of releases that Kafka has not confirmed, at the
@@ -54,17 +45,14 @@ class Queued:
         self._with_record: set[AttemptId] = set()
         self._in_releases: set[int] = set()
 
-    async def find(self) -> dict[Hashable, Offenders]:
-        """The tasks that have been queued since before the first search and have no record now.
-
-        Raises:
-            PostgresUnavailable, KafkaUnavailable: the result is unknown.
-        """
-        self._since = self._since or await checks.now(self._pool)
-        types = await checks.queued_types(self._pool, self._since)
+    async def find(self) -> Suspects:
+        """The tasks that have been queued since before the first search and have no record now."""
+        pool = self.system.pool
+        self._since = self._since or (await checks.fetch(pool, "checks.now"))[0]["now"]
+        types = [row["type"] for row in await checks.fetch(pool, "checks.queued_types", self._since)]
         if not types:
             return {}
-        self._in_releases = await checks.tasks_in_releases(self._pool, MAX_ATTEMPTS)
+        self._in_releases = {row["id"] for row in await checks.fetch(pool, "checks.noted", MAX_ATTEMPTS)}
         self._with_record.clear()
         try:
             await self._read(types)
@@ -78,7 +66,7 @@ class Queued:
         count = 0
         async for page in self.without_record():
             count += len(page)
-            for type_name, attempt_id in page[: self._show - len(first)]:
+            for type_name, attempt_id in page[: self.system.show - len(first)]:
                 lacks = f"is queued, but ready.{type_name} has no record of it left to read"
                 first.append(Offender(Rule.RECORDLESS, "task", attempt_id.task_id, lacks))
         return {"recordless": Offenders(first, count)} if count else {}
@@ -91,7 +79,7 @@ class Queued:
         """
         if self._since is None:
             return
-        async for page in checks.queued(self._pool, self._since):
+        async for page in checks.queued(self.system.pool, self._since):
             if found := [
                 (type_name, attempt_id)
                 for type_name, attempt_id in page
@@ -105,8 +93,18 @@ class Queued:
         Raises:
             PostgresUnavailable: perhaps no task is.
         """
-        assert self._since is not None, "nothing was searched for"
-        return await checks.release_again(self._pool, attempt_ids, self._since)
+        columns = zip(*((each.task_id, each.step, each.attempt) for each in attempt_ids), strict=True)
+        rows = await checks.fetch(self.system.pool, "checks.release_again", *map(list, columns), self._since)
+        return len(rows)
+
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        released = 0
+        async for page in self.without_record():
+            attempt_ids = [attempt_id for _type_name, attempt_id in page]
+            for begin in range(0, len(attempt_ids), BATCH):
+                released += await self.release_again(attempt_ids[begin : begin + BATCH])
+        return released
 
     async def _read(self, types: Iterable[str]) -> None:
         """Collects the attempts of records that will still be read: ready, claimed or reported.
@@ -114,7 +112,7 @@ class Queued:
         Raises:
             TimeoutError: there are too many.
         """
-        prefix = self._settings.prefix
+        prefix = self.system.settings.prefix
         sources: list[tuple[str, str, Callable[[bytes], Iterable[AttemptId]]]] = [
             (ready(name, 1).name, workers_group(prefix, name), _released) for name in types
         ]
@@ -123,8 +121,8 @@ class Queued:
             (STAGE_RESULTS.name, service_group(prefix, "stages"), _reported),
         ]
         for topic, group, attempts_of in sources:
-            unread = await self._topics.unread(topic, await self._topics.committed(group))
-            async for value in self._topics.values(unread, READ_S):
+            unread = await self.system.topics.unread(topic, await self.system.topics.committed(group))
+            async for value in self.system.topics.values(unread, READ_S):
                 # A record that breaks its contract names no attempt; its reader will reject it.
                 with suppress(Invalid):
                     self._with_record.update(attempts_of(value))

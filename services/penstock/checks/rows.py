@@ -2,119 +2,308 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+import random
+from collections.abc import Sequence
 
 import asyncpg
 
 from penstock.checks.report import Offender, Offenders, Rule
+from penstock.checks.rule import GRACE_S, Check, RowCheck, Suspects, System, Writers
+from penstock.core.attempt import AttemptId
+from penstock.core.endings import ExpiredLease
 from penstock.core.target import TargetId
 from penstock.core.task import Priority
-from penstock.postgres import backlog, checks
-from penstock.postgres.backlog import Miscount
-
-# A timer may be late by this many seconds before it is an offender.
-GRACE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    rule: Rule
-    # Empty when each row says it.
-    what: str
-    lacks: Callable[[asyncpg.Record], str]
-    argument: float | None = GRACE_S
-    # Name of the statement, if it is not that of the rule.
-    statement: str = ""
-
-
-# Stands for the number of partitions of the heartbeats topic.
-_HEARTBEATS = -1.0
-
-_CHECKS = (
-    _Check(Rule.OVERDUE, "task", lambda r: f"was due {r['late_s']:.0f} s ago: is task-sync running?"),
-    _Check(
-        Rule.UNWATCHED,
-        "task",
-        lambda r: (
-            f"is running on {r['worker']}, and its heartbeats partition {r['lease_partition']} does not exist: "
-            "no lease of it can expire"
-        ),
-        _HEARTBEATS,
-    ),
-    _Check(Rule.WAITING, "task", lambda _r: "waits, and nothing is recorded that could wake it", None),
-    _Check(
-        Rule.UNSENT,
-        "release",
-        lambda r: f"{r['tasks']} tasks of {r['type']} not confirmed by Kafka: is task-sync running?",
-    ),
-    _Check(Rule.UNPUBLISHED, "event", lambda r: f"{r['events']} events not published: is stages running?"),
-    _Check(
-        Rule.REFUSED,
-        "event",
-        lambda r: f"{r['events']} events that Kafka refuses ({r['refused']}): change its limit, then repair",
-        None,
-    ),
-    _Check(
-        Rule.UNPUBLISHED,
-        "result",
-        lambda r: f"{r['records']} records of {r['topic']} not published: is callbacks running?",
-        statement="unpublished_results",
-    ),
-    _Check(
-        Rule.REFUSED,
-        "result",
-        lambda r: (
-            f"{r['records']} records of {r['topic']} that Kafka refuses ({r['refused']}): change its limit, then repair"
-        ),
-        None,
-        statement="refused_results",
-    ),
-    _Check(
-        Rule.UNDELIVERED,
-        "callback",
-        lambda r: (
-            f"to {TargetId(r['namespace'], r['target'])} was due {r['late_s']:.0f} s ago: is callbacks running?"
-        ),
-    ),
-    _Check(
-        Rule.AHEAD,
-        "",
-        lambda r: f"has times up to {r['ahead_s']:.0f} s too late: the clock of PostgreSQL was ahead",
-    ),
-    _Check(
-        Rule.LOST,
-        "topic",
-        lambda r: f"lost {r['deleted']:,} records that were deleted before they were read",
-        None,
-    ),
+from penstock.errors import RecordsRefused
+from penstock.kafka.processing.outbox import publish, redeliver, send_all
+from penstock.kafka.topology.topic_config import partitions_of
+from penstock.kafka.topology.topics import (
+    CALLBACKS_DEAD,
+    CALLBACKS_RESULTS,
+    HEARTBEATS,
+    STAGE_RESULTS,
+    service_group,
 )
+from penstock.postgres import backlog, callback_ends, callback_outbox, callbacks, checks, outbox, release
+from penstock.postgres.callback_outbox import OutboxRow
+from penstock.postgres.checks import BATCH
+from penstock.postgres.expiry import expire
+from penstock.postgres.outbox import OutboxEvents
+
+log = logging.getLogger(__name__)
+
+# Rows of the outbox that are published at a time: each may hold a thousand events.
+OUTBOX_BATCH = 20
+RESULT_TOPICS = (CALLBACKS_RESULTS.name, CALLBACKS_DEAD.name)
 
 
-async def find(pool: checks.Pool, show: int, heartbeats: int) -> list[Offenders]:
-    """The first `show` offenders against each rule; `heartbeats`: partitions of that topic.
+class Overdue(RowCheck):
+    """A task whose timer has passed. It becomes ready, as task-sync does it."""
 
-    Raises:
-        PostgresUnavailable: no server.
+    rule, what = Rule.OVERDUE, "task"
+    lacks = "was due {late_s:.0f} s ago: is task-sync running?"
+
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        return await checks.repeat(self.system.pool, "checks.promote", BATCH, GRACE_S)
+
+
+class Unwatched(RowCheck):
+    """A running attempt without a heartbeats partition. It ends, as by an expired lease.
+
+    It stays while a result is unread, because that may be its own.
     """
-    found = []
-    for check in _CHECKS:
-        argument = heartbeats if check.argument == _HEARTBEATS else check.argument
-        arguments = [show] if argument is None else [show, argument]
-        rows = await checks.offenders(pool, check.statement or check.rule.value, *arguments)
-        if rows:
-            first = [
-                Offender(check.rule, check.what or row["what"], row["id"], check.lacks(row)) for row in rows
-            ]
-            found.append(Offenders(first, rows[0]["found"]))
-    if wrong := await backlog.miscounted(pool):
-        found.append(Offenders([_offender(miscount) for miscount in wrong[:show]], len(wrong)))
-    return found
 
-
-def _offender(miscount: Miscount) -> Offender:
+    rule, what = Rule.UNWATCHED, "task"
     lacks = (
-        f"at {Priority(miscount.priority).name}, {miscount.state}: the counter says {miscount.counted:,}, "
-        f"and there are {miscount.tasks:,} tasks"
+        "is running on {worker}, and its heartbeats partition {lease_partition} does not exist: "
+        "no lease of it can expire"
     )
-    return Offender(Rule.MISCOUNTED, "counter", f"{miscount.type}/{miscount.stage}", lacks)
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
+        self.arguments = (partitions_of(system.settings, HEARTBEATS),)
+
+    async def repair(self, writers: Writers, /) -> int:
+        """See `Check`."""
+        total = 0
+        while True:
+            rows = await checks.fetch(self.system.pool, "checks.unwatched", BATCH, *self.arguments)
+            if rows and await self._has_unread_results():
+                log.warning(
+                    "Unwatched attempts may have an unread result; they do not expire before the stage processor has read it",
+                    extra={"event": "expiry_postponed", "attempts": len(rows)},
+                )
+                break
+            expiry = await expire(
+                self.system.pool,
+                [
+                    ExpiredLease(
+                        AttemptId(row["id"], row["step"], row["attempt"]),
+                        row["worker"],
+                        f"no lease of worker {row['worker']} could expire; ended by `penstock check --repair`",
+                    )
+                    for row in rows
+                ],
+                chance=random.random,
+                source=self.system.settings.event_source,
+            )
+            await writers.publish(expiry.outbox)
+            total += len(expiry.ended)
+            if len(rows) < BATCH or not expiry.ended:
+                break
+        return total
+
+    async def _has_unread_results(self) -> bool:
+        """Whether the stage processor has not committed a result that is on Kafka now."""
+        topics = self.system.topics
+        committed = await topics.committed(service_group(self.system.settings.prefix, "stages"))
+        return bool(await topics.unread(STAGE_RESULTS.name, committed))
+
+
+class Waiting(RowCheck):
+    """A waiting task that nothing could wake. It stays."""
+
+    rule, what = Rule.WAITING, "task"
+    lacks = "waits, and nothing is recorded that could wake it"
+    arguments = ()
+
+
+class Unsent(RowCheck):
+    """A release that Kafka has not confirmed. It is deleted, and its tasks are ready again."""
+
+    rule, what = Rule.UNSENT, "release"
+    lacks = "{tasks} tasks of {type} not confirmed by Kafka: is task-sync running?"
+
+    async def repair(self, writers: Writers, /) -> int:
+        """See `Check`."""
+        undone = 0
+        rows = await checks.fetch(self.system.pool, "checks.unsent", BATCH, GRACE_S)
+        for name in sorted({row["type"] for row in rows}):
+            if not await release.lock_type(writers.session, name):
+                log.warning(
+                    "A task-sync owns this type and has not brought its release to Kafka",
+                    extra={"event": "release_unsent", "task_type": name},
+                )
+                continue
+            try:
+                [row] = await writers.session.fetch("checks.undo_releases", name, GRACE_S)
+                undone += row["notes"]
+            finally:
+                await release.unlock_type(writers.session, name)
+        return undone
+
+
+class Unpublished(RowCheck):
+    """Events in the outbox. They are published, as by the sweeper; ids make repeats harmless."""
+
+    rule, what = Rule.UNPUBLISHED, "event"
+    lacks = "{events} events not published: is stages running?"
+
+    async def repair(self, writers: Writers, /) -> int:
+        """See `Check`."""
+        published = 0
+        while True:
+            rows = await outbox.unpublished(self.system.pool, age_s=GRACE_S, limit=OUTBOX_BATCH)
+            published += await _publish_events(writers, rows)
+            if len(rows) < OUTBOX_BATCH:
+                return published
+
+
+class Refused(RowCheck):
+    """Events that Kafka refuses. They are published once more; what it refuses again stays."""
+
+    rule, what = Rule.REFUSED, "event"
+    lacks = "{events} events that Kafka refuses ({refused}): change its limit, then repair"
+    arguments = ()
+
+    async def repair(self, writers: Writers, /) -> int:
+        """See `Check`."""
+        published = behind = 0
+        while rows := await outbox.refused(self.system.pool, behind=behind, limit=OUTBOX_BATCH):
+            published += await _publish_events(writers, rows)
+            behind = rows[-1].id
+        return published
+
+
+class UnpublishedResults(RowCheck):
+    """The same as `Unpublished`, for results of callbacks."""
+
+    rule, what = Rule.UNPUBLISHED, "result"
+    lacks = "{records} records of {topic} not published: is callbacks running?"
+    statement = "checks.unpublished_results"
+
+    async def repair(self, writers: Writers, /) -> int:
+        """See `Check`."""
+        published = 0
+        for topic in RESULT_TOPICS:
+            while rows := await callback_outbox.unpublished(
+                self.system.pool, topic, age_s=GRACE_S, limit=OUTBOX_BATCH
+            ):
+                published += await _publish_results(writers, rows)
+        return published
+
+
+class RefusedResults(RowCheck):
+    """The same as `Refused`, for results of callbacks."""
+
+    rule, what = Rule.REFUSED, "result"
+    lacks = "{records} records of {topic} that Kafka refuses ({refused}): change its limit, then repair"
+    statement = "checks.refused_results"
+    arguments = ()
+
+    async def repair(self, writers: Writers, /) -> int:
+        """See `Check`."""
+        published = 0
+        for topic in RESULT_TOPICS:
+            behind = callback_outbox.FIRST
+            while rows := await callback_outbox.refused(
+                self.system.pool, topic, behind=behind, limit=OUTBOX_BATCH
+            ):
+                published += await _publish_results(writers, rows)
+                behind = rows[-1].id
+        return published
+
+
+class Undelivered(RowCheck):
+    """A callback that is due. Its record is published again, as by the requeuer."""
+
+    rule, what = Rule.UNDELIVERED, "callback"
+
+    def sentence(self, row: asyncpg.Record) -> str:
+        """See `RowCheck`."""
+        target = TargetId(row["namespace"], row["target"])
+        return f"to {target} was due {row['late_s']:.0f} s ago: is callbacks running?"
+
+    async def repair(self, writers: Writers, /) -> int:
+        """See `Check`."""
+        redelivered = 0
+        while True:
+            rows = await callbacks.take_due(writers.session, BATCH, horizon_s=outbox.CALLBACK_HORIZON_S)
+            refused = await redeliver(writers.producer, self.system.settings, rows)
+            await callback_ends.bury(writers.session, refused)
+            redelivered += len(rows)
+            if len(rows) < BATCH:
+                return redelivered
+
+
+class Ahead(RowCheck):
+    """A row with times of a clock that was ahead. Delays start anew; a `run_at` stays."""
+
+    rule = Rule.AHEAD
+    lacks = "has times up to {ahead_s:.0f} s too late: the clock of PostgreSQL was ahead"
+
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        pool = self.system.pool
+        mended = await checks.repeat(pool, "checks.mend_tasks", BATCH, GRACE_S)
+        mended += await checks.repeat(pool, "checks.mend_callbacks", BATCH, GRACE_S)
+        for name in ("mend_outbox", "mend_results", "mend_releases", "mend_operations"):
+            mended += len(await checks.fetch(pool, f"checks.{name}", GRACE_S))
+        return mended
+
+
+class Lost(RowCheck):
+    """Records that were deleted before they were read. Noted, and later checks are silent."""
+
+    rule, what = Rule.LOST, "topic"
+    lacks = "lost {deleted:,} records that were deleted before they were read"
+    arguments = ()
+
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        return len(await checks.fetch(self.system.pool, "checks.note_lost"))
+
+
+class Miscounted(Check):
+    """A counter of waiting tasks that is wrong. They are counted anew, beside the traffic."""
+
+    rule = Rule.MISCOUNTED
+
+    async def find(self) -> Suspects:
+        """See `Check`."""
+        wrong = await backlog.miscounted(self.system.pool)
+        first = [
+            Offender(
+                self.rule,
+                "counter",
+                f"{each.type}/{each.stage}",
+                f"at {Priority(each.priority).name}, {each.state}: the counter says {each.counted:,}, "
+                f"and there are {each.tasks:,} tasks",
+            )
+            for each in wrong[: self.system.show]
+        ]
+        return {self.rule: Offenders(first, len(wrong))} if wrong else {}
+
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`."""
+        return await backlog.recount(self.system.pool)
+
+
+async def _publish_events(writers: Writers, rows: Sequence[OutboxEvents]) -> int:
+    """Publishes rows of the outbox; returns how many. Those with refused events stay."""
+    pool, published = writers.system.pool, []
+    for row in rows:
+        try:
+            await publish(writers.producer, writers.system.settings, row.keys, row.records)
+        except RecordsRefused as error:
+            await outbox.park(pool, row, error)
+        else:
+            published.append(row.id)
+    await outbox.delete_published(pool, published)
+    return len(published)
+
+
+async def _publish_results(writers: Writers, rows: Sequence[OutboxRow]) -> int:
+    """The same as `_publish_events`, for rows of the callbacks service."""
+    pool, published = writers.system.pool, []
+    for row in rows:
+        records = zip(row.keys, row.records, strict=True)
+        try:
+            await send_all(writers.producer, writers.system.settings.prefix + row.topic, records)
+        except RecordsRefused as error:
+            await callback_outbox.park(pool, row, error)
+        else:
+            published.append(row.id)
+    await callback_outbox.delete_published(pool, published)
+    return len(published)

@@ -27,13 +27,14 @@ from dataclasses import dataclass, field
 import asyncpg
 from aiokafka import TopicPartition
 
-from penstock.checks.kafka import Topics
 from penstock.checks.report import Offender, Offenders, Rule
+from penstock.checks.rule import Check, Suspects, System, Writers
 from penstock.core.target import TargetId
 from penstock.kafka.processing.outbox import partition_of
 from penstock.kafka.topology.topics import CALLBACKS, CALLBACKS_DIVERTED, service_group
 from penstock.postgres import checks
-from penstock.settings import Platform
+from penstock.postgres.checks import BATCH
+from penstock.postgres.targets import target_columns
 
 # Consecutive publications without a claim.
 LEAST_PUBLICATIONS = 5
@@ -45,7 +46,6 @@ SKEW_S = 5.0
 COMMIT_S = 5.0
 # Most callbacks that one check counts, and that one statement repairs.
 MOST = 10_000
-BATCH_SIZE = 1_000
 READ_WITHIN_S = 10.0
 
 
@@ -57,40 +57,27 @@ class _ReadPositions:
     oldest_s: dict[TopicPartition, float] = field(default_factory=dict)
 
 
-class StuckCallbacks:
-    """Finds and repairs stuck callbacks.
+class StuckCallbacks(Check):
+    """A stuck callback. It is due at once on the diverted path, past what kept it."""
 
-    Args:
-        settings: for the names of topics.
-        pool: of the database.
-        topics: of Kafka.
-        show: how many offenders to name.
-    """
+    rule = Rule.UNBEGUN
 
-    def __init__(
-        self, settings: Platform, pool: asyncpg.Pool[asyncpg.Record], topics: Topics, show: int
-    ) -> None:
-        self._prefix = settings.prefix
-        self._pool = pool
-        self._topics = topics
-        self._show = show
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
+        self._prefix = system.settings.prefix
         # (id, attempt, publications) of each.
         self._unclaimed: list[tuple[str, int, int]] = []
         self._uncalled: list[TargetId] = []
 
-    async def find(self) -> list[Offenders]:
-        """The offenders; waits a few seconds for the commit of a record that was just published.
-
-        Raises:
-            PostgresUnavailable, KafkaUnavailable: the check could not be made.
-        """
+    async def find(self) -> Suspects:
+        """The offenders; waits a few seconds for the commit of a record that was just published."""
         rows = await self._fetch_unclaimed()
         fresh_s = max((row["published_at_s"] for row in rows), default=0.0) + SKEW_S + COMMIT_S - time.time()
         if fresh_s > 0:
             # Bounded, because the clocks may differ by more than expected.
             await asyncio.sleep(min(fresh_s, SKEW_S + COMMIT_S))
-        found = [await self._find_unclaimed(), await self._find_uncalled()]
-        return [finding for finding in found if finding.count]
+        found = {"unclaimed": await self._find_unclaimed(), "uncalled": await self._find_uncalled()}
+        return {kind: offenders for kind, offenders in found.items() if offenders.count}
 
     async def _find_unclaimed(self) -> Offenders:
         rows = await self._fetch_unclaimed()
@@ -115,7 +102,7 @@ class StuckCallbacks:
                     f"to {_target_of(row)}: its record was published {row['published']} times and read, but no attempt was "
                     f"claimed: look at {self._topic(row['diverted'])}.rejected and the log of the callbacks service",
                 )
-                for row in rows[: self._show]
+                for row in rows[: self.system.show]
             ],
             len(rows),
         )
@@ -144,40 +131,39 @@ class StuckCallbacks:
                     f"{_more(row['callbacks'])} published to {_target_of(row)} again and again for "
                     f"{row['age_s'] / 60:.0f} min, and that target was not called",
                 )
-                for row in rows[: self._show]
+                for row in rows[: self.system.show]
             ],
             sum(row["callbacks"] for row in rows),
         )
 
-    async def divert(self) -> int:
-        """Makes the found callbacks due on the diverted path, if they are still stuck.
-
-        Raises:
-            PostgresUnavailable: some may be repaired, others not.
-        """
+    async def repair(self, _writers: Writers, /) -> int:
+        """See `Check`; diverts what the last search found, if it is still stuck."""
         done = 0
-        for begin in range(0, len(self._unclaimed), BATCH_SIZE):
-            ids, attempts, published = zip(*self._unclaimed[begin : begin + BATCH_SIZE], strict=True)
-            done += await checks.divert(self._pool, ids, attempts, published)
+        for begin in range(0, len(self._unclaimed), BATCH):
+            columns = zip(*self._unclaimed[begin : begin + BATCH], strict=True)
+            done += len(await checks.fetch(self.system.pool, "checks.divert", *columns))
         if self._uncalled:
-            done += await checks.divert_uncalled(self._pool, self._uncalled, UNCALLED_S)
+            targets = target_columns(self._uncalled)
+            done += await checks.repeat(
+                self.system.pool, "checks.divert_uncalled", BATCH, *targets, UNCALLED_S
+            )
         return done
 
     async def _fetch_unclaimed(self) -> list[asyncpg.Record]:
-        return await checks.unanswered(self._pool, MOST, LEAST_PUBLICATIONS)
+        return await checks.fetch(self.system.pool, "checks.unanswered", MOST, LEAST_PUBLICATIONS)
 
     async def _fetch_uncalled(self) -> list[asyncpg.Record]:
         found = [callback_id for callback_id, _attempt, _published in self._unclaimed]
-        return await checks.uncalled(self._pool, MOST, UNCALLED_S, found)
+        return await checks.fetch(self.system.pool, "checks.uncalled", MOST, UNCALLED_S, found)
 
     async def _read_positions(self) -> _ReadPositions:
         positions = _ReadPositions()
-        committed = await self._topics.committed(service_group(self._prefix, "callbacks"))
+        committed = await self.system.topics.committed(service_group(self._prefix, "callbacks"))
         for topic in (CALLBACKS.name, CALLBACKS_DIVERTED.name):
-            positions.partitions[self._prefix + topic] = len(await self._topics.ends(topic))
-            unread = await self._topics.unread(topic, committed)
+            positions.partitions[self._prefix + topic] = len(await self.system.topics.ends(topic))
+            unread = await self.system.topics.unread(topic, committed)
             if unread:
-                positions.oldest_s |= await self._topics.oldest_s(unread, READ_WITHIN_S)
+                positions.oldest_s |= await self.system.topics.oldest_s(unread, READ_WITHIN_S)
         return positions
 
     def _unread_since_s(self, positions: _ReadPositions, target: str, *, diverted: bool) -> float:

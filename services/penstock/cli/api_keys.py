@@ -16,12 +16,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import DeploymentSettings
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
-from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
+from penstock.cli.options import limit_option, postgres_options
+from penstock.cli.output import moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Duration, Rate, Whole
-from penstock.cli.serving import extra, postgres_option
+from penstock.cli.serving import extra
 from penstock.client.operations import local_user
 from penstock.core.access import (
     EVERY_NAMESPACE,
@@ -81,9 +82,7 @@ def keys() -> None:
     help="Create the API key of PENSTOCK_API_KEY, which the deployment has generated; nothing changes if "
     "it exists.",
 )
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def create(
     name: str,
     role: str,
@@ -137,37 +136,28 @@ def create(
 
 
 @keys.command("list")
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def list_(*, json_: bool, **options: Any) -> None:
     """Lists all API keys, with expired and revoked ones, but without their secrets."""
 
     async def work(statements: Any, connection: Any) -> list[dict[str, Any]]:
         return [_document(row) for row in await statements.list_keys(connection)]
 
-    documents = _run(options, work)
-    if json_:
-        for document in documents:
-            print_document(document)
-    elif documents:
-        table(
-            ("id", "name", "role", "namespaces", "state", "expires", "last used"),
-            (
-                (
-                    document["id"],
-                    document["name"],
-                    document["role"],
-                    " ".join(document["namespaces"]),
-                    document["state"],
-                    _moment_text(document["expires_at"]) or "never",
-                    _moment_text(document["last_used_at"]) or "never",
-                )
-                for document in documents
-            ),
-        )
-    else:
-        console().print("no API keys; create one with `penstock keys create NAME --role ROLE`")
+    print_list(
+        _run(options, work),
+        ("id", "name", "role", "namespaces", "state", "expires", "last used"),
+        lambda document: (
+            document["id"],
+            document["name"],
+            document["role"],
+            " ".join(document["namespaces"]),
+            document["state"],
+            _moment_text(document["expires_at"]) or "never",
+            _moment_text(document["last_used_at"]) or "never",
+        ),
+        "no API keys; create one with `penstock keys create NAME --role ROLE`",
+        json_=json_,
+    )
 
 
 @keys.command()
@@ -186,9 +176,7 @@ def list_(*, json_: bool, **options: Any) -> None:
     metavar="TIME",
     help="The time until the new API key expires. Default: the time that the old one had.",
 )
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bool, **options: Any) -> None:
     """Creates an API key that replaces another, and shows its secret, which is shown only once."""
     key_id, secret = _generate_key()
@@ -215,9 +203,7 @@ def rotate(id_: str, overlap: timedelta, expires: timedelta | None, *, json_: bo
 
 @keys.command()
 @click.argument("id_", metavar="ID")
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def revoke(id_: str, *, json_: bool, **options: Any) -> None:
     """Revokes an API key; every gateway refuses it within seconds."""
 
@@ -230,26 +216,23 @@ def revoke(id_: str, *, json_: bool, **options: Any) -> None:
         return changed
 
     changed = _run(options, work)
-    if json_:
-        print_document({"id": id_, "changed": changed})
-    else:
-        click.echo(f"{id_} is revoked" if changed else f"{id_} was revoked before")
+    print_answer(
+        {"id": id_, "changed": changed},
+        f"{id_} is revoked" if changed else f"{id_} was revoked before",
+        json_=json_,
+    )
 
 
 @keys.command("audit")
 @click.option("--actor", metavar="WHO", help="List only requests of this actor: key:ID or oidc:SUBJECT.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most requests to list."
-)
+@limit_option("requests")
 @click.option(
     "--before",
     type=Whole(1),
     metavar="SEQ",
     help="List only requests before this number of an earlier answer.",
 )
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **options: Any) -> None:
     """Lists audited requests, latest first: actor, path, status, address, and what was changed."""
 
@@ -259,29 +242,22 @@ def audit_(actor: str | None, limit: int, before: int | None, *, json_: bool, **
         rows = await audit.find(connection, before=before, actor=actor, limit=limit)
         return [{**row, "change": json.loads(row["change"]) if row["change"] else None} for row in rows]
 
-    documents = _run(options, work)
-    if json_:
-        for document in documents:
-            print_document(document)
-    elif documents:
-        table(
-            ("seq", "at", "actor", "request", "path", "status", "from", "change"),
-            (
-                (
-                    str(document["seq"]),
-                    _moment_text(document["at"]),
-                    document["actor"],
-                    document["route"],
-                    document["path"],
-                    str(document["status"]),
-                    document["remote"] or "",
-                    json.dumps(document["change"]) if document["change"] else "",
-                )
-                for document in documents
-            ),
-        )
-    else:
-        console().print("no such requests were audited")
+    print_list(
+        _run(options, work),
+        ("seq", "at", "actor", "request", "path", "status", "from", "change"),
+        lambda document: (
+            str(document["seq"]),
+            _moment_text(document["at"]),
+            document["actor"],
+            document["route"],
+            document["path"],
+            str(document["status"]),
+            document["remote"] or "",
+            json.dumps(document["change"]) if document["change"] else "",
+        ),
+        "no such requests were audited",
+        json_=json_,
+    )
 
 
 def _provided_key() -> tuple[str, str]:

@@ -7,23 +7,14 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.inputs import naming_options
 from penstock.cli.names import SCHEDULE_NAME
-from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
-    counted,
-    counts_text,
-    json_option,
-    moment,
-    print_document,
-    progress,
-    state_text,
-    table,
-)
+from penstock.cli.options import json_option, limit_option
+from penstock.cli.output import counted, counts_text, moment, print_answer, print_list, progress, state_text
 from penstock.cli.param_types import Moment, Whole
-from penstock.errors import Invalid, PenstockError
+from penstock.client import SyncClient
+from penstock.errors import PenstockError
 
 # The status of a backfill that was stopped, or of which a flow did not succeed.
 _NOT_SUCCEEDED = 1
@@ -66,9 +57,8 @@ def backfill(
             bar.update(task, total=found["total"], completed=_done(found))
 
         try:
-            found = client.backfill(name, wait=not no_wait, progress=show, **options)
-        except Invalid as error:
-            raise naming_options(error) from None
+            with naming_options():
+                found = client.backfill(name, wait=not no_wait, progress=show, **options)
         except (KeyboardInterrupt, PenstockError):
             for backfill_id in known:
                 click.echo(
@@ -76,15 +66,13 @@ def backfill(
                     err=True,
                 )
             raise
-    if json_:
-        print_document(found)
-    elif dry_run:
-        click.echo(
-            f"{found['would_start']:,} of {counted(found['total'], 'tick')} would start a flow; "
-            f"{found['already_run']:,} have one"
-        )
-    else:
-        _print_backfill(found)
+    text = (
+        f"{found['would_start']:,} of {counted(found['total'], 'tick')} would start a flow; "
+        f"{found['already_run']:,} have one"
+        if dry_run
+        else _backfill_text(found)
+    )
+    print_answer(found, text, json_=json_)
     if not dry_run and not no_wait and not _has_succeeded(found):
         ctx.exit(_NOT_SUCCEEDED)
 
@@ -100,63 +88,46 @@ def _has_succeeded(found: Mapping[str, Any]) -> bool:
     return found["state"] == "done" and not others and not found["refused"]
 
 
-def _print_backfill(found: Mapping[str, Any]) -> None:
+def _backfill_text(found: Mapping[str, Any]) -> str:
     left = f", {found['already_run']:,} had one" if found["already_run"] else ""
     refused = f", {found['refused']:,} could not start" if found["refused"] else ""
-    click.echo(
+    error = f"\n  {found['error']}" if found["error"] else ""
+    return (
         f"backfill {found['id']} is {found['state']}: {found['started']:,} of {counted(found['total'], 'tick')} started a flow"
-        f"{left}{refused} ({counts_text(found['flows'])})"
+        f"{left}{refused} ({counts_text(found['flows'])}){error}"
     )
-    if found["error"]:
-        click.echo(f"  {found['error']}")
 
 
 @click.command()
 @click.option("--schedule", help="List only backfills of this schedule.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most backfills to list."
-)
-@gateway_option
-@json_option
-def backfills(schedule: str | None, limit: int, gateway: str | None, json_: bool) -> None:
+@limit_option("backfills")
+@client_options
+def backfills(schedule: str | None, limit: int, client: SyncClient, json_: bool) -> None:
     """Lists backfills, latest first, with their progress."""
-    with open_client(gateway) as client:
-        found = list(client.backfills(schedule=schedule, limit=limit))
-    if json_:
-        for each in found:
-            print_document(each)
-    elif found:
-        table(
-            ("id", "schedule", "since", "until", "by", "state", "done", "flows"),
-            (
-                (
-                    str(each["id"]),
-                    each["schedule"],
-                    moment(each["since"]),
-                    moment(each["until"]),
-                    each["by"],
-                    state_text(each["state"]),
-                    f"{_done(each):,} of {each['total']:,}",
-                    counts_text(each["flows"]),
-                )
-                for each in found
-            ),
-        )
-    else:
-        console().print("no backfills")
+    print_list(
+        list(client.backfills(schedule=schedule, limit=limit)),
+        ("id", "schedule", "since", "until", "by", "state", "done", "flows"),
+        lambda each: (
+            str(each["id"]),
+            each["schedule"],
+            moment(each["since"]),
+            moment(each["until"]),
+            each["by"],
+            state_text(each["state"]),
+            f"{_done(each):,} of {each['total']:,}",
+            counts_text(each["flows"]),
+        ),
+        "no backfills",
+        json_=json_,
+    )
 
 
 @click.command()
 @click.argument("backfill_id", metavar="BACKFILL", type=Whole(1))
 @click.option("--cancel", is_flag=True, help="Cancel its running flows, too; otherwise they go on.")
 @_by_option
-@gateway_option
-@json_option
-def stop(backfill_id: int, cancel: bool, by: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def stop(backfill_id: int, cancel: bool, by: str | None, client: SyncClient, json_: bool) -> None:
     """Stops a backfill: it starts no further flow."""
-    with open_client(gateway) as client:
-        found = client.stop_backfill(backfill_id, cancel=cancel, by=by)
-    if json_:
-        print_document(found)
-    else:
-        _print_backfill(found)
+    found = client.stop_backfill(backfill_id, cancel=cancel, by=by)
+    print_answer(found, _backfill_text(found), json_=json_)

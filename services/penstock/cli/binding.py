@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
-from penstock.cli.output import json_option, print_document
-from penstock.cli.serving import extra, postgres_option
-from penstock.cli.topics import EXIT_DIFFERENT, kafka_option, prefix_option
+from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.options import platform_options
+from penstock.cli.output import print_document
+from penstock.cli.serving import extra
+from penstock.cli.topics import EXIT_DIFFERENT
 from penstock.kafka.topology import binding
 from penstock.settings import Platform
 
@@ -23,11 +24,7 @@ from penstock.settings import Platform
     help="Bind the prefix also when it belongs to another database, whose place this one takes for good.",
 )
 @yes_option
-@kafka_option
-@postgres_option
-@prefix_option
-@data_dir_option
-@json_option
+@platform_options
 @click.pass_context
 def bind(ctx: click.Context, /, *, replace: bool, yes: bool, json_: bool, **options: Any) -> None:
     """Binds the prefix to the database, and shows to which one it belongs; status 8 if to another.

@@ -9,11 +9,13 @@ from typing import Any, TextIO
 
 import click
 
-from penstock.cli.gateway import gateway_option, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
-from penstock.cli.param_types import Duration, Whole
+from penstock.cli.options import json_option, limit_option
+from penstock.cli.output import console, moment, print_answer, print_document, print_list
+from penstock.cli.param_types import Duration
+from penstock.client import SyncClient
 from penstock.core.access import EVERY_NAMESPACE
 from penstock.errors import InvalidRecord
 
@@ -94,36 +96,25 @@ def create(
 @secrets.command("list")
 @_namespace_option
 @click.option("--url", metavar="URL", type=TARGET_URL, help="List only secrets of the target with this URL.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most secrets to list."
-)
-@gateway_option
-@json_option
-def list_(namespace: str | None, url: str | None, limit: int, gateway: str | None, json_: bool) -> None:
+@limit_option("secrets")
+@client_options
+def list_(namespace: str | None, url: str | None, limit: int, client: SyncClient, json_: bool) -> None:
     """Lists secrets with their scope, scheme and state, but never the secrets themselves."""
-    with open_client(gateway) as client:
-        found = list(client.callback_secrets(namespace=namespace, url=url, limit=limit))
-    if json_:
-        for secret in found:
-            print_document(secret)
-    elif found:
-        table(
-            ("id", "for", "scheme", "state", "until", "stored", "public key"),
-            (
-                (
-                    secret["id"],
-                    _scope_text(secret),
-                    secret["scheme"],
-                    secret["state"],
-                    moment(secret["expires_at"]),
-                    secret["reference"] or f"encrypted by {secret['encryption_key']}",
-                    secret["public_key"] or "",
-                )
-                for secret in found
-            ),
-        )
-    else:
-        console().print("no secrets: PENSTOCK_CALLBACK_SECRETS of the callbacks service signs")
+    print_list(
+        list(client.callback_secrets(namespace=namespace, url=url, limit=limit)),
+        ("id", "for", "scheme", "state", "until", "stored", "public key"),
+        lambda secret: (
+            secret["id"],
+            _scope_text(secret),
+            secret["scheme"],
+            secret["state"],
+            moment(secret["expires_at"]),
+            secret["reference"] or f"encrypted by {secret['encryption_key']}",
+            secret["public_key"] or "",
+        ),
+        "no secrets: PENSTOCK_CALLBACK_SECRETS of the callbacks service signs",
+        json_=json_,
+    )
 
 
 @secrets.command()
@@ -139,21 +130,19 @@ def list_(namespace: str | None, url: str | None, limit: int, gateway: str | Non
 @_secret_file_option
 @_reference_option
 @_public_key_option
-@gateway_option
-@json_option
+@client_options
 def rotate(
     id_: str,
     overlap: timedelta,
     secret_file: TextIO | None,
-    gateway: str | None,
+    client: SyncClient,
     json_: bool,
     **options: Any,
 ) -> None:
     """Creates a secret that replaces another; both sign until the overlap ends."""
-    with open_client(gateway) as client:
-        answer = client.rotate_callback_secret(
-            id_, overlap_s=overlap.total_seconds(), secret=_content(secret_file), **without_empty(**options)
-        )
+    answer = client.rotate_callback_secret(
+        id_, overlap_s=overlap.total_seconds(), secret=_content(secret_file), **without_empty(**options)
+    )
     _print_created(answer, json_=json_)
     if not json_:
         click.echo(f"{id_} signs too until {moment(answer['replaces']['expires_at'])}", err=True)
@@ -161,42 +150,32 @@ def rotate(
 
 @secrets.command()
 @click.argument("id_", metavar="ID")
-@gateway_option
-@json_option
-def revoke(id_: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def revoke(id_: str, client: SyncClient, json_: bool) -> None:
     """Revokes a secret; it signs nothing any more, and without another one the wider ones sign."""
-    with open_client(gateway) as client:
-        answer = client.revoke_callback_secret(id_)
-    if json_:
-        print_document(answer)
-    else:
-        click.echo(f"{id_} is revoked; it signed for {_scope_text(answer)}")
+    answer = client.revoke_callback_secret(id_)
+    print_answer(answer, f"{id_} is revoked; it signed for {_scope_text(answer)}", json_=json_)
 
 
 @secrets.command()
-@gateway_option
-@json_option
-def reencrypt(gateway: str | None, json_: bool) -> None:
+@client_options
+def reencrypt(client: SyncClient, json_: bool) -> None:
     """Encrypts all stored secrets with the first key of PENSTOCK_ENCRYPTION_KEYS."""
-    with open_client(gateway) as client:
-        answer = client.reencrypt_callback_secrets()
-    if json_:
-        print_document(answer)
-    else:
-        click.echo(
-            f"{answer['reencrypted']:,} secrets were encrypted again; key {answer['encryption_key']} encrypts all"
-        )
+    answer = client.reencrypt_callback_secrets()
+    print_answer(
+        answer,
+        f"{answer['reencrypted']:,} secrets were encrypted again; key {answer['encryption_key']} encrypts all",
+        json_=json_,
+    )
 
 
 @secrets.command("public-keys")
 @click.argument("url", required=False, type=TARGET_URL)
 @_namespace_option
-@gateway_option
-@json_option
-def public_keys(url: str | None, namespace: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def public_keys(url: str | None, namespace: str | None, client: SyncClient, json_: bool) -> None:
     """Shows the ed25519 keys that verify callbacks to the target URL; receivers need no API key."""
-    with open_client(gateway) as client:
-        found = client.public_keys(url, namespace)
+    found = client.public_keys(url, namespace)
     for key in found:
         print_document(key) if json_ else click.echo(key["public_key"])
     if not found and not json_:

@@ -9,22 +9,13 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
-    counted,
-    json_option,
-    moment,
-    print_document,
-    progress,
-    state_text,
-    table,
-)
+from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.output import counted, moment, print_document, print_list, progress, state_text
 from penstock.cli.param_types import Moment, Rate, Whole
-from penstock.client import Replayed
+from penstock.client import Replayed, SyncClient
 from penstock.errors import NotFound
 
 
@@ -53,36 +44,26 @@ def callbacks() -> None:
     type=Moment(),
     help="List only callbacks that ended before. Pending callbacks count by their creation.",
 )
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most callbacks to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all callbacks, without a limit.")
-@gateway_option
-@json_option
-def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **filters: Any) -> None:
+@limit_option("callbacks")
+@all_option("callbacks")
+@client_options
+def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **filters: Any) -> None:
     """Lists dead callbacks, callbacks in another state, or all callbacks of a task."""
-    with open_client(gateway) as client:
-        found = client.callbacks(**filters, limit=None if all_ else limit)
-        if json_:
-            for callback in found:
-                print_document(callback)
-            return
-        rows = [
-            (
-                callback["id"],
-                callback["target"],
-                str(callback["task_id"]),
-                state_text(callback["state"]),
-                str(callback["attempt"]),
-                moment(callback["finished_at"] or callback["created_at"]),
-                (callback["error"] or {}).get("message", "")[:80],
-            )
-            for callback in found
-        ]
-    if rows:
-        table(("id", "target", "task", "state", "attempts", "ended or created", "error"), rows)
-    else:
-        console().print(_no_callbacks_text(filters))
+    print_list(
+        client.callbacks(**filters, limit=None if all_ else limit),
+        ("id", "target", "task", "state", "attempts", "ended or created", "error"),
+        lambda callback: (
+            callback["id"],
+            callback["target"],
+            str(callback["task_id"]),
+            state_text(callback["state"]),
+            str(callback["attempt"]),
+            moment(callback["finished_at"] or callback["created_at"]),
+            (callback["error"] or {}).get("message", "")[:80],
+        ),
+        _no_callbacks_text(filters),
+        json_=json_,
+    )
 
 
 def _no_callbacks_text(filters: Mapping[str, Any]) -> str:

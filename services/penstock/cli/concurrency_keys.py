@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import gateway_option, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.output import DEFAULT_LIMIT, console, json_option, print_document, table
+from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.output import print_answer, print_list
 from penstock.cli.param_types import NO_LIMIT, OrNone, Whole
+from penstock.client import SyncClient
 
 
 @click.group(cls=Group)
@@ -21,35 +23,24 @@ def keys() -> None:
 @keys.command("list")
 @click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.option("--key", help="List only this concurrency key.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most keys to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all keys, without a limit.")
-@gateway_option
-@json_option
-def list_(type_: str, key: str | None, limit: int, all_: bool, gateway: str | None, json_: bool) -> None:
+@limit_option("keys")
+@all_option("keys")
+@client_options
+def list_(type_: str, key: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
     """Lists the concurrency keys that have settings of their own, with their tasks in flight."""
-    with open_client(gateway) as client:
-        found = list(client.keys(type_, key=key, limit=None if all_ else limit))
-    if json_:
-        for document in found:
-            print_document(document)
-    elif found:
-        table(
-            ("key", "paused", "weight", "max in flight", "in flight"),
-            (
-                (
-                    document["key"],
-                    "paused" if document["paused"] else "",
-                    str(document["weight"]),
-                    "as its type" if document["max_in_flight"] is None else f"{document['max_in_flight']:,}",
-                    f"{document['in_flight']:,}",
-                )
-                for document in found
-            ),
-        )
-    else:
-        console().print("no concurrency key has settings of its own")
+    print_list(
+        list(client.keys(type_, key=key, limit=None if all_ else limit)),
+        ("key", "paused", "weight", "max in flight", "in flight"),
+        lambda document: (
+            document["key"],
+            "paused" if document["paused"] else "",
+            str(document["weight"]),
+            "as its type" if document["max_in_flight"] is None else f"{document['max_in_flight']:,}",
+            f"{document['in_flight']:,}",
+        ),
+        "no concurrency key has settings of its own",
+        json_=json_,
+    )
 
 
 @keys.command("set")
@@ -100,26 +91,20 @@ def resume(type_: str, key: str, gateway: str | None, json_: bool) -> None:
 @keys.command()
 @click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.argument("key")
-@gateway_option
-@json_option
-def reset(type_: str, key: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def reset(type_: str, key: str, client: SyncClient, json_: bool) -> None:
     """Removes the settings of a concurrency key: no pause, weight 1, and the limit of the type."""
-    with open_client(gateway) as client:
-        changed = client.reset_key(type_, key)
-    if json_:
-        print_document({"changed": changed})
-    else:
-        click.echo(
-            f"key {key} of {type_} has the type's settings"
-            if changed
-            else f"key {key} of {type_} had no settings"
-        )
+    changed = client.reset_key(type_, key)
+    print_answer(
+        {"changed": changed},
+        f"key {key} of {type_} has the type's settings"
+        if changed
+        else f"key {key} of {type_} had no settings",
+        json_=json_,
+    )
 
 
 def _change(type_: str, key: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
     with open_client(gateway) as client:
         changed = client.change_key(type_, key, **settings)
-    if json_:
-        print_document(changed)
-    else:
-        click.echo(text)
+    print_answer(changed, text, json_=json_)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import DeploymentSettings
 from penstock.cli.groups import Group
-from penstock.cli.output import json_option, print_document
+from penstock.cli.options import json_option, postgres_options
+from penstock.cli.output import print_document
 from penstock.cli.passwords import given_passwords
-from penstock.cli.serving import extra, postgres_option
+from penstock.cli.serving import extra
 from penstock.core.migration_steps import Step
 from penstock.settings import Platform
 
@@ -40,9 +42,7 @@ role_prefix_option = click.option(
     help="Then apply the rights of the roles, as `penstock roles apply` does; in step `post` with --revoke.",
 )
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **options: Any) -> None:
     """Applies the migrations that the database lacks; running it again changes nothing."""
     with extra("services", "migrating"):
@@ -55,11 +55,16 @@ def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **o
             revoke = step == Step.POST.value
             plan = asyncio.run(apply_roles(settings.sessions, role_prefix, revoke=revoke))
             report["roles"] = [*plan.add, *(plan.revoke if revoke else ())]
+    if not json_:
+        click.echo(f"applied {', '.join(report['applied'])}" if report["applied"] else "already up to date")
+    _print_statements(report, report.get("roles", ()), json_=json_)
+
+
+def _print_statements(document: Any, statements: Iterable[str], *, json_: bool) -> None:
     if json_:
-        print_document(report)
+        print_document(document)
         return
-    click.echo(f"applied {', '.join(report['applied'])}" if report["applied"] else "already up to date")
-    for statement in report.get("roles", ()):
+    for statement in statements:
         click.echo(f"{statement};")
 
 
@@ -74,9 +79,7 @@ def roles() -> None:
 
 @roles.command("plan")
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
     """Compares the roles' rights with their declaration; the status is 7 if a right is missing."""
     with extra("services", "roles"):
@@ -102,9 +105,7 @@ def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
     help="Revoke rights that are not declared. Do not use it while an older version runs.",
 )
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> None:
     """Creates the roles and grants the rights that they lack; running it again changes nothing."""
     with extra("services", "roles"):
@@ -132,9 +133,7 @@ def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> Non
     help="Also create this role, which may create the tables, and let it log in. Migrations run as it.",
 )
 @role_prefix_option
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def login(owner: str | None, role_prefix: str, *, json_: bool, **options: Any) -> None:
     """Creates the roles as a superuser, and lets those with a password log in.
 
@@ -153,11 +152,7 @@ def login(owner: str | None, role_prefix: str, *, json_: bool, **options: Any) -
         done = asyncio.run(
             logins.apply(settings.sessions, passwords, secrets.token_bytes, prefix=role_prefix, owner=owner)
         )
-    if json_:
-        print_document({"done": done})
-        return
-    for statement in done:
-        click.echo(f"{statement};")
+    _print_statements({"done": done}, done, json_=json_)
 
 
 @roles.command("sql")
@@ -171,8 +166,4 @@ def sql(role_prefix: str, database: str, *, json_: bool) -> None:
     with extra("services", "roles"):
         from penstock.postgres.roles import script  # noqa: PLC0415 (optional packages)
     statements = script(role_prefix, '"' + database.replace('"', '""') + '"')
-    if json_:
-        print_document({"add": statements})
-        return
-    for statement in statements:
-        click.echo(f"{statement};")
+    _print_statements({"add": statements}, statements, json_=json_)

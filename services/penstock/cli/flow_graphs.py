@@ -12,7 +12,8 @@ import click
 from penstock.cli.flow_files import FILE, valid
 from penstock.cli.flow_views import flow_argument
 from penstock.cli.gateway import gateway_option, open_client
-from penstock.cli.output import console, counted, json_option, print_document, table
+from penstock.cli.options import json_option
+from penstock.cli.output import console, counted, print_document, table
 from penstock.cli.param_types import Whole
 from penstock.cli.serving import extra
 from penstock.client import Flow

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.confirmation import confirm, yes_option
+from penstock.cli.confirmation import yes_option
 from penstock.cli.flow_views import watch_flow
 from penstock.cli.gateway import PATIENCE_S, gateway_option, labels_of, open_client
-from penstock.cli.output import counted, counts_text, json_option, print_document
+from penstock.cli.options import json_option, label_option, together
+from penstock.cli.output import print_answer
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.running_operation import run_operation
-from penstock.client import FlowFilter, Operated, SyncClient
+from penstock.cli.running_operation import Operation
+from penstock.client import FlowFilter, SyncClient
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.flow.state import FlowStatus
-from penstock.errors import NotFound, PenstockError
 
 # Seconds between two looks at a flow that is being recovered.
 _POLL_S = 0.05
@@ -32,7 +30,7 @@ _PARTICIPLES = {
     FlowVerb.RERUN: "rerun",
 }
 
-_FILTERS = (
+_options = together(
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
     click.option("--name", help="Only flows of this definition."),
     click.option("--of-version", "of_version", type=Whole(1), help="Only flows of this version."),
@@ -43,13 +41,7 @@ _FILTERS = (
         type=click.Choice([status.value for status in FlowStatus]),
         help="Only flows in this state. The option is repeatable. Default: every state in which the verb applies.",
     ),
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Only flows with this label. The option is repeatable; a flow must have all labels.",
-    ),
+    label_option("Only flows with this label. The option is repeatable; a flow must have all labels."),
     click.option("--created-since", type=Moment(), help="Only flows that were started then or later."),
     click.option("--created-until", type=Moment(), help="Only flows that were started before."),
     click.option("--finished-since", type=Moment(), help="Only flows that ended then or later."),
@@ -69,12 +61,6 @@ _FILTERS = (
     gateway_option,
     json_option,
 )
-
-
-def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_FILTERS):
-        verb = option(verb)
-    return verb
 
 
 @click.command()
@@ -188,7 +174,18 @@ def _run(verb: FlowVerb, options: Mapping[str, Any], **more: Any) -> None:
     version = more.get("version")
     if isinstance(version, int) or (verb is FlowVerb.RECOVER and version != "same"):
         raise click.UsageError("such a --version needs one id, without a filter")
-    _operate(verb, which, options, version if verb is FlowVerb.RERUN else None)
+    done = _PARTICIPLES[verb]
+    Operation(
+        verb,
+        done,
+        "started again" if verb is FlowVerb.RERUN else f"to be {done}",
+        "flow",
+        lambda client, **more: client.operate_flows(
+            verb, which, version=version if verb is FlowVerb.RERUN else None, **more
+        ),
+        lambda flow: f"{flow['id']} ({flow['name']}, version {flow['version']}, {flow['status']})",
+        f"no flow matches that can be {done}; `penstock flows list` lists flows",
+    ).run(options)
 
 
 def _command(verb: FlowVerb, flow_id: int, options: Mapping[str, Any], **more: Any) -> None:
@@ -214,10 +211,7 @@ def _command(verb: FlowVerb, flow_id: int, options: Mapping[str, Any], **more: A
                 f"is being {_PARTICIPLES[verb]}" if answer["accepted"] else f"was {_PARTICIPLES[verb]} before"
             )
             text = f"flow {flow_id} {done}"
-        if json_:
-            print_document(answer)
-        else:
-            click.echo(text)
+        print_answer(answer, text, json_=json_)
         if more.get("watch") and not dry_run:
             status = watch_flow(client, watched, generation=generation, json_=json_)
             click.get_current_context().exit(status)
@@ -231,48 +225,3 @@ def _is_applied(client: SyncClient, flow_id: int, generation: int) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-def _operate(verb: FlowVerb, which: FlowFilter, options: Mapping[str, Any], version: Any) -> None:
-    dry_run, json_ = options["dry_run"], options["json_"]
-    if not (dry_run or options["yes"] or which.ids):
-        with open_client(options["gateway"]) as client:
-            preview = client.operate_flows(verb, which, version=version, dry_run=True)
-        if not preview.count:
-            raise _not_found(verb)
-        confirm(_preview_text(verb, preview))
-    with open_client(options["gateway"]) as client:
-        operate = partial(client.operate_flows, verb, which, version=version)
-        outcome = run_operation(str(verb), operate, options)
-    if json_:
-        print_document({"dry_run": dry_run, "verb": verb, **dataclasses.asdict(outcome)})
-    else:
-        _print_outcome(verb, outcome)
-    if outcome.error is not None:
-        raise PenstockError(f"operation {outcome.id} failed: {outcome.error}")
-    if not outcome.count:
-        raise _not_found(verb)
-
-
-def _not_found(verb: FlowVerb) -> NotFound:
-    return NotFound(f"no flow matches that can be {_PARTICIPLES[verb]}; `penstock flows list` lists flows")
-
-
-def _preview_text(verb: FlowVerb, outcome: Operated) -> str:
-    count = (
-        counted(outcome.count, "flow") if outcome.complete else f"at least {counted(outcome.count, 'flow')}"
-    )
-    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
-    return f"{count} would be {_PARTICIPLES[verb]}{states}"
-
-
-def _print_outcome(verb: FlowVerb, outcome: Operated) -> None:
-    if outcome.id is None:
-        click.echo(_preview_text(verb, outcome))
-        for flow in outcome.examples:
-            click.echo(f"  {flow['id']} ({flow['name']}, version {flow['version']}, {flow['status']})")
-        return
-    suffix = "" if outcome.state == "done" else f"; the operation is {outcome.state}"
-    states = f" (before: {counts_text(outcome.found_in)})" if outcome.count else ""
-    word = "started again" if verb is FlowVerb.RERUN else f"to be {_PARTICIPLES[verb]}"
-    click.echo(f"{counted(outcome.count, 'flow')} {word}{states}, operation {outcome.id}{suffix}")

@@ -10,17 +10,23 @@ import click
 
 from penstock.cli.flow_files import FILE, REFUSED, children_first, print_faults, validated
 from penstock.cli.flow_views import watch_flow
-from penstock.cli.gateway import gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, json_of, naming_options
+from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
+from penstock.cli.inputs import callbacks_of, json_of, naming_options
 from penstock.cli.names import FLOW_NAME
-from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
+from penstock.cli.options import (
+    PRIORITY,
+    all_option,
+    callback_option,
+    json_option,
+    label_option,
+    limit_option,
+)
+from penstock.cli.output import moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Whole
+from penstock.client import SyncClient
 from penstock.core.flow.outline import references
-from penstock.core.task import Priority
 from penstock.errors import Conflict, Invalid, InvalidRecord, PenstockError
 from penstock.http.problems import Faults, relocated
-
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 
 
 @click.command()
@@ -38,30 +44,18 @@ _PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitiv
     help="A JSON object with inputs. @FILE reads it from a file, and - from standard input.",
 )
 @click.option("--version", type=Whole(1), help="The version of the definition. Default: the newest one.")
-@click.option("--priority", type=_PRIORITY, help="The order of release of the flow's tasks. Default: MEDIUM.")
+@click.option("--priority", type=PRIORITY, help="The order of release of the flow's tasks. Default: MEDIUM.")
 @click.option(
     "--idempotency-key",
     help="A text that identifies the submission: submitting it again returns the first flow.",
 )
-@click.option(
-    "--callback",
-    "callbacks",
-    multiple=True,
-    metavar="URL|JSON|@FILE",
-    help=f"A target that is called when the flow ends. {CALLBACK_FORMS}",
-)
+@callback_option("A target that is called when the flow ends.")
 @click.option(
     "--events",
     type=click.Choice(["final", "all"]),
     help="The transitions that are published. Default: final.",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the flow. The option is repeatable.",
-)
+@label_option("A label of the flow. The option is repeatable.")
 @click.option("--watch", "watch_", is_flag=True, help="Wait until the flow has ended, as `watch` does.")
 @gateway_option
 @json_option
@@ -91,16 +85,11 @@ def submit(
         **options,
     )
     with open_client(gateway) as client:
-        try:
+        with naming_options(below="/0"):
             [submitted] = client.submit_flows([wire])
-        except Invalid as error:
-            # The user submitted one flow, so the pointer must not begin with its position.
-            raise naming_options(relocated(error, lambda pointer: pointer.removeprefix("/0"))) from None
-        if json_:
-            print_document({"id": submitted.id, "created": submitted.created})
-        else:
-            existed = "existed already, with the same idempotency key; its first inputs stay"
-            click.echo(f"flow {submitted.id} {'submitted' if submitted.created else existed}")
+        existed = "existed already, with the same idempotency key; its first inputs stay"
+        text = f"flow {submitted.id} {'submitted' if submitted.created else existed}"
+        print_answer({"id": submitted.id, "created": submitted.created}, text, json_=json_)
         if watch_:
             ctx.exit(watch_flow(client, submitted.id, json_=json_))
 
@@ -167,10 +156,11 @@ def _require_children(definition: Mapping[str, Any], refused: Mapping[str, Path]
 
 
 def _print_stored(file: Path, stored: Mapping[str, Any], *, json_: bool) -> None:
-    if json_:
-        print_document({name: stored[name] for name in ("name", "version", "created_at")})
-    else:
-        click.echo(f"{file}: flow {stored['name']}, version {stored['version']} is stored")
+    print_answer(
+        {name: stored[name] for name in ("name", "version", "created_at")},
+        f"{file}: flow {stored['name']}, version {stored['version']} is stored",
+        json_=json_,
+    )
 
 
 def _print_refusal(file: Path, error: PenstockError, *, json_: bool) -> None:
@@ -198,54 +188,41 @@ def _located(error: Invalid, file: Path) -> Invalid:
 
 
 @click.command()
-@gateway_option
-@json_option
-def definitions(gateway: str | None, json_: bool) -> None:
+@client_options
+def definitions(client: SyncClient, json_: bool) -> None:
     """Lists the flow definitions with their newest versions."""
-    with open_client(gateway) as client:
-        found = list(client.flow_definitions())
-    if json_:
-        for each in found:
-            print_document(each)
-    elif found:
-        table(
-            ("flow", "newest version", "versions", "uploaded"),
-            (
-                (each["name"], str(each["version"]), f"{each['versions']:,}", moment(each["created_at"]))
-                for each in found
-            ),
-        )
-    else:
-        console().print("no flow definitions; upload one with `penstock flows upload FILE`")
+    print_list(
+        list(client.flow_definitions()),
+        ("flow", "newest version", "versions", "uploaded"),
+        lambda each: (
+            each["name"],
+            str(each["version"]),
+            f"{each['versions']:,}",
+            moment(each["created_at"]),
+        ),
+        "no flow definitions; upload one with `penstock flows upload FILE`",
+        json_=json_,
+    )
 
 
 @click.command()
 @click.argument("name", type=FLOW_NAME)
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most versions to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all versions, without a limit.")
-@gateway_option
-@json_option
-def versions(name: str, limit: int, all_: bool, gateway: str | None, json_: bool) -> None:
+@limit_option("versions")
+@all_option("versions")
+@client_options
+def versions(name: str, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
     """Lists the versions of a flow definition, newest first."""
-    with open_client(gateway) as client:
-        found = list(client.flow_versions(name, limit=None if all_ else limit))
-    if json_:
-        for each in found:
-            print_document(each)
-        return
-    table(
+    print_list(
+        list(client.flow_versions(name, limit=None if all_ else limit)),
         ("version", "uploaded", "by", "description"),
-        (
-            (
-                str(each["version"]),
-                moment(each["created_at"]),
-                each["created_by"] or "",
-                (each["description"] or "").partition("\n")[0],
-            )
-            for each in found
+        lambda each: (
+            str(each["version"]),
+            moment(each["created_at"]),
+            each["created_by"] or "",
+            (each["description"] or "").partition("\n")[0],
         ),
+        f"flow {name} has no versions",
+        json_=json_,
     )
 
 
@@ -269,12 +246,10 @@ def send_event(
 ) -> None:
     """Sends an event to the flows that wait for it, now or within 24 hours."""
     value = None if data is None else json_of(data, "/data")
-    with open_client(gateway) as client:
-        try:
-            created = client.send_event(name, value, key=key, id=id_)
-        except Invalid as error:
-            raise naming_options(error) from None
-    if json_:
-        print_document({"created": created})
-    else:
-        click.echo(f"event {name} {'sent' if created else 'was there already, with the same id'}")
+    with open_client(gateway) as client, naming_options():
+        created = client.send_event(name, value, key=key, id=id_)
+    print_answer(
+        {"created": created},
+        f"event {name} {'sent' if created else 'was there already, with the same id'}",
+        json_=json_,
+    )

@@ -9,15 +9,14 @@ from typing import Any
 import click
 from rich.text import Text
 
-from penstock.cli.gateway import gateway_option, labels_of, open_client
+from penstock.cli.gateway import client_options, labels_of
+from penstock.cli.options import all_option, label_option, limit_option
 from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
     counts_text,
     fields,
-    json_option,
     moment,
     print_document,
+    print_list,
     progress,
     state_text,
     table,
@@ -44,13 +43,7 @@ flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
     type=click.Choice([status.value for status in FlowStatus]),
     help="List only flows in this state. The option is repeatable.",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="List only flows with this label. The option is repeatable; a flow must have all labels.",
-)
+@label_option("List only flows with this label. The option is repeatable; a flow must have all labels.")
 @click.option("--since", type=Moment(), help="List only flows that were started then or later.")
 @click.option("--idempotency-key", help="List only the flow with this idempotency key.")
 @click.option(
@@ -59,49 +52,40 @@ flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 @click.option(
     "--schedule", help="List only flows of this schedule, with those of its backfills and of reruns."
 )
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most flows to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all flows, without a limit.")
-@gateway_option
-@json_option
-def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **options: Any) -> None:
+@limit_option("flows")
+@all_option("flows")
+@client_options
+def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **options: Any) -> None:
     """Lists flows, newest first; child flows only with --family."""
-    with open_client(gateway) as client:
-        found = client.list_flows(
-            name=options["name"],
-            status=options["statuses"],
-            labels=labels_of(options["labels"]),
-            idempotency_key=options["idempotency_key"],
-            since=options["since"],
-            family=options["family"],
-            schedule=options["schedule"],
-            limit=None if all_ else limit,
-        )
-        if json_:
-            for flow in found:
-                print_document(flow.raw)
-            return
-        rows = [
-            (
-                str(flow.id),
-                flow.name,
-                str(flow.version),
-                _status_text(flow),
-                str(flow.raw["unfinished"]),
-                str(flow.raw["live"]),
-                moment(flow.raw["created_at"]),
-                moment(flow.raw["finished_at"]),
-                ", ".join(f"{name}={value}" for name, value in flow.labels.items()),
-                (flow.error or "")[:80],
-            )
-            for flow in found
-        ]
-    if rows:
-        headers = ("id", "flow", "version", "state", "open", "live", "started", "ended", "labels", "error")
-        table(headers, rows)
-    else:
-        console().print("no flows")
+    found = client.list_flows(
+        name=options["name"],
+        status=options["statuses"],
+        labels=labels_of(options["labels"]),
+        idempotency_key=options["idempotency_key"],
+        since=options["since"],
+        family=options["family"],
+        schedule=options["schedule"],
+        limit=None if all_ else limit,
+    )
+    print_list(
+        found,
+        ("id", "flow", "version", "state", "open", "live", "started", "ended", "labels", "error"),
+        lambda flow: (
+            str(flow.id),
+            flow.name,
+            str(flow.version),
+            _status_text(flow),
+            str(flow.raw["unfinished"]),
+            str(flow.raw["live"]),
+            moment(flow.raw["created_at"]),
+            moment(flow.raw["finished_at"]),
+            ", ".join(f"{name}={value}" for name, value in flow.labels.items()),
+            (flow.error or "")[:80],
+        ),
+        "no flows",
+        json_=json_,
+        document=lambda flow: flow.raw,
+    )
 
 
 def _status_text(flow: Flow) -> Text:
@@ -121,21 +105,19 @@ def _status_text(flow: Flow) -> Text:
     show_default=True,
     help="How many levels of child flows to show; 0 shows the flow alone.",
 )
-@gateway_option
-@json_option
-def get(flow_id: int, depth: int, gateway: str | None, json_: bool) -> None:
+@client_options
+def get(flow_id: int, depth: int, client: SyncClient, json_: bool) -> None:
     """Shows one flow: its state, inputs and output, and its nodes as a tree with their states.
 
     Child flows of maps are counted and not shown; `penstock flows items` lists them.
     """
-    with open_client(gateway) as client:
-        flow = client.get_flow(flow_id)
-        if json_:
-            print_document(flow.raw)
-            return
-        _print_flow(flow)
-        click.echo()
-        table(("node", "kind", "state", "items", "child", "started", "reason"), _tree(client, flow, depth))
+    flow = client.get_flow(flow_id)
+    if json_:
+        print_document(flow.raw)
+        return
+    _print_flow(flow)
+    click.echo()
+    table(("node", "kind", "state", "items", "child", "started", "reason"), _tree(client, flow, depth))
 
 
 def _print_flow(flow: Flow) -> None:
@@ -216,33 +198,26 @@ def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
     type=click.Choice(sorted({state.value for state in State})),
     help="List only tasks, or child flows, in this state. The option is repeatable.",
 )
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most items to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all items, without a limit.")
-@gateway_option
-@json_option
+@limit_option("items")
+@all_option("items")
+@client_options
 def items(
     flow_id: int,
     node: str,
     states: tuple[str, ...],
     limit: int,
     all_: bool,
-    gateway: str | None,
+    client: SyncClient,
     json_: bool,
 ) -> None:
     """Lists the tasks or child flows of a node, by item and recovery."""
-    with open_client(gateway) as client:
-        found = client.flow_children(flow_id, node, state=states, limit=None if all_ else limit)
-        if json_:
-            for child in found:
-                print_document(child)
-            return
-        rows = [_child_row(child) for child in found]
-    if rows:
-        table(("item", "recovery", "child", "state", "started", "ended", "error"), rows)
-    else:
-        console().print(f"node {node} has no such task or child flow", markup=False)
+    print_list(
+        client.flow_children(flow_id, node, state=states, limit=None if all_ else limit),
+        ("item", "recovery", "child", "state", "started", "ended", "error"),
+        _child_row,
+        f"node {node} has no such task or child flow",
+        json_=json_,
+    )
 
 
 def _child_row(child: Mapping[str, Any]) -> list[str | Text]:
@@ -264,13 +239,11 @@ def _child_row(child: Mapping[str, Any]) -> list[str | Text]:
 
 @click.command()
 @flow_argument
-@gateway_option
-@json_option
+@client_options
 @click.pass_context
-def watch(ctx: click.Context, /, flow_id: int, gateway: str | None, json_: bool) -> None:
+def watch(ctx: click.Context, /, flow_id: int, client: SyncClient, json_: bool) -> None:
     """Watches a flow until it has ended; the status is 1 unless it succeeds."""
-    with open_client(gateway) as client:
-        ctx.exit(watch_flow(client, flow_id, json_=json_))
+    ctx.exit(watch_flow(client, flow_id, json_=json_))
 
 
 def watch_flow(client: SyncClient, flow_id: int, *, generation: int = 0, json_: bool) -> int:
@@ -293,19 +266,17 @@ def watch_flow(client: SyncClient, flow_id: int, *, generation: int = 0, json_: 
 
 @click.command()
 @flow_argument
-@gateway_option
-@json_option
-def why(flow_id: int, gateway: str | None, json_: bool) -> None:
+@client_options
+def why(flow_id: int, client: SyncClient, json_: bool) -> None:
     """Explains why a flow has not ended, or why it failed: the path to what blocks it.
 
     At the end of the path may be a task, which is explained as by `penstock tasks why`.
     """
-    with open_client(gateway) as client:
-        answer = client.why_flow(flow_id)
-        leaf = answer["path"][-1]
-        task = None
-        if leaf["reason"] in ("task", "map") and leaf["task"] is not None:
-            task = client.why(leaf["task"])
+    answer = client.why_flow(flow_id)
+    leaf = answer["path"][-1]
+    task = None
+    if leaf["reason"] in ("task", "map") and leaf["task"] is not None:
+        task = client.why(leaf["task"])
     if json_:
         print_document({**answer, "task": task})
         return

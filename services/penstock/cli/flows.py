@@ -14,7 +14,8 @@ from penstock.cli.flow_operations import cancel, pause, recover, rerun, resume
 from penstock.cli.flow_submission import definitions, send_event, submit, upload, versions
 from penstock.cli.flow_views import get, items, list_, watch, why
 from penstock.cli.groups import Group
-from penstock.cli.output import console, counted, json_option, print_document, state_text, table
+from penstock.cli.options import json_option
+from penstock.cli.output import console, counted, print_document, state_text, table
 from penstock.core.flow.plan import Plan
 from penstock.core.flow.simulation import Simulation, Span
 from penstock.core.flow.simulation import simulate as run

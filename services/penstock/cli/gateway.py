@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
 
 from penstock.cli.deployment import data_dir_option, environment, given_data_dir
+from penstock.cli.options import json_option, together
 from penstock.client import SyncClient
 from penstock.errors import InvalidRecord
 
@@ -17,17 +19,27 @@ PATIENCE_S = 3.0
 # Longest time of one request, in seconds.
 TIMEOUT_S = 60.0
 
-_gateway_option = click.option(
-    "--gateway",
-    metavar="URL",
-    help="The address of the gateway. Default: the deployment of --data-dir, or else $PENSTOCK_GATEWAY, or else the "
-    "deployment that `penstock up` runs in this directory.",
+# The options that name a gateway: its address, or the data directory of its deployment.
+gateway_option = together(
+    click.option(
+        "--gateway",
+        metavar="URL",
+        help="The address of the gateway. Default: the deployment of --data-dir, or else $PENSTOCK_GATEWAY, or else the "
+        "deployment that `penstock up` runs in this directory.",
+    ),
+    data_dir_option,
 )
 
 
-def gateway_option(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name a gateway: its address, or the data directory of its deployment."""
-    return _gateway_option(data_dir_option(verb))
+def client_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a verb that uses one client, which it gets as `client`, and prints JSON."""
+
+    @wraps(verb)
+    def run(*arguments: Any, gateway: str | None, **options: Any) -> Any:
+        with open_client(gateway) as client:
+            return verb(*arguments, client=client, **options)
+
+    return gateway_option(json_option(run))
 
 
 def open_client(

@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import DeploymentSettings
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
-from penstock.cli.output import console, counted, json_option, print_document, table
+from penstock.cli.options import postgres_options
+from penstock.cli.output import counted, print_document, print_list, table
 from penstock.cli.param_types import Finite, Whole
-from penstock.cli.serving import extra, postgres_option
+from penstock.cli.serving import extra
 from penstock.settings import Platform
 
 # The number of days that `list` prints without --limit.
@@ -30,9 +31,7 @@ def history() -> None:
     "--limit", type=Whole(1), default=_DEFAULT_DAYS, show_default=True, help="The most days to list."
 )
 @click.option("--all", "all_", is_flag=True, help="List dropped days too, with the place of their archive.")
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
     """Lists the days of history, latest first, with the number of their tasks and their state."""
     with extra("services", "history"):
@@ -47,29 +46,21 @@ def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
 
     with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
         days = asyncio.run(fetch(settings))
-    if json_:
-        for document in days:
-            print_document(document)
-    elif days:
-        table(
-            ("day", "part", "tasks", "flows", "state", "bytes", "archive"),
-            (
-                (
-                    str(day["day"]),
-                    str(day["part"]),
-                    f"{day['tasks']:,}",
-                    f"{day['flows']:,}",
-                    day["state"],
-                    "" if day["bytes"] is None else f"{day['bytes']:,}",
-                    day["object"] or "",
-                )
-                for day in days
-            ),
-        )
-    else:
-        console().print(
-            "history is empty: tasks move there PENSTOCK_HISTORY_KEEP_DAYS days after they have ended"
-        )
+    print_list(
+        days,
+        ("day", "part", "tasks", "flows", "state", "bytes", "archive"),
+        lambda day: (
+            str(day["day"]),
+            str(day["part"]),
+            f"{day['tasks']:,}",
+            f"{day['flows']:,}",
+            day["state"],
+            "" if day["bytes"] is None else f"{day['bytes']:,}",
+            day["object"] or "",
+        ),
+        "history is empty: tasks move there PENSTOCK_HISTORY_KEEP_DAYS days after they have ended",
+        json_=json_,
+    )
 
 
 def _document(row: Any) -> dict[str, Any]:
@@ -99,9 +90,7 @@ def _document(row: Any) -> dict[str, Any]:
 @click.option(
     "--objects", metavar="URL", help="The object store for the archive. Default: $PENSTOCK_OBJECTS."
 )
-@postgres_option
-@data_dir_option
-@json_option
+@postgres_options
 def run(
     *, dry_run: bool, keep_days: float | None, retain_days: float | None, json_: bool, **options: Any
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +127,31 @@ def read_input(name: str, pointer: str = "") -> bytes:
         raise InvalidRecord(f"cannot read {name!r}: {error}", pointer=pointer) from error
 
 
-def naming_options(error: Invalid) -> Invalid:
-    """The error with the option or argument of the running command in place of the pointer."""
+@contextmanager
+def naming_options(*, below: str = "") -> Iterator[None]:
+    """Puts the option or argument of the running command in place of the pointer of an error.
+
+    Args:
+        below: the beginning of pointers that no option has, such as the position in a batch of one.
+
+    Raises:
+        Invalid: with the name of the option.
+    """
     ctx = click.get_current_context()
     params = {param.name.strip("_"): param for param in ctx.command.params if param.name}
 
     def move(pointer: str) -> str:
+        pointer = pointer.removeprefix(below)
         name, _, rest = pointer.removeprefix("/").partition("/")
         if (param := params.get(name)) is None:
             return pointer
         option = param.opts[0] if isinstance(param, click.Option) else param.make_metavar(ctx)
         return f"{option} (/{rest})" if rest else option
 
-    return relocated(error, move)
+    try:
+        yield
+    except Invalid as error:
+        raise relocated(error, move) from None
 
 
 class Lines:

@@ -12,7 +12,8 @@ import click
 from penstock import discovery
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import without_empty
-from penstock.cli.output import fields, json_option, print_document, state_text, table
+from penstock.cli.options import json_option
+from penstock.cli.output import fields, print_answer, print_document, state_text, table
 from penstock.cli.serving import SERVICES, extra
 from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 
@@ -107,10 +108,11 @@ def down(data_dir: Path | None, *, json_: bool) -> None:
         from penstock.local.background import stop  # noqa: PLC0415 (optional packages)
     directory = discovery.absolute(data_dir or DEFAULT_DATA_DIR)
     stopped = stop(directory)
-    if json_:
-        print_document({"data_dir": str(directory), "stopped": stopped})
-    else:
-        click.echo("stopped" if stopped else f"no deployment runs in {directory}")
+    print_answer(
+        {"data_dir": str(directory), "stopped": stopped},
+        "stopped" if stopped else f"no deployment runs in {directory}",
+        json_=json_,
+    )
 
 
 @click.command()

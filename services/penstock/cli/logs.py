@@ -13,7 +13,8 @@ import click
 from penstock import discovery
 from penstock.cli.deployment import given_data_dir
 from penstock.cli.gateway import gateway_option, open_client
-from penstock.cli.output import json_option, print_document
+from penstock.cli.options import json_option
+from penstock.cli.output import print_answer
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
 from penstock.core.log_view import LEVELS, text_of
@@ -128,8 +129,8 @@ def _print(document: Any, since: datetime | None, *, json_: bool) -> None:
         return
     if since is not None and document["at"] and datetime.fromisoformat(document["at"]) < since:
         return
-    if json_:
-        print_document(document)
-    else:
-        # Control characters of a handler must not reach the terminal.
-        click.echo("".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text_of(document)))
+    print_answer(
+        document,
+        "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text_of(document)),
+        json_=json_,
+    )

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.gateway import gateway_option, labels_of, open_client
+from penstock.cli.confirmation import yes_option
+from penstock.cli.gateway import client_options, gateway_option, labels_of
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
+from penstock.cli.options import PRIORITY, all_option, json_option, label_option, limit_option, together
 from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
-    counted,
-    counts_text,
     fields,
-    json_option,
     moment,
+    print_answer,
     print_document,
+    print_list,
     state_text,
-    table,
 )
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.running_operation import run_operation
+from penstock.cli.running_operation import Operation
 from penstock.cli.tasks import list_
-from penstock.client import Operated, TaskFilter
+from penstock.client import SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Verb
-from penstock.core.task import Priority, State
-from penstock.errors import NotFound, PenstockError
+from penstock.core.task import State
 
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 _PARTICIPLES = {
     Verb.CANCEL: "cancelled",
     Verb.PAUSE: "paused",
@@ -45,7 +38,7 @@ _PARTICIPLES = {
 # The figures of `why` that are moments.
 _MOMENT_FIGURES = ("since", "due_at")
 
-_FILTERS = (
+_options = together(
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
     click.option("--type", "type_", type=TYPE_NAME, help="Change only tasks of this type."),
     click.option("--stage", help="Change only tasks in this stage, or that ended in it."),
@@ -58,18 +51,12 @@ _FILTERS = (
         help="Change only tasks in this state. The option is repeatable. Default: every state in which the "
         "verb applies.",
     ),
-    click.option(
-        "--label",
-        "labels",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Change only tasks with this label. The option is repeatable; a task must have all labels.",
-    ),
+    label_option("Change only tasks with this label. The option is repeatable; a task must have all labels."),
     click.option(
         "--priority",
         "priorities",
         multiple=True,
-        type=_PRIORITY,
+        type=PRIORITY,
         help="Change only tasks with this priority. The option is repeatable.",
     ),
     click.option("--created-since", type=Moment(), help="Change only tasks that were created then or later."),
@@ -80,8 +67,6 @@ _FILTERS = (
         "--error",
         help='Change only tasks whose error "kind: message" has this text, in upper or lower case.',
     ),
-)
-_OPTIONS = (
     click.option(
         "--rate",
         type=click.FloatRange(min=0.001, max=1_000_000),
@@ -93,12 +78,6 @@ _OPTIONS = (
     gateway_option,
     json_option,
 )
-
-
-def _options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed((*_FILTERS, *_OPTIONS)):
-        verb = option(verb)
-    return verb
 
 
 @click.group(cls=Group)
@@ -137,7 +116,7 @@ def resume(**options: Any) -> None:
 
 
 @tasks.command()
-@click.option("--to", "to", type=_PRIORITY, required=True, help="The new priority.")
+@click.option("--to", "to", type=PRIORITY, required=True, help="The new priority.")
 @_options
 def reprioritise(to: str, **options: Any) -> None:
     """Sets the priority of tasks from their next release on; the status is 4 if no task matches."""
@@ -168,80 +147,41 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
     )
     if not task_filter.to_wire():
         raise click.UsageError("give ids, or a filter such as --type")
-    dry_run, json_ = options["dry_run"], options["json_"]
-    if not (dry_run or options["yes"] or task_filter.ids):
-        with open_client(options["gateway"]) as client:
-            preview = client.operate(verb, task_filter, priority=priority, dry_run=True)
-        if not preview.count:
-            raise _not_found(verb, task_filter)
-        confirm(_preview_text(verb, preview))
-    with open_client(options["gateway"]) as client:
-        operate = partial(client.operate, verb, task_filter, priority=priority)
-        outcome = run_operation(str(verb), operate, options)
-    if json_:
-        print_document({"dry_run": dry_run, "verb": verb, **dataclasses.asdict(outcome)})
-    else:
-        _print_outcome(verb, outcome)
-    if outcome.error is not None:
-        raise PenstockError(f"operation {outcome.id} failed: {outcome.error}")
-    if not outcome.count:
-        raise _not_found(verb, task_filter)
-
-
-def _not_found(verb: Verb, task_filter: TaskFilter) -> NotFound:
-    if task_filter.ids:
-        return NotFound(
-            f"none of the tasks exists and can be {_PARTICIPLES[verb]}; `penstock get ID` shows the state of one"
-        )
-    return NotFound(f"no task matches that can be {_PARTICIPLES[verb]}; `penstock list` lists tasks")
-
-
-def _preview_text(verb: Verb, outcome: Operated) -> str:
-    count = f"{'' if outcome.complete else 'at least '}{counted(outcome.count, 'task')}"
-    states = f" ({counts_text(outcome.found_in)})" if outcome.count else ""
-    return f"{count} would be {_PARTICIPLES[verb]}{states}"
-
-
-def _print_outcome(verb: Verb, outcome: Operated) -> None:
-    if outcome.id is None:
-        click.echo(_preview_text(verb, outcome))
-        for task in outcome.examples:
-            click.echo(f"  {task['id']} ({task['type']}, {task['stage']}, {task['state']})")
-        return
-    suffix = "" if outcome.state == "done" else f"; the operation is {outcome.state}"
-    count = counted(outcome.count, "task")
-    states = f" (before: {counts_text(outcome.found_in)})" if outcome.count else ""
-    click.echo(f"{count} {_PARTICIPLES[verb]}{states}, operation {outcome.id}{suffix}")
-    if verb is Verb.PAUSE and outcome.found_in.get(State.RUNNING):
-        click.echo("  a running task is paused when its stage ends")
+    done = _PARTICIPLES[verb]
+    Operation(
+        verb,
+        done,
+        done,
+        "task",
+        lambda client, **more: client.operate(verb, task_filter, priority=priority, **more),
+        lambda task: f"{task['id']} ({task['type']}, {task['stage']}, {task['state']})",
+        f"none of the tasks exists and can be {done}; `penstock get ID` shows the state of one"
+        if task_filter.ids
+        else f"no task matches that can be {done}; `penstock list` lists tasks",
+    ).run(options)
 
 
 @tasks.command()
 @click.argument("operation_id", metavar="OPERATION")
 @click.option("--by", help="The name of the operator, for the audit. Default: user@host.")
-@gateway_option
-@json_option
-def stop(operation_id: str, by: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def stop(operation_id: str, by: str | None, client: SyncClient, json_: bool) -> None:
     """Stops an operation of `penstock tasks` or `penstock flows`; what it has changed stays so."""
-    with open_client(gateway) as client:
-        operation = client.stop_operation(operation_id, by)
-    if json_:
-        print_document(operation)
-    else:
-        click.echo(
-            f"operation {operation['id']} is {operation['state']}: {operation['changed']:,} "
-            f"{operation.get('subject', 'task')}s changed"
-        )
+    operation = client.stop_operation(operation_id, by)
+    print_answer(
+        operation,
+        f"operation {operation['id']} is {operation['state']}: {operation['changed']:,} "
+        f"{operation.get('subject', 'task')}s changed",
+        json_=json_,
+    )
 
 
 @tasks.command()
 @click.argument("task_id", metavar="ID", type=Whole(1))
-@gateway_option
-@json_option
-def why(task_id: int, gateway: str | None, json_: bool) -> None:
+@client_options
+def why(task_id: int, client: SyncClient, json_: bool) -> None:
     """Explains why a task is waiting, or what it does instead, with numbers."""
-    with open_client(gateway) as client:
-        answer = client.why(task_id)
+    answer = client.why(task_id)
     if json_:
         print_document(answer)
         return
@@ -271,38 +211,28 @@ def _figure(name: str, value: Any) -> str:
     type=click.Choice(["running", "done", "stopped", "failed"]),
     help="List only operations in this state.",
 )
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most operations to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all operations, without a limit.")
-@gateway_option
-@json_option
+@limit_option("operations")
+@all_option("operations")
+@client_options
 def audit(
-    verb: str | None, state: str | None, limit: int, all_: bool, gateway: str | None, json_: bool
+    verb: str | None, state: str | None, limit: int, all_: bool, client: SyncClient, json_: bool
 ) -> None:
     """Lists the operations of `penstock tasks` and `penstock flows`, latest first."""
-    with open_client(gateway) as client:
-        found = client.operations(verb=verb, state=state, limit=None if all_ else limit)
-        if json_:
-            for operation in found:
-                print_document(operation)
-            return
-        rows = [
-            (
-                operation["id"],
-                _verb_text(operation),
-                operation["by"],
-                moment(operation["created_at"]),
-                state_text(operation["state"]),
-                f"{operation['changed']:,}",
-                _filter_text(operation["filter"]),
-            )
-            for operation in found
-        ]
-    if rows:
-        table(("id", "verb", "by", "started", "state", "changed", "filter"), rows)
-    else:
-        console().print("no operations")
+    print_list(
+        client.operations(verb=verb, state=state, limit=None if all_ else limit),
+        ("id", "verb", "by", "started", "state", "changed", "filter"),
+        lambda operation: (
+            operation["id"],
+            _verb_text(operation),
+            operation["by"],
+            moment(operation["created_at"]),
+            state_text(operation["state"]),
+            f"{operation['changed']:,}",
+            _filter_text(operation["filter"]),
+        ),
+        "no operations",
+        json_=json_,
+    )
 
 
 def _verb_text(operation: Mapping[str, Any]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import orjson
@@ -25,6 +25,8 @@ from rich.text import Text
 
 from penstock.core.task import FINAL
 
+T = TypeVar("T")
+
 _COLOURS = {
     "succeeded": "green",
     "failed": "red",
@@ -40,13 +42,6 @@ _COLOURS = {
     "dead": "red",
     "delivered": "green",
 }
-
-# The number of lines that a list prints without --limit.
-DEFAULT_LIMIT = 20
-
-json_option = click.option(
-    "--json", "json_", is_flag=True, help="Print JSON for programs, one document a line."
-)
 
 # Columns with ids, which people copy.
 _WHOLE = frozenset({"id", "task", "flow", "child", "worker", "callback", "seq"})
@@ -67,6 +62,44 @@ def console() -> Console:
 def print_document(document: Any) -> None:
     """Prints one document on one line."""
     sys.stdout.write(orjson.dumps(document, option=orjson.OPT_UTC_Z).decode() + "\n")
+
+
+def print_answer(document: Any, text: str, *, json_: bool) -> None:
+    """Prints what a verb has done: a document for programs, or a sentence."""
+    if json_:
+        print_document(document)
+    else:
+        click.echo(text)
+
+
+def print_list(
+    found: Iterable[T],
+    headers: Iterable[str],
+    row: Callable[[T], Iterable[str | Text]],
+    empty: str,
+    *,
+    json_: bool,
+    document: Callable[[T], Any] = lambda each: each,
+) -> None:
+    """Prints a list: one document a line for programs, or a table.
+
+    Args:
+        found: the elements.
+        headers: of the table.
+        row: the cells of an element.
+        empty: the sentence in place of a table without rows.
+        json_: whether to print documents; each is printed as soon as it is there.
+        document: the document of an element.
+    """
+    if json_:
+        for each in found:
+            print_document(document(each))
+        return
+    rows = [row(each) for each in found]
+    if rows:
+        table(headers, rows)
+    else:
+        console().print(empty, markup=False)
 
 
 def progress(*, quiet: bool) -> Progress:

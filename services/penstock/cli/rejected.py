@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import DeploymentSettings
 from penstock.cli.groups import Group
-from penstock.cli.output import DEFAULT_LIMIT, console, json_option, moment, print_document, table
+from penstock.cli.options import DEFAULT_LIMIT, kafka_options
+from penstock.cli.output import moment, print_answer, print_list
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.topics import kafka_option, prefix_option
 from penstock.contracts.rejected import Rejection
 from penstock.errors import NotFound
 from penstock.kafka.processing import replay
@@ -48,10 +48,7 @@ def rejected() -> None:
     show_default=True,
     help="The most records of each topic.",
 )
-@kafka_option
-@prefix_option
-@data_dir_option
-@json_option
+@kafka_options
 def list_(names: tuple[str, ...], *, since: datetime | None, limit: int, json_: bool, **options: Any) -> None:
     """Lists rejected records with the reason, latest first; without a TOPIC, of all topics."""
 
@@ -63,26 +60,26 @@ def list_(names: tuple[str, ...], *, since: datetime | None, limit: int, json_: 
 
     with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
         found = asyncio.run(read(settings))
-    if json_:
-        for rejection in found:
-            print_document(_wire(rejection))
-    elif found:
-        table(("rejected", "topic", "record", "field", "reason", "value"), _rows(settings.prefix, found))
-    else:
-        console().print("no rejected records")
+    print_list(
+        found,
+        ("rejected", "topic", "record", "field", "reason", "value"),
+        partial(_row, settings.prefix),
+        "no rejected records",
+        json_=json_,
+        document=_wire,
+    )
 
 
-def _rows(prefix: str, found: Sequence[Rejection]) -> Iterator[tuple[str, ...]]:
-    for rejection in found:
-        text = rejection.original[: 2 * _EXCERPT].decode(errors="replace")
-        yield (
-            moment(rejection.rejected_at.isoformat()),
-            rejection.topic.removeprefix(prefix),
-            f"{rejection.partition}/{rejection.offset}",
-            rejection.pointer,
-            rejection.reason,
-            text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…",
-        )
+def _row(prefix: str, rejection: Rejection) -> tuple[str, ...]:
+    text = rejection.original[: 2 * _EXCERPT].decode(errors="replace")
+    return (
+        moment(rejection.rejected_at.isoformat()),
+        rejection.topic.removeprefix(prefix),
+        f"{rejection.partition}/{rejection.offset}",
+        rejection.pointer,
+        rejection.reason,
+        text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…",
+    )
 
 
 def _wire(rejection: Rejection) -> dict[str, Any]:
@@ -108,10 +105,7 @@ def _wire(rejection: Rejection) -> dict[str, Any]:
 )
 @click.option("--dry-run", is_flag=True, help="Count the submissions, but submit none.")
 @yes_option
-@kafka_option
-@prefix_option
-@data_dir_option
-@json_option
+@kafka_options
 def replay_(
     types: tuple[str, ...], flows: tuple[str, ...], *, dry_run: bool, yes: bool, json_: bool, **options: Any
 ) -> None:
@@ -134,10 +128,11 @@ def replay_(
             if not yes:
                 confirm(f"{len(records):,} submissions would be submitted again")
             asyncio.run(replay.submit_again(settings, kind, records))
-    if json_:
-        print_document({"dry_run": dry_run, "submissions": len(records)})
-    else:
-        click.echo(f"{len(records):,} submissions {'would be' if dry_run else 'are'} submitted again")
+    print_answer(
+        {"dry_run": dry_run, "submissions": len(records)},
+        f"{len(records):,} submissions {'would be' if dry_run else 'are'} submitted again",
+        json_=json_,
+    )
 
 
 # The name of `penstock rejected replay` in earlier versions.

@@ -9,26 +9,23 @@ from typing import Any
 import click
 
 from penstock.cli.backfills import backfill, backfills, stop
-from penstock.cli.gateway import gateway_option, labels_of, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
 from penstock.cli.groups import Group
-from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, naming_options
+from penstock.cli.inputs import callbacks_of, naming_options
 from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
-from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
-    fields,
+from penstock.cli.options import (
+    PRIORITY,
+    all_option,
+    callback_option,
     json_option,
-    moment,
-    print_document,
-    state_text,
-    table,
+    label_option,
+    limit_option,
 )
+from penstock.cli.output import fields, moment, print_answer, print_document, print_list, state_text, table
 from penstock.cli.param_types import Moment, Whole
+from penstock.client import SyncClient
 from penstock.core.schedule_policy import CatchUp, Overlap
-from penstock.core.task import Priority
-from penstock.errors import Invalid, NotFound
-
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
+from penstock.errors import NotFound
 
 
 @click.group(cls=Group)
@@ -60,21 +57,9 @@ def schedules() -> None:
     help="The inputs of the flow, in CEL. The expression reads `schedule`, `tick` and `local_tick`: "
     "'{\"day\": local_tick}'. Default: no inputs.",
 )
-@click.option("--priority", type=_PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the flows. The option is repeatable.",
-)
-@click.option(
-    "--callback",
-    "callbacks",
-    multiple=True,
-    metavar="URL|JSON|@FILE",
-    help=f"A target that is called when a flow of the schedule ends. {CALLBACK_FORMS}",
-)
+@click.option("--priority", type=PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
+@label_option("A label of the flows. The option is repeatable.")
+@callback_option("A target that is called when a flow of the schedule ends.")
 @click.option(
     "--events",
     type=click.Choice(["final", "all"]),
@@ -118,11 +103,8 @@ def add(
     settings = without_empty(
         input=input_, labels=labels_of(labels), callbacks=callbacks_of(callbacks), **options
     )
-    with open_client(gateway) as client:
-        try:
-            schedule = client.put_schedule(name, **settings)
-        except Invalid as error:
-            raise naming_options(error) from None
+    with open_client(gateway) as client, naming_options():
+        schedule = client.put_schedule(name, **settings)
     if json_:
         print_document(schedule)
     else:
@@ -134,38 +116,27 @@ def add(
 
 @schedules.command("list")
 @click.option("--flow", type=FLOW_NAME, help="List only schedules of this definition.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most schedules to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all schedules, without a limit.")
-@gateway_option
-@json_option
-def list_(flow: str | None, limit: int, all_: bool, gateway: str | None, json_: bool) -> None:
+@limit_option("schedules")
+@all_option("schedules")
+@client_options
+def list_(flow: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
     """Lists schedules by name, with their next and their last tick."""
-    with open_client(gateway) as client:
-        found = list(client.schedules(flow=flow, limit=None if all_ else limit))
-    if json_:
-        for schedule in found:
-            print_document(schedule)
-    elif found:
-        table(
-            ("name", "flow", "cron", "zone", "state", "next", "last", "started"),
-            (
-                (
-                    each["name"],
-                    each["flow"],
-                    each["cron"],
-                    each["zone"],
-                    _state(each),
-                    "" if each["paused"] else moment(each["next_tick"]),
-                    moment(each["last_tick"]),
-                    f"{each['started']:,}",
-                )
-                for each in found
-            ),
-        )
-    else:
-        console().print("no schedules; create one with `penstock schedules add NAME`")
+    print_list(
+        list(client.schedules(flow=flow, limit=None if all_ else limit)),
+        ("name", "flow", "cron", "zone", "state", "next", "last", "started"),
+        lambda each: (
+            each["name"],
+            each["flow"],
+            each["cron"],
+            each["zone"],
+            _state(each),
+            "" if each["paused"] else moment(each["next_tick"]),
+            moment(each["last_tick"]),
+            f"{each['started']:,}",
+        ),
+        "no schedules; create one with `penstock schedules add NAME`",
+        json_=json_,
+    )
 
 
 def _state(schedule: Mapping[str, Any]) -> Any:
@@ -176,12 +147,10 @@ def _state(schedule: Mapping[str, Any]) -> Any:
 
 @schedules.command()
 @click.argument("name", type=SCHEDULE_NAME)
-@gateway_option
-@json_option
-def get(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def get(name: str, client: SyncClient, json_: bool) -> None:
     """Shows one schedule with its rules, its queue and its last error."""
-    with open_client(gateway) as client:
-        schedule = client.schedule(name)
+    schedule = client.schedule(name)
     if json_:
         print_document(schedule)
         return
@@ -202,58 +171,41 @@ def get(name: str, gateway: str | None, json_: bool) -> None:
 
 @schedules.command()
 @click.argument("name", type=SCHEDULE_NAME)
-@gateway_option
-@json_option
-def pause(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def pause(name: str, client: SyncClient, json_: bool) -> None:
     """Pauses a schedule: no tick starts a flow, and running flows go on."""
-    with open_client(gateway) as client:
-        schedule = client.pause_schedule(name)
-    if json_:
-        print_document(schedule)
-    else:
-        click.echo(f"schedule {name} is paused")
+    schedule = client.pause_schedule(name)
+    print_answer(schedule, f"schedule {name} is paused", json_=json_)
 
 
 @schedules.command()
 @click.argument("name", type=SCHEDULE_NAME)
-@gateway_option
-@json_option
-def resume(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def resume(name: str, client: SyncClient, json_: bool) -> None:
     """Resumes a schedule with its next tick from now; the ticks of the pause stay skipped."""
-    with open_client(gateway) as client:
-        schedule = client.resume_schedule(name)
-    if json_:
-        print_document(schedule)
-    else:
-        click.echo(f"schedule {name} goes on, next at {moment(schedule['next_tick'])}")
+    schedule = client.resume_schedule(name)
+    print_answer(schedule, f"schedule {name} goes on, next at {moment(schedule['next_tick'])}", json_=json_)
 
 
 @schedules.command()
 @click.argument("name", type=SCHEDULE_NAME)
-@gateway_option
-@json_option
-def remove(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def remove(name: str, client: SyncClient, json_: bool) -> None:
     """Removes a schedule and stops its backfills; its flows stay."""
-    with open_client(gateway) as client:
-        removed = client.remove_schedule(name)
+    removed = client.remove_schedule(name)
     if not removed:
         raise NotFound(f"there is no schedule {name!r}")
-    if json_:
-        print_document({"name": name, "removed": True})
-    else:
-        click.echo(f"schedule {name} is removed; its flows stay")
+    print_answer({"name": name, "removed": True}, f"schedule {name} is removed; its flows stay", json_=json_)
 
 
 @schedules.command("next")
 @click.argument("name", type=SCHEDULE_NAME)
 @click.option("--count", type=Whole(1), default=10, show_default=True, help="The number of ticks.")
 @click.option("--after", type=Moment(), help="Show the ticks after this moment. Default: now.")
-@gateway_option
-@json_option
-def next_(name: str, count: int, after: datetime | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def next_(name: str, count: int, after: datetime | None, client: SyncClient, json_: bool) -> None:
     """Shows the next ticks of a schedule, in its zone and in UTC."""
-    with open_client(gateway) as client:
-        ticks = client.schedule_ticks(name, count=count, after=after)
+    ticks = client.schedule_ticks(name, count=count, after=after)
     if json_:
         for tick in ticks:
             print_document(tick)
@@ -263,34 +215,23 @@ def next_(name: str, count: int, after: datetime | None, gateway: str | None, js
 
 @schedules.command()
 @click.argument("name", type=SCHEDULE_NAME)
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most records to list."
-)
-@gateway_option
-@json_option
-def skips(name: str, limit: int, gateway: str | None, json_: bool) -> None:
+@limit_option("records")
+@client_options
+def skips(name: str, limit: int, client: SyncClient, json_: bool) -> None:
     """Lists the ticks of the last 30 days that started no flow, latest first, with the reason."""
-    with open_client(gateway) as client:
-        found = list(client.schedule_skips(name, limit=limit))
-    if json_:
-        for skip in found:
-            print_document(skip)
-    elif found:
-        table(
-            ("first tick", "last tick", "ticks", "reason", "error"),
-            (
-                (
-                    moment(skip["first_tick"]),
-                    moment(skip["last_tick"]),
-                    "many" if skip["ticks"] is None else f"{skip['ticks']:,}",
-                    skip["reason"],
-                    skip["detail"] or "",
-                )
-                for skip in found
-            ),
-        )
-    else:
-        console().print("no tick was skipped")
+    print_list(
+        list(client.schedule_skips(name, limit=limit)),
+        ("first tick", "last tick", "ticks", "reason", "error"),
+        lambda skip: (
+            moment(skip["first_tick"]),
+            moment(skip["last_tick"]),
+            "many" if skip["ticks"] is None else f"{skip['ticks']:,}",
+            skip["reason"],
+            skip["detail"] or "",
+        ),
+        "no tick was skipped",
+        json_=json_,
+    )
 
 
 for _command in (backfill, backfills, stop):

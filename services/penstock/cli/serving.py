@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from penstock import process
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
-from penstock.cli.output import counts_text, json_option, print_document, table
+from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.options import platform_options
+from penstock.cli.output import counts_text, print_document, table
 from penstock.cli.param_types import Whole
-from penstock.cli.topics import kafka_option, prefix_option
 from penstock.errors import CannotStart, PenstockError
 from penstock.settings import Platform
 
@@ -31,10 +31,6 @@ SERVICES = {
     "callbacks": "callbacks",
     "tasklogs": "task_logs",
 }
-
-postgres_option = click.option(
-    "--postgres", metavar="URL", help="The address of the database. Default: $PENSTOCK_POSTGRES."
-)
 
 
 @contextmanager
@@ -86,11 +82,7 @@ def run(ctx: click.Context, service: str) -> None:
     show_default=True,
     help="The most findings of each rule to name; all are counted.",
 )
-@kafka_option
-@postgres_option
-@prefix_option
-@data_dir_option
-@json_option
+@platform_options
 @click.pass_context
 def check(ctx: click.Context, /, *, repair: bool, show: int, json_: bool, **options: Any) -> None:
     """Proves that no task or callback is in limbo; the status is 7 if one stays in limbo."""

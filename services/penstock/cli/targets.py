@@ -8,20 +8,13 @@ from typing import Any
 import click
 
 from penstock.cli.callback_secrets import secrets
-from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
-    fields,
-    json_option,
-    moment,
-    print_document,
-    state_text,
-    table,
-)
-from penstock.cli.param_types import Rate, Whole
+from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.output import console, fields, moment, print_answer, print_document, state_text, table
+from penstock.cli.param_types import Rate
+from penstock.client import SyncClient
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.errors import NotFound
 
@@ -55,10 +48,8 @@ class _RateOrNone(Rate):
     help="Show everything about the target with this URL, in every namespace.",
 )
 @click.option("--namespace", metavar="NAME", help="List only targets of this namespace.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most targets to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all targets, without a limit.")
+@limit_option("targets")
+@all_option("targets")
 @gateway_option
 @json_option
 @click.pass_context
@@ -201,30 +192,26 @@ targets.add_list("Lists targets of callbacks, as `penstock targets` does.")
 @click.argument("url", type=TARGET_URL)
 @click.option("--why", required=True, help="The reason, which lists of targets show.")
 @namespace_option
-@gateway_option
-@json_option
-def disable(url: str, why: str, namespace: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def disable(url: str, why: str, namespace: str | None, client: SyncClient, json_: bool) -> None:
     """Stops calls to a target; its callbacks are held until it is enabled."""
-    with open_client(gateway) as client:
-        answer = client.disable_target(url, why, namespace)
+    answer = client.disable_target(url, why, namespace)
     text = f"{url} is disabled" if answer["changed"] else f"{url} was disabled already"
-    _print_answer(answer, text + _never_called_warning(answer), json_=json_)
+    print_answer(answer, text + _never_called_warning(answer), json_=json_)
 
 
 @targets.command()
 @click.argument("url", type=TARGET_URL)
 @namespace_option
-@gateway_option
-@json_option
-def enable(url: str, namespace: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def enable(url: str, namespace: str | None, client: SyncClient, json_: bool) -> None:
     """Resumes calls to a target: its health is reset, and its held callbacks are sent."""
-    with open_client(gateway) as client:
-        try:
-            answer = client.enable_target(url, namespace)
-        except NotFound as error:
-            raise _with_hint(error) from None
+    try:
+        answer = client.enable_target(url, namespace)
+    except NotFound as error:
+        raise _with_hint(error) from None
     held = answer["target"]["backlog"]["held"]
-    _print_answer(
+    print_answer(
         answer,
         f"{url} is enabled; {held:,} held callbacks will be sent"
         if answer["changed"]
@@ -239,18 +226,9 @@ def enable(url: str, namespace: str | None, gateway: str | None, json_: bool) ->
 @click.argument("url", type=TARGET_URL)
 @click.argument("rate", type=_RateOrNone())
 @namespace_option
-@gateway_option
-@json_option
-def limit(url: str, rate: float | None, namespace: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def limit(url: str, rate: float | None, namespace: str | None, client: SyncClient, json_: bool) -> None:
     """Limits the calls to a target to RATE a second; `none` is the setting of the service."""
-    with open_client(gateway) as client:
-        answer = client.limit_target(url, rate, namespace)
+    answer = client.limit_target(url, rate, namespace)
     limit_text = "the rate of the service" if rate is None else f"{rate:g} calls a second at most"
-    _print_answer(answer, f"{url} gets {limit_text}{_never_called_warning(answer)}", json_=json_)
-
-
-def _print_answer(answer: Mapping[str, Any], text: str, *, json_: bool) -> None:
-    if json_:
-        print_document(answer)
-    else:
-        click.echo(text)
+    print_answer(answer, f"{url} gets {limit_text}{_never_called_warning(answer)}", json_=json_)

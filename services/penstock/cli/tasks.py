@@ -9,19 +9,25 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import CALLBACK_FORMS, Lines, callbacks_of, context_of, naming_options
+from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
+from penstock.cli.inputs import Lines, callbacks_of, context_of, naming_options
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.output import (
-    DEFAULT_LIMIT,
-    console,
-    counted,
+from penstock.cli.options import (
+    PRIORITY,
+    all_option,
+    callback_option,
     json_option,
+    label_option,
+    limit_option,
+)
+from penstock.cli.output import (
+    counted,
     moment,
+    print_answer,
     print_document,
+    print_list,
     progress,
     state_text,
-    table,
 )
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.task_views import error_text, print_end, print_task
@@ -29,12 +35,10 @@ from penstock.cli.watching import watch_tasks
 from penstock.client import SubmissionsRefused, Submitted, SyncClient
 from penstock.client.arguments import encode_moment
 from penstock.client.chunks import ids_text
-from penstock.core.task import Priority, State
+from penstock.core.task import State
 from penstock.core.why import WaitReason
 from penstock.errors import Invalid, NotFound, PenstockError
-from penstock.http.problems import relocated
 
-_PRIORITY = click.Choice([priority.name for priority in Priority], case_sensitive=False)
 # Seconds that a submission waits for the reason why its task waits.
 _WHY_S = 2.0
 _STATE = click.Choice([state.value for state in State])
@@ -61,7 +65,7 @@ _STATE = click.Choice([state.value for state in State])
     help="A file with many tasks, one JSON object a line; - is standard input.",
 )
 @click.option("--stage", help="The stage in which the task begins. Default: the first stage of the type.")
-@click.option("--priority", type=_PRIORITY, help="The order of release within the type. Default: MEDIUM.")
+@click.option("--priority", type=PRIORITY, help="The order of release within the type. Default: MEDIUM.")
 @click.option(
     "--key", help="The tenant or resource for which limits and fair queueing of the type count the task."
 )
@@ -75,26 +79,14 @@ _STATE = click.Choice([state.value for state in State])
     help="The earliest moment at which the task is released, such as 2026-12-01T06:00:00Z, or 10m for ten "
     "minutes from now. Without an offset it is local time.",
 )
-@click.option(
-    "--callback",
-    "callbacks",
-    multiple=True,
-    metavar="URL|JSON|@FILE",
-    help=f"A target that is called when the task ends. {CALLBACK_FORMS}",
-)
+@callback_option("A target that is called when the task ends.")
 @click.option("--no-callbacks", is_flag=True, help="Call no target, not even the targets of the type.")
 @click.option(
     "--events",
     type=click.Choice(["final", "all"]),
     help="The transitions that are published. Default: those of the type.",
 )
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A label of the task. The option is repeatable.",
-)
+@label_option("A label of the task. The option is repeatable.")
 @click.option(
     "--watch",
     "watch_",
@@ -152,11 +144,8 @@ def submit(
 
 
 def _submit_one(client: SyncClient, wire: Mapping[str, Any]) -> Submitted:
-    try:
+    with naming_options(below="/0"):
         [submitted] = client.submit_many([wire])
-    except Invalid as error:
-        # The user submitted one task, so the pointer must not begin with its position in the batch.
-        raise naming_options(relocated(error, lambda pointer: pointer.removeprefix("/0"))) from None
     return submitted
 
 
@@ -199,12 +188,10 @@ def _print_submitted(submitted: Sequence[Submitted], *, single: bool, json_: boo
 
 @click.command()
 @click.argument("task_id", type=Whole(1))
-@gateway_option
-@json_option
-def get(task_id: int, gateway: str | None, json_: bool) -> None:
+@client_options
+def get(task_id: int, client: SyncClient, json_: bool) -> None:
     """Shows one task with its context, result, attempts and callbacks."""
-    with open_client(gateway) as client:
-        task = client.get(task_id)
+    task = client.get(task_id)
     if json_:
         print_document(task.raw)
     else:
@@ -222,13 +209,7 @@ def get(task_id: int, gateway: str | None, json_: bool) -> None:
 )
 @click.option("--stage", help="List only tasks in this stage.")
 @click.option("--key", help="List only tasks with this concurrency key (a tenant or resource).")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="List only tasks with this label. The option is repeatable; a task must have all labels.",
-)
+@label_option("List only tasks with this label. The option is repeatable; a task must have all labels.")
 @click.option("--idempotency-key", help="List only the tasks with this idempotency key.")
 @click.option("--since", type=Moment(), help="List only tasks that were created then or later.")
 @click.option(
@@ -239,46 +220,38 @@ def get(task_id: int, gateway: str | None, json_: bool) -> None:
     help='List only tasks with an error; with TEXT, only those whose error "kind: message" has it.',
 )
 @click.option("--flow", type=Whole(1), metavar="ID", help="List only tasks of this flow.")
-@click.option(
-    "--limit", type=Whole(1), default=DEFAULT_LIMIT, show_default=True, help="The most tasks to list."
-)
-@click.option("--all", "all_", is_flag=True, help="List all tasks, without a limit.")
-@gateway_option
-@json_option
-def list_(gateway: str | None, json_: bool, limit: int, all_: bool, **options: Any) -> None:
+@limit_option("tasks")
+@all_option("tasks")
+@client_options
+def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **options: Any) -> None:
     """Lists tasks, newest first."""
-    with open_client(gateway) as client:
-        if (name := options["type_"]) and all(known["name"] != name for known in client.types()):
-            raise NotFound(f"there is no task type {name!r}")
-        tasks = client.list(
-            **_filters(options),
-            flow=options["flow"],
-            since=options["since"],
-            error=options["error"],
-            limit=None if all_ else limit,
-        )
-        if json_:
-            for task in tasks:
-                print_document(task.raw)
-            return
-        rows = [
-            (
-                str(task.id),
-                task.type,
-                state_text(task.state),
-                task.stage,
-                str(task.attempt),
-                task.priority.name,
-                moment(task.raw["created_at"]),
-                ", ".join(f"{k}={v}" for k, v in task.labels.items()),
-                error_text(task.error)[:80],
-            )
-            for task in tasks
-        ]
-    if rows:
-        table(("id", "type", "state", "stage", "attempt", "priority", "created", "labels", "error"), rows)
-    else:
-        console().print("no tasks")
+    if (name := options["type_"]) and all(known["name"] != name for known in client.types()):
+        raise NotFound(f"there is no task type {name!r}")
+    tasks = client.list(
+        **_filters(options),
+        flow=options["flow"],
+        since=options["since"],
+        error=options["error"],
+        limit=None if all_ else limit,
+    )
+    print_list(
+        tasks,
+        ("id", "type", "state", "stage", "attempt", "priority", "created", "labels", "error"),
+        lambda task: (
+            str(task.id),
+            task.type,
+            state_text(task.state),
+            task.stage,
+            str(task.attempt),
+            task.priority.name,
+            moment(task.raw["created_at"]),
+            ", ".join(f"{k}={v}" for k, v in task.labels.items()),
+            error_text(task.error)[:80],
+        ),
+        "no tasks",
+        json_=json_,
+        document=lambda task: task.raw,
+    )
 
 
 def _filters(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,17 +267,13 @@ def _filters(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @click.argument("ids", metavar="ID...", type=Whole(1), nargs=-1, required=True)
-@gateway_option
-@json_option
-def cancel(ids: tuple[int, ...], gateway: str | None, json_: bool) -> None:
+@client_options
+def cancel(ids: tuple[int, ...], client: SyncClient, json_: bool) -> None:
     """Cancels the tasks that have not ended; the status is 4 if an id is unknown."""
-    with open_client(gateway) as client:
-        outcome = client.cancel(ids)
-    if json_:
-        print_document(dataclasses.asdict(outcome))
-    else:
-        ended = len(outcome.unchanged)
-        click.echo(f"{len(outcome.cancelled):,} cancelled" + (f", {ended:,} had ended" if ended else ""))
+    outcome = client.cancel(ids)
+    ended = len(outcome.unchanged)
+    text = f"{len(outcome.cancelled):,} cancelled" + (f", {ended:,} had ended" if ended else "")
+    print_answer(dataclasses.asdict(outcome), text, json_=json_)
     if outcome.unknown:
         raise NotFound(f"there is no task {ids_text(outcome.unknown)}")
 
@@ -321,12 +290,8 @@ def cancel(ids: tuple[int, ...], gateway: str | None, json_: bool) -> None:
 )
 @click.option("--stage", help="Instead of ids: the tasks that are in this stage now.")
 @click.option("--key", help="Instead of ids: the tasks with this concurrency key.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Instead of ids: the tasks with this label. The option is repeatable; a task must have all labels.",
+@label_option(
+    "Instead of ids: the tasks with this label. The option is repeatable; a task must have all labels."
 )
 @gateway_option
 @json_option

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
 from penstock.cli.groups import LazyGroup, LazyVerb
-from penstock.cli.output import json_option, print_document, table
+from penstock.cli.options import json_option, kafka_option, kafka_options, prefix_option, together
+from penstock.cli.output import print_answer, print_document, table
 from penstock.cli.passwords import given_passwords
 from penstock.core.access import DEFAULT_NAMESPACE, parse_namespaces
 from penstock.kafka.topology import acls as access
@@ -25,13 +26,6 @@ EXIT_DIFFERENT = 8
 
 _USER = "User:"
 _PRINCIPAL = "User:penstock-{service}"
-
-kafka_option = click.option(
-    "--kafka", metavar="SERVERS", help="The bootstrap servers of Kafka. Default: $PENSTOCK_KAFKA."
-)
-prefix_option = click.option(
-    "--prefix", help="The prefix of topics and groups. Default: $PENSTOCK_PREFIX or penstock."
-)
 
 
 _VERBS = {
@@ -84,10 +78,7 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **option
 
 
 @topics.command("plan")
-@kafka_option
-@prefix_option
-@data_dir_option
-@json_option
+@kafka_options
 @click.pass_context
 def plan(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
     """Shows how the topics differ from their declaration; the status is 8 if one differs."""
@@ -98,10 +89,7 @@ def plan(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
 
 
 @topics.command("apply")
-@kafka_option
-@prefix_option
-@data_dir_option
-@json_option
+@kafka_options
 @click.pass_context
 def apply(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
     """Creates and changes topics as declared; the status is 8 if an unsafe change is left."""
@@ -147,32 +135,29 @@ def _print_differences(
         click.echo("the topics are as declared")
 
 
-def _access_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.argument("services", nargs=-1, type=click.Choice(access.SERVICES)),
-        click.option(
-            "--principal",
-            default=_PRINCIPAL,
-            show_default=True,
-            help="The principal of a service; {service} stands for its name.",
-        ),
-        click.option(
-            "--type",
-            "types",
-            multiple=True,
-            metavar="TYPE",
-            help="A task type of the worker. The option is repeatable. Default: all types.",
-        ),
-        click.option(
-            "--namespace",
-            "namespaces",
-            multiple=True,
-            metavar="NAMESPACE",
-            help="A namespace of the worker, in place of types. The option is repeatable.",
-        ),
-    ):
-        command = option(command)
-    return command
+_access_options = together(
+    click.option(
+        "--namespace",
+        "namespaces",
+        multiple=True,
+        metavar="NAMESPACE",
+        help="A namespace of the worker, in place of types. The option is repeatable.",
+    ),
+    click.option(
+        "--type",
+        "types",
+        multiple=True,
+        metavar="TYPE",
+        help="A task type of the worker. The option is repeatable. Default: all types.",
+    ),
+    click.option(
+        "--principal",
+        default=_PRINCIPAL,
+        show_default=True,
+        help="The principal of a service; {service} stands for its name.",
+    ),
+    click.argument("services", nargs=-1, type=click.Choice(access.SERVICES)),
+)
 
 
 def _rules(
@@ -212,10 +197,7 @@ def acls(
     """
     settings = DeploymentSettings(Kafka, options, connects=False).settings
     allowed = _rules(settings.prefix, services, types, namespaces)
-    if json_:
-        print_document(access.strimzi(allowed))
-    else:
-        click.echo("\n".join(access.commands(allowed, principal)))
+    print_answer(access.strimzi(allowed), "\n".join(access.commands(allowed, principal)), json_=json_)
 
 
 @topics.command("grant")
@@ -226,10 +208,7 @@ def acls(
     help="Also remove entries of these principals that their lists do not have. Do not use it while an "
     "older version runs.",
 )
-@kafka_option
-@prefix_option
-@data_dir_option
-@json_option
+@kafka_options
 def grant(
     services: tuple[str, ...],
     principal: str,

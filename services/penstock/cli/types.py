@@ -9,13 +9,15 @@ import click
 import orjson
 
 from penstock.cli.concurrency_keys import keys
-from penstock.cli.gateway import gateway_option, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
-from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, naming_options
+from penstock.cli.inputs import callbacks_of, naming_options
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.output import console, fields, json_option, print_document, table
+from penstock.cli.options import callback_option, json_option, together
+from penstock.cli.output import fields, print_answer, print_document, print_list
 from penstock.cli.param_types import NO_LIMIT, Finite, Milliseconds, OrNone, Seconds, Whole
-from penstock.errors import Invalid, NotFound
+from penstock.client import SyncClient
+from penstock.errors import NotFound
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -34,20 +36,13 @@ def types(ctx: click.Context, gateway: str | None, json_: bool) -> None:
     with open_client(gateway) as client:
         found = client.types()
         owners = {} if json_ else client.owners()
-    if json_:
-        for task_type in found:
-            print_document(task_type)
-    elif found:
-        heads = [*(name.replace("_", " ") for name in _TYPE_COLUMNS), "released by"]
-        table(
-            heads,
-            (
-                [*(str(task_type[name]) for name in _TYPE_COLUMNS), _owner(owners, task_type["name"])]
-                for task_type in found
-            ),
-        )
-    else:
-        console().print("no task types; register one with `penstock types add NAME`")
+    print_list(
+        found,
+        [*(name.replace("_", " ") for name in _TYPE_COLUMNS), "released by"],
+        lambda each: [*(str(each[name]) for name in _TYPE_COLUMNS), _owner(owners, each["name"])],
+        "no task types; register one with `penstock types add NAME`",
+        json_=json_,
+    )
 
 
 types.add_list("Lists the task types, as `penstock types` does.")
@@ -56,13 +51,11 @@ types.add_command(keys)
 
 @types.command()
 @click.argument("name", type=TYPE_NAME)
-@gateway_option
-@json_option
-def show(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def show(name: str, client: SyncClient, json_: bool) -> None:
     """Shows one task type with its lease, limits, retries and callbacks."""
-    with open_client(gateway) as client:
-        task_type = next((found for found in client.types() if found["name"] == name), None)
-        owners = {} if json_ else client.owners()
+    task_type = next((found for found in client.types() if found["name"] == name), None)
+    owners = {} if json_ else client.owners()
     if task_type is None:
         raise NotFound(f"there is no task type {name!r}")
     if json_:
@@ -74,23 +67,17 @@ def show(name: str, gateway: str | None, json_: bool) -> None:
 
 @types.command()
 @click.argument("name", required=False, type=TYPE_NAME)
-@gateway_option
-@json_option
-def backlog(name: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def backlog(name: str | None, client: SyncClient, json_: bool) -> None:
     """Counts the waiting tasks of one type or all, with the age of the oldest ready task."""
-    with open_client(gateway) as client:
-        lines = list(client.backlog(name))
-    if json_:
-        for line in lines:
-            print_document(line)
-    elif lines:
-        heads = [head.replace("_", " ") for head in _BACKLOG_COLUMNS]
-        table(
-            [*heads, "oldest"],
-            ([*(_number(line[head]) for head in _BACKLOG_COLUMNS), _age(line)] for line in lines),
-        )
-    else:
-        console().print("no task is waiting")
+    lines = list(client.backlog(name))
+    print_list(
+        lines,
+        [*(head.replace("_", " ") for head in _BACKLOG_COLUMNS), "oldest"],
+        lambda line: [*(_number(line[head]) for head in _BACKLOG_COLUMNS), _age(line)],
+        "no task is waiting",
+        json_=json_,
+    )
 
 
 def _number(value: Any) -> str:
@@ -120,7 +107,7 @@ def _settings(*, defaults: bool) -> Callable[[_Command], _Command]:
         text = help if defaults else help.partition(" Default: ")[0]
         return click.option(*names, help=text, **attributes)
 
-    options = (
+    return together(
         option("--first-stage", help="The first stage of tasks that name none. Default: start."),
         option(
             "--lease-ms",
@@ -206,21 +193,8 @@ def _settings(*, defaults: bool) -> Callable[[_Command], _Command]:
             default=None,
             help="Whether tasks in a later stage are released before tasks in their first stage. Default: no.",
         ),
-        option(
-            "--callback",
-            "callbacks",
-            multiple=True,
-            metavar="URL|JSON|@FILE",
-            help=f"A target of the tasks that name no targets. {CALLBACK_FORMS}",
-        ),
+        callback_option("A target of the tasks that name no targets."),
     )
-
-    def add(command: _Command) -> _Command:
-        for each in reversed(options):
-            command = each(command)
-        return command
-
-    return add
 
 
 def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,23 +219,17 @@ def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...],
         found = next((each for each in client.types() if each["name"] == name), None)
         if found is not None and settings.get("partitions") == found["partitions"]:
             del settings["partitions"]
-        try:
+        with naming_options():
             if found is None:
                 registered = client.register_type(name, **settings)
             else:
                 registered = client.change_type(name, **settings) if settings else found
-        except Invalid as error:
-            raise naming_options(error) from None
-    if json_:
-        print_document(registered)
-        return
-    begin = f"tasks begin at stage {registered['first_stage']}"
-    if found is None:
-        click.echo(f"type {name}: {begin}")
-        return
-    changed = [field for field in settings if registered[field] != found[field]]
-    what = f"changed: {', '.join(changed)}" if changed else "nothing changed"
-    click.echo(f"type {name} existed already, {what}; {begin}")
+    text = f"type {name}: "
+    if found is not None:
+        changed = [field for field in settings if registered[field] != found[field]]
+        what = f"changed: {', '.join(changed)}" if changed else "nothing changed"
+        text = f"type {name} existed already, {what}; "
+    print_answer(registered, f"{text}tasks begin at stage {registered['first_stage']}", json_=json_)
 
 
 @types.command("set")
@@ -296,12 +264,6 @@ def resume(name: str, gateway: str | None, json_: bool) -> None:
 
 
 def _change(name: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
-    with open_client(gateway) as client:
-        try:
-            changed = client.change_type(name, **settings)
-        except Invalid as error:
-            raise naming_options(error) from None
-    if json_:
-        print_document(changed)
-    else:
-        click.echo(text)
+    with open_client(gateway) as client, naming_options():
+        changed = client.change_type(name, **settings)
+    print_answer(changed, text, json_=json_)

@@ -7,23 +7,22 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import gateway_option, open_client
+from penstock.cli.gateway import client_options
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.output import console, json_option, moment, print_document, table
+from penstock.cli.output import console, moment, print_document, table
+from penstock.client import SyncClient
 
 
 @click.command()
 @click.option("--type", "type_", type=TYPE_NAME, help="List only workers of this type.")
-@gateway_option
-@json_option
-def workers(type_: str | None, gateway: str | None, json_: bool) -> None:
+@client_options
+def workers(type_: str | None, client: SyncClient, json_: bool) -> None:
     """Lists the workers of each type, with their stages, slots and partitions.
 
     A gateway stands for its workers over HTTP. The gateway that answers also lists its own, with
     the moment of their last request.
     """
-    with open_client(gateway) as client:
-        found = list(client.workers(type_))
+    found = list(client.workers(type_))
     if json_:
         for each in found:
             print_document(each)

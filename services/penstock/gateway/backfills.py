@@ -12,13 +12,11 @@ from aiohttp import web
 
 from penstock.errors import InvalidRecord, NotFound
 from penstock.gateway.access import grant_of
-from penstock.gateway.bodies import read_json
+from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import note
 from penstock.gateway.dry_run import timestamp_in
-from penstock.gateway.openapi import conform
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.schedules import ticks_of, visible_schedule
-from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import visible_namespaces
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
@@ -58,12 +56,10 @@ class BackfillRoutes:
     """The routes of backfills.
 
     Args:
-        settings: limits.
         pool: the database.
     """
 
-    def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record]) -> None:
-        self._settings = settings
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
 
     def routes(self) -> list[web.RouteDef]:
@@ -77,9 +73,7 @@ class BackfillRoutes:
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /schedules/{name}/backfill: runs the ticks of a past range."""
-        refuse_unknown_parameters(request)
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, "BackfillRequest")
+        raw = await read_document(request, "BackfillRequest")
         schedule = await visible_schedule(request, self._pool)
         now = await schedules.clock(self._pool)
         since = timestamp_in(raw, "since")
@@ -156,9 +150,7 @@ class BackfillRoutes:
 
     async def stop(self, request: web.Request) -> web.Response:
         """POST /backfills/{id}/stop: it starts no further flow."""
-        refuse_unknown_parameters(request)
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, "BackfillStop")
+        raw = await read_document(request, "BackfillStop")
         backfill_id = (await self._visible(request))["id"]
         with translated():
             async with self._pool.acquire() as connection, connection.transaction():

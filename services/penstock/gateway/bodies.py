@@ -9,49 +9,66 @@ from aiohttp import web
 from penstock.contracts.parsing import Unreadable, parse, parse_batch
 from penstock.errors import InvalidRecord, Malformed
 from penstock.gateway.openapi import conform, find_faults
-from penstock.http.server import read_body
+from penstock.http.server import read_body, refuse_unknown_parameters
 
 
-async def read_json(request: web.Request, limit_bytes: int) -> Any:
+async def read_document(request: web.Request, schema: str) -> dict[str, Any]:
+    """The body of a request without parameters, which conforms to a schema of the description.
+
+    Raises:
+        BadParameter: the request has a parameter.
+        Malformed, TooLarge: as `read_json`.
+        InvalidRecord, Faults: the body does not conform.
+    """
+    refuse_unknown_parameters(request)
+    raw: dict[str, Any] = await read_json(request)
+    conform(raw, schema)
+    return raw
+
+
+async def read_json(request: web.Request, limit_bytes: int | None = None) -> Any:
     """The JSON value of a request's body.
+
+    Args:
+        request: has the body.
+        limit_bytes: of the body; None is the limit of the gateway.
 
     Raises:
         Malformed: the body is not JSON in UTF-8.
         TooLarge: the body is longer than the limit.
     """
-    data = await read_body(request, limit_bytes)
+    data = await read_body(request, request.client_max_size if limit_bytes is None else limit_bytes)
     try:
         return parse(data, exact=True)
     except InvalidRecord as error:
         raise Malformed(error.reason) from error
 
 
-async def read_entries(request: web.Request, limit_bytes: int, member: str) -> Any:
+async def read_entries(request: web.Request, member: str) -> Any:
     """As `read_json`, for a body with entries: one that cannot be read alone is `Unreadable`.
 
     Args:
         request: has the body.
-        limit_bytes: of the body.
         member: name of the array in the body's object; "" when the body is the array.
 
     Raises:
         Malformed: the body as a whole is not JSON in UTF-8.
         TooLarge: the body is longer than the limit, or has too many entries.
     """
-    data = await read_body(request, limit_bytes)
+    data = await read_body(request, request.client_max_size)
     try:
         return parse_batch(data, member, exact=True)
     except InvalidRecord as error:
         raise Malformed(error.reason) from error
 
 
-async def read_ids(request: web.Request, limit_bytes: int) -> tuple[list[int], dict[str, Any]]:
+async def read_ids(request: web.Request) -> tuple[list[int], dict[str, Any]]:
     """The ids of a body, and the field `rejected` of its answer if an entry is no id.
 
     Raises:
         InvalidRecord, Faults: no entry is an id, or the body has another fault.
     """
-    raw = await read_entries(request, limit_bytes, "ids")
+    raw = await read_entries(request, "ids")
     rejected: list[dict[str, Any]] = []
     if find_faults(_shown(raw), "Ids"):
         entries = raw.get("ids") if isinstance(raw, dict) else None

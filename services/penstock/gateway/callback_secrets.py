@@ -34,10 +34,9 @@ from penstock.core.webhook_secrets import (
 from penstock.crypto import PrivateKey, Sealer, UnreadableSecret, generate_private_key
 from penstock.errors import Conflict, Forbidden, InvalidRecord, NotFound
 from penstock.gateway.access import grant_of
-from penstock.gateway.bodies import read_json
+from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import note
-from penstock.gateway.openapi import conform
-from penstock.gateway.paging import page_size, split_page
+from penstock.gateway.paging import page_size, respond_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import (
@@ -102,7 +101,6 @@ class CallbackSecretRoutes:
     def __init__(
         self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], types: TypeCache
     ) -> None:
-        self._settings = settings
         self._pool = pool
         self._types = types
         self._sealer = Sealer(settings.encryption_keys)
@@ -135,12 +133,13 @@ class CallbackSecretRoutes:
             after=(after_namespace, after_url, after_id),
             limit=size + 1,
         )
-        page, next_cursor = split_page(rows, size, lambda row: f"{row['namespace']} {row['id']} {row['url']}")
-        return respond({"secrets": [_document(row) for row in page], "next": next_cursor})
+        return respond_page(
+            "secrets", rows, size, lambda row: f"{row['namespace']} {row['id']} {row['url']}", _document
+        )
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /targets/secrets: generates a secret, or takes a given one or a reference."""
-        raw = await self._read_body(request, "CallbackSecretCreate")
+        raw = await read_document(request, "CallbackSecretCreate")
         scope = await self._scope(request, raw)
         scheme = Scheme(raw.get("scheme", Scheme.V1))
         stored, shown = self._new(request, scope, scheme, raw)
@@ -152,7 +151,7 @@ class CallbackSecretRoutes:
 
     async def rotate(self, request: web.Request) -> web.Response:
         """POST /targets/secrets/{id}/rotate: a new secret; the old one signs during the overlap."""
-        raw = await self._read_body(request, "CallbackSecretRotate")
+        raw = await read_document(request, "CallbackSecretRotate")
         secret_id = request.match_info["id"]
         with translated():
             async with self._pool.acquire() as connection, connection.transaction():
@@ -224,12 +223,6 @@ class CallbackSecretRoutes:
             while len(self._public_answers) > _PUBLIC_ANSWERS:
                 self._public_answers.popitem(last=False)
         return respond({"keys": kept[1]})
-
-    async def _read_body(self, request: web.Request, schema: str) -> dict[str, Any]:
-        refuse_unknown_parameters(request)
-        raw: dict[str, Any] = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, schema)
-        return raw
 
     async def _scope(self, request: web.Request, raw: Mapping[str, Any]) -> Scope:
         url, namespace = raw.get("url"), raw.get("namespace")

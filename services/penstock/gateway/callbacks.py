@@ -17,12 +17,10 @@ from aiohttp import web
 
 from penstock.errors import InvalidRecord
 from penstock.gateway.access import grant_of
-from penstock.gateway.bodies import read_json
+from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import note
 from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES, timestamp_in
-from penstock.gateway.openapi import conform
 from penstock.gateway.paging import MAX_PAGE_SIZE, page_size, split_page
-from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.targets import MAX_URL_LENGTH
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import MAX_NAMESPACE_LENGTH, target_namespace, visible_namespaces
@@ -67,12 +65,10 @@ class CallbackRoutes:
     """The routes below /callbacks.
 
     Args:
-        settings: limits.
         pool: the database.
     """
 
-    def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record]) -> None:
-        self._settings = settings
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
 
     def routes(self) -> list[web.RouteDef]:
@@ -113,9 +109,7 @@ class CallbackRoutes:
 
     async def replay(self, request: web.Request) -> web.Response:
         """POST /callbacks/replay."""
-        refuse_unknown_parameters(request)
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, "ReplayRequest")
+        raw = await read_document(request, "ReplayRequest")
         namespace = raw.get("namespace")
         if "target" in raw:
             # A target is a URL in one namespace.

@@ -6,18 +6,14 @@ of a GET and in the body of a POST.
 
 from __future__ import annotations
 
-from typing import Any
-
 import asyncpg
 from aiohttp import web
 
 from penstock.errors import NotFound
 from penstock.gateway.access import grant_of
-from penstock.gateway.bodies import read_json
+from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import observer
-from penstock.gateway.openapi import conform
-from penstock.gateway.paging import page_size, split_page
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.paging import page_size, respond_page
 from penstock.gateway.views import pick
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import concurrency_keys, types
@@ -30,12 +26,10 @@ class ConcurrencyKeyRoutes:
     """The routes below /types/{name}/keys.
 
     Args:
-        settings: limits.
         pool: the database.
     """
 
-    def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record]) -> None:
-        self._settings = settings
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
 
     def routes(self) -> list[web.RouteDef]:
@@ -58,12 +52,11 @@ class ConcurrencyKeyRoutes:
             after=text_parameter(request, "cursor") or "",
             limit=size + 1,
         )
-        page, next_cursor = split_page(rows, size, lambda row: str(row["key"]))
-        return respond({"keys": [pick(row, _COLUMNS) for row in page], "next": next_cursor})
+        return respond_page("keys", rows, size, lambda row: str(row["key"]), lambda row: pick(row, _COLUMNS))
 
     async def change(self, request: web.Request) -> web.Response:
         """POST /types/{name}/keys: fields that the body lacks stay as they are."""
-        raw = await self._read_body(request, "KeyChange")
+        raw = await read_document(request, "KeyChange")
         max_in_flight = raw.get("max_in_flight")
         change = ConcurrencyKeyChange(
             paused=raw.get("paused"),
@@ -79,17 +72,11 @@ class ConcurrencyKeyRoutes:
 
     async def reset(self, request: web.Request) -> web.Response:
         """POST /types/{name}/keys/reset: removes the settings of a key."""
-        raw = await self._read_body(request, "KeyReset")
+        raw = await read_document(request, "KeyReset")
         changed = await concurrency_keys.reset(
             self._pool, await self._existing_type(request), raw["key"], observer(request, key=raw["key"])
         )
         return respond({"changed": changed})
-
-    async def _read_body(self, request: web.Request, schema: str) -> dict[str, Any]:
-        refuse_unknown_parameters(request)
-        raw: dict[str, Any] = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, schema)
-        return raw
 
     async def _existing_type(self, request: web.Request) -> str:
         name = _visible_type(request)

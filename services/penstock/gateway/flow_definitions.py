@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 from aiohttp import web
 
-from penstock.core.access import Grant, namespace_of
+from penstock.core.access import Grant
 from penstock.core.flow.outline import MAX_VERSION, references, task_types
-from penstock.errors import Forbidden, InvalidRecord
+from penstock.errors import InvalidRecord
 from penstock.flows.faults import Fault, pointer
 from penstock.flows.loading import MAX_BYTES
 from penstock.flows.validation import validate
@@ -20,10 +20,10 @@ from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
 from penstock.gateway.entries import one_or_all
-from penstock.gateway.paging import page_size, split_page
+from penstock.gateway.paging import page_size, respond_page, split_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick
-from penstock.gateway.visibility import visible_namespaces
+from penstock.gateway.visibility import require_own_name, visible_name, visible_namespaces
 from penstock.http.server import integer_parameter, refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import flow_definitions
 from penstock.postgres.connection import translated
@@ -87,7 +87,7 @@ class FlowDefinitionRoutes:
         version = raw.get("version") if isinstance(raw, dict) else None
         if not isinstance(name, str) or isinstance(version, bool) or not isinstance(version, int | float):
             return None
-        _require_namespace(grant, name)
+        require_own_name(grant, name, "upload flow definitions")
         if "\0" in name or not 1 <= version <= MAX_VERSION or not isinstance(raw.get("nodes"), dict):
             return None
         return await flow_definitions.find(self._pool, name, int(version))
@@ -122,13 +122,14 @@ class FlowDefinitionRoutes:
             after=text_parameter(request, "cursor"),
             limit=size + 1,
         )
-        page, next_cursor = split_page(rows, size, lambda row: str(row["name"]))
-        return respond({"definitions": [pick(row, _NAME_COLUMNS) for row in page], "next": next_cursor})
+        return respond_page(
+            "definitions", rows, size, lambda row: str(row["name"]), lambda row: pick(row, _NAME_COLUMNS)
+        )
 
     async def versions(self, request: web.Request) -> web.Response:
         """GET /flow-definitions/{name}: its versions, newest first."""
         refuse_unknown_parameters(request, "limit", "cursor")
-        name = _visible_name(request)
+        name = visible_name(request, flow_definitions.not_found)
         size = page_size(request)
         below = integer_parameter(request, "cursor", 0, low=1, high=MAX_VERSION) or None
         rows = await flow_definitions.versions(self._pool, name, below=below, limit=size + 1)
@@ -144,7 +145,7 @@ class FlowDefinitionRoutes:
         refuse_unknown_parameters(request)
         text = request.match_info["version"]
         version = int(text) if len(text) <= 10 else 0
-        name = _visible_name(request, version)
+        name = visible_name(request, lambda name: flow_definitions.not_found(name, version))
         if not 1 <= version <= MAX_VERSION:
             raise flow_definitions.not_found(name, version)
         return respond((await flow_definitions.get(self._pool, name, version)).to_wire())
@@ -169,16 +170,6 @@ async def _require_valid(raw: Any, types: AbstractSet[str], reached: Reached) ->
         raise one_or_all(records)
 
 
-def _require_namespace(grant: Grant, name: str) -> None:
-    if not grant.covers(name):
-        assert grant.namespaces is not None
-        allowed = ", ".join(sorted(grant.namespaces)) or "no namespace"
-        raise Forbidden(
-            f"{name[:100]} would be in the namespace {namespace_of(name)[:100]}, and you may upload flow "
-            f"definitions in {allowed}: the namespace is the part of the name before the first --"
-        )
-
-
 def _nul_faults(value: Any, at: str) -> Iterator[InvalidRecord]:
     """Faults of texts that PostgreSQL cannot read from JSON; the value is not nested deep."""
     if isinstance(value, str) and "\0" in value:
@@ -191,18 +182,6 @@ def _nul_faults(value: Any, at: str) -> Iterator[InvalidRecord]:
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _nul_faults(each, at + pointer(index))
-
-
-def _visible_name(request: web.Request, version: int | None = None) -> str:
-    """The name in the path.
-
-    Raises:
-        NotFound: the request may not see the definition, or none can have this name.
-    """
-    name = request.match_info["name"]
-    if "\0" in name or len(name) > 100 or not grant_of(request).covers(name):
-        raise flow_definitions.not_found(name[:100], version)
-    return name
 
 
 def _text(fault: Fault) -> str:

@@ -62,7 +62,7 @@ class FlowEventRoutes:
         name = request.match_info["name"]
         _require_name(request, name)
         self._limiter.require_room()
-        raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "")
+        raw = await read_entries(request, "")
         rows = len(raw) if isinstance(raw, list) else 1
         with self._limiter.reserve(rows, body_bytes(request)):
             return await answer(

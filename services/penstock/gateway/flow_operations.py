@@ -25,7 +25,6 @@ from penstock.gateway.changes import note
 from penstock.gateway.flow_reruns import Reruns, Version
 from penstock.gateway.flow_views import visible_flow
 from penstock.gateway.openapi import conform
-from penstock.gateway.settings import GatewaySettings
 from penstock.http.server import refuse_unknown_parameters, respond
 from penstock.postgres import flow_commands, flow_starts
 from penstock.postgres.flow_commands import Recovery, Target
@@ -48,13 +47,11 @@ class FlowCommandRoutes:
     """The routes below /flows/{id} that change a flow.
 
     Args:
-        settings: limits.
         pool: the database.
         reruns: makes the starts of reruns.
     """
 
-    def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], reruns: Reruns) -> None:
-        self._settings = settings
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], reruns: Reruns) -> None:
         self._pool = pool
         self._reruns = reruns
 
@@ -139,7 +136,7 @@ class FlowCommandRoutes:
         refuse_unknown_parameters(request)
         raw: dict[str, Any] = {}
         if request.can_read_body:
-            raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+            raw = await read_json(request)
         conform(raw, schema)
         return raw
 

@@ -66,7 +66,7 @@ class FlowStartRoutes:
         """POST /flows: an object is one flow; an array is a batch of independent flows."""
         refuse_unknown_parameters(request)
         self._limiter.require_room()
-        raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "")
+        raw = await read_entries(request, "")
         rows = len(raw) if isinstance(raw, list) else 1
         with self._limiter.reserve(rows, body_bytes(request)):
             parent = request.headers.get(tracing.TRACEPARENT)

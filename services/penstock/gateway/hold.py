@@ -102,7 +102,7 @@ class WorkerRoutes:
 
     async def hold(self, request: web.Request) -> web.Response:
         """POST /hold_task: answers once a task is available, or without tasks after `wait_s`."""
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request)
         conform(raw, "HoldRequest")
         # A cached type needs no query, so idle workers cost the database nothing.
         await self._types.require([raw["type"]])
@@ -152,7 +152,7 @@ class WorkerRoutes:
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: sends valid entries to Kafka, and reports the faults of others."""
-        raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "results")
+        raw = await read_entries(request, "results")
         with self._reports.reserve(body_bytes(request)):
             return await self._set(request, raw)
 

@@ -1,4 +1,6 @@
-"""The description of the API: `schemas/http/openapi.json`, with `schemas/messages` inlined.
+"""The description of the API: `schemas/http/openapi` joined, with `schemas/messages` inlined.
+
+`shared.json` has what several tags use. The file of a tag has its paths and the rest that they use.
 
 The gateway validates request bodies by this description, so that it cannot differ from the service.
 """
@@ -16,19 +18,32 @@ from penstock.contracts.validation import faults
 from penstock.errors import InvalidRecord
 from penstock.http.problems import Faults
 
-_MESSAGE_REFERENCE = "../messages/"
+_MESSAGE_REFERENCE = "../../messages/"
 
 
 @cache
 def document() -> dict[str, Any]:
     """The whole description; all its references are internal."""
-    raw: dict[str, Any] = orjson.loads((schemas_folder() / "http" / "openapi.json").read_bytes())
+    raw = read_part("shared")
+    raw["paths"] = {}
+    for tag in raw["tags"]:
+        of_tag = read_part(tag["name"])
+        raw["paths"] |= of_tag["paths"]
+        for kind, components in of_tag["components"].items():
+            raw["components"][kind] |= components
     schemas = raw["components"]["schemas"]
     for name, schema in schemas.items():
         reference = schema.get("$ref", "")
         if reference.startswith(_MESSAGE_REFERENCE):
             schemas[name] = _message_schema(reference)
     return raw
+
+
+def read_part(name: str) -> dict[str, Any]:
+    """Reads the file of a tag, or `shared`."""
+    file = schemas_folder() / "http" / "openapi" / f"{name.lower().replace(' ', '-')}.json"
+    part: dict[str, Any] = orjson.loads(file.read_bytes())
+    return part
 
 
 @cache

@@ -33,14 +33,14 @@ from penstock.errors import (
 from penstock.gateway import views
 from penstock.gateway.access import grant_of
 from penstock.gateway.background_producer import BackgroundProducer
-from penstock.gateway.bodies import read_json
+from penstock.gateway.bodies import read_document, read_json
 from penstock.gateway.changes import note
 from penstock.gateway.dry_run import MAX_COUNTED, MAX_EXAMPLES
 from penstock.gateway.flow_reruns import Reruns
 from penstock.gateway.openapi import conform
 from penstock.gateway.operation_filters import flow_filter, limit_to_visible, task_filter
 from penstock.gateway.operation_runner import OperationRunner
-from penstock.gateway.paging import id_cursor, page_size, split_page
+from penstock.gateway.paging import id_cursor, page_size, respond_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import visible_namespaces
 from penstock.http.server import (
@@ -97,7 +97,6 @@ class OperationRoutes:
         producer: BackgroundProducer,
         reruns: Reruns,
     ) -> None:
-        self._settings = settings
         self._pool = pool
         self._runner = OperationRunner(settings, pool, producer, reruns)
 
@@ -113,7 +112,7 @@ class OperationRoutes:
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /operations: a new operation has run its first batch when it is answered."""
-        raw = await self._read(request, "OperationRequest")
+        raw = await read_document(request, "OperationRequest")
         verb = Verb(raw["verb"])
         await limit_to_visible(request, self._pool, raw["filter"])
         filters = task_filter(raw["filter"])
@@ -133,7 +132,7 @@ class OperationRoutes:
 
     async def create_on_flows(self, request: web.Request) -> web.Response:
         """POST /flows/operations: as `create`, for flows."""
-        raw = await self._read(request, "FlowOperationRequest")
+        raw = await read_document(request, "FlowOperationRequest")
         verb = FlowVerb(raw["verb"])
         filters = flow_filter(raw["filter"])
         if verb is not FlowVerb.RERUN and "version" in raw:
@@ -152,12 +151,6 @@ class OperationRoutes:
             return _dry_run(verb, counted, [flow_documents.summary(row) for row in flows])
         version = raw.get("version", "same") if verb is FlowVerb.RERUN else None
         return await self._begin(request, raw, verb, filters, version=version)
-
-    async def _read(self, request: web.Request, schema: str) -> dict[str, Any]:
-        refuse_unknown_parameters(request)
-        raw: dict[str, Any] = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, schema)
-        return raw
 
     async def _require_no_flow(self, ids: Sequence[int]) -> None:
         found = await operations.task_in_flow(self._pool, ids)
@@ -266,9 +259,9 @@ class OperationRoutes:
             limit=size + 1,
             namespaces=grant_of(request).namespaces,
         )
-        page, next_cursor = split_page(rows, size, lambda row: str(row["seq"]))
-        return respond(
-            {"operations": [_document(row, grant_of(request)) for row in page], "next": next_cursor}
+        grant = grant_of(request)
+        return respond_page(
+            "operations", rows, size, lambda row: str(row["seq"]), lambda row: _document(row, grant)
         )
 
     async def get(self, request: web.Request) -> web.Response:
@@ -278,7 +271,7 @@ class OperationRoutes:
 
     async def stop(self, request: web.Request) -> web.Response:
         """POST /operations/{id}/stop: tasks that it has changed stay changed."""
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request)
         conform(raw, "OperationStop")
         row = await self._row(request)
         before = _document(row, grant_of(request))

@@ -7,11 +7,11 @@ cursor of the page's last row, and the client sends it as `cursor` to get the ne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 
-from penstock.http.server import MAX_ID, integer_parameter
+from penstock.http.server import MAX_ID, integer_parameter, respond
 
 PAGE_SIZE = 50
 MAX_PAGE_SIZE = 500
@@ -35,6 +35,18 @@ def id_cursor(request: web.Request) -> int | None:
         BadParameter: it is not an id.
     """
     return integer_parameter(request, "cursor", 0, low=1, high=MAX_ID) or None
+
+
+def respond_page(
+    name: str,
+    rows: Sequence[Row],
+    size: int,
+    cursor_of: Callable[[Row], str],
+    document: Callable[[Row], Any],
+) -> web.Response:
+    """Answers a page: the documents of its rows as `name`, and its `next`. See `split_page`."""
+    page, next_cursor = split_page(rows, size, cursor_of)
+    return respond({name: [document(row) for row in page], "next": next_cursor})
 
 
 def split_page(

@@ -12,22 +12,21 @@ from zoneinfo import ZoneInfo
 import asyncpg
 from aiohttp import web
 
-from penstock.core.access import Grant, namespace_of
+from penstock.core.access import Grant
 from penstock.core.changes import difference
 from penstock.core.flow.outline import MAX_VERSION
 from penstock.core.schedule import Ticks, latest_ticks
 from penstock.core.schedule_policy import Skip, SkipReason
 from penstock.cron import parse_cron
-from penstock.errors import Forbidden, InvalidRecord, NotFound
+from penstock.errors import InvalidRecord, NotFound
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
 from penstock.gateway.entries import one_or_all
-from penstock.gateway.paging import id_cursor, page_size, split_page
+from penstock.gateway.paging import id_cursor, page_size, respond_page
 from penstock.gateway.schedule_settings import own_faults, settings_of, start_faults
-from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick
-from penstock.gateway.visibility import visible_namespaces
+from penstock.gateway.visibility import require_own_name, visible_name, visible_namespaces
 from penstock.http.problems import BadParameter
 from penstock.http.server import (
     integer_parameter,
@@ -52,18 +51,15 @@ class ScheduleRoutes:
     """The routes below /schedules, without backfills.
 
     Args:
-        settings: limits.
         pool: the database.
         definitions: the definitions that schedules start.
     """
 
     def __init__(
         self,
-        settings: GatewaySettings,
         pool: asyncpg.Pool[asyncpg.Record],
         definitions: DefinitionCache,
     ) -> None:
-        self._settings = settings
         self._pool = pool
         self._definitions = definitions
 
@@ -88,8 +84,8 @@ class ScheduleRoutes:
         """
         refuse_unknown_parameters(request)
         name, grant = request.match_info["name"], grant_of(request)
-        _require_namespace(request, name)
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        require_own_name(grant, name, "configure schedules")
+        raw = await read_json(request)
         faults = own_faults(name, raw)
         if faults:
             is_named = "flow" in raw and all(fault.pointer != "/flow" for fault in faults)
@@ -138,8 +134,7 @@ class ScheduleRoutes:
             flow=text_parameter(request, "flow"),
             limit=size + 1,
         )
-        page, next_cursor = split_page(found, size, lambda each: each.settings.name)
-        return respond({"schedules": [each.to_wire() for each in page], "next": next_cursor})
+        return respond_page("schedules", found, size, lambda each: each.settings.name, Schedule.to_wire)
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /schedules/{name}."""
@@ -171,7 +166,7 @@ class ScheduleRoutes:
 
     async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
         refuse_unknown_parameters(request)
-        name = _visible_name(request)
+        name = visible_name(request, _not_found)
         with translated():
             async with self._pool.acquire() as connection, connection.transaction():
                 schedule = await schedules.locked(connection, name)
@@ -209,8 +204,9 @@ class ScheduleRoutes:
         rows = await schedules.skips(
             self._pool, schedule.settings.name, before=id_cursor(request), limit=size + 1
         )
-        page, next_cursor = split_page(rows, size, lambda row: str(row["id"]))
-        return respond({"skips": [pick(row, _SKIP_COLUMNS) for row in page], "next": next_cursor})
+        return respond_page(
+            "skips", rows, size, lambda row: str(row["id"]), lambda row: pick(row, _SKIP_COLUMNS)
+        )
 
 
 async def visible_schedule(request: web.Request, pool: asyncpg.Pool[asyncpg.Record]) -> Schedule:
@@ -220,7 +216,7 @@ async def visible_schedule(request: web.Request, pool: asyncpg.Pool[asyncpg.Reco
         NotFound: there is none that the request may see.
         PostgresUnavailable: the database is unavailable.
     """
-    name = _visible_name(request)
+    name = visible_name(request, _not_found)
     schedule = await schedules.get(pool, name)
     if schedule is None:
         raise _not_found(name)
@@ -276,21 +272,3 @@ def _moment(request: web.Request, name: str) -> datetime | None:
 
 def _not_found(name: str) -> NotFound:
     return NotFound(f"there is no schedule {name[:100]!r}")
-
-
-def _visible_name(request: web.Request) -> str:
-    name = request.match_info["name"]
-    if "\0" in name or len(name) > 100 or not grant_of(request).covers(name):
-        raise _not_found(name)
-    return name
-
-
-def _require_namespace(request: web.Request, name: str) -> None:
-    grant = grant_of(request)
-    if not grant.covers(name):
-        assert grant.namespaces is not None
-        allowed = ", ".join(sorted(grant.namespaces)) or "no namespace"
-        raise Forbidden(
-            f"{name[:100]} would be in the namespace {namespace_of(name)[:100]}, and you may configure schedules "
-            f"in {allowed}: the namespace is the part of the name before the first --"
-        )

@@ -19,11 +19,9 @@ from penstock.contracts import subscription
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import TargetId
 from penstock.errors import NotFound
-from penstock.gateway.bodies import read_json
+from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import observer
-from penstock.gateway.openapi import conform
 from penstock.gateway.paging import page_size, split_page
-from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import MAX_NAMESPACE_LENGTH, resolve_target, visible_namespaces
 from penstock.http.server import (
@@ -60,15 +58,11 @@ class TargetRoutes:
     """The routes below /targets.
 
     Args:
-        settings: limits.
         pool: the database.
         types: the registered types, which determine the namespaces.
     """
 
-    def __init__(
-        self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record], types: TypeCache
-    ) -> None:
-        self._settings = settings
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], types: TypeCache) -> None:
         self._pool = pool
         self._types = types
 
@@ -139,9 +133,7 @@ class TargetRoutes:
         observer(request, namespace=target.namespace, url=target.url)(before, after)
 
     async def _read_body(self, request: web.Request, schema: str) -> tuple[dict[str, Any], TargetId]:
-        refuse_unknown_parameters(request)
-        raw: dict[str, Any] = await read_json(request, self._settings.gateway_body_limit_bytes)
-        conform(raw, schema)
+        raw = await read_document(request, schema)
         # An invalid URL would be a new target, and the intended one would stay as it is.
         subscription.read_one(raw["url"], "/url")
         return raw, await resolve_target(request, self._pool, self._types, raw["url"], raw.get("namespace"))

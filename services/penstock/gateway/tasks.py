@@ -114,7 +114,7 @@ class TaskRoutes:
         """POST /tasks: an object is one task; an array is a batch, whose tasks are judged alone."""
         refuse_unknown_parameters(request)
         self._limiter.require_room()
-        raw = await read_entries(request, self._settings.gateway_body_limit_bytes, "")
+        raw = await read_entries(request, "")
         rows = len(raw) if isinstance(raw, list) else 1
         with self._limiter.reserve(rows, body_bytes(request)):
             parent = request.headers.get(tracing.TRACEPARENT)
@@ -245,7 +245,7 @@ class TaskRoutes:
 
     async def states(self, request: web.Request) -> web.Response:
         """POST /tasks/states: how many of the given ids are in each state; the unknown ids."""
-        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
+        ids, rejected = await read_ids(request)
         visible = await visible_ids(request, self._pool, ids)
         wait_s = preferred_wait_s(request)
         if wait_s:
@@ -258,7 +258,7 @@ class TaskRoutes:
 
     async def ended(self, request: web.Request) -> web.Response:
         """POST /tasks/ended: which of the given tasks have ended, in the order of their ends."""
-        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
+        ids, rejected = await read_ids(request)
         visible = await visible_ids(request, self._pool, ids)
         wait_s = preferred_wait_s(request)
         ends = await tasks.ends_of(self._pool, visible)
@@ -272,7 +272,7 @@ class TaskRoutes:
 
     async def progress_of(self, request: web.Request) -> web.Response:
         """POST /tasks/progress: the reports of those of the given tasks that have one."""
-        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
+        ids, rejected = await read_ids(request)
         visible = await visible_ids(request, self._pool, ids)
         found = await progress.of_tasks(self._pool, visible, most=MAX_REPORTS)
         reports = [{"id": task_id, "progress": report} for task_id, report in found.items()]
@@ -297,7 +297,7 @@ class TaskRoutes:
 
     async def cancel_many(self, request: web.Request) -> web.Response:
         """POST /tasks/cancel: answers which ids were cancelled, final or unknown."""
-        ids, rejected = await read_ids(request, self._settings.gateway_body_limit_bytes)
+        ids, rejected = await read_ids(request)
         visible = await visible_ids(request, self._pool, ids)
         cancelled, outbox_entry = await advance.cancel(
             self._pool, visible, source=self._settings.event_source

@@ -9,7 +9,7 @@ import asyncpg
 from aiohttp import web
 
 from penstock.contracts.task_type import TaskType, read_task_type
-from penstock.core.access import Action, namespace_of
+from penstock.core.access import Action
 from penstock.core.changes import difference
 from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavailable, SessionLost
 from penstock.gateway.access import grant_of
@@ -17,6 +17,7 @@ from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.visibility import require_own_name
 from penstock.http.server import respond
 from penstock.postgres import types
 from penstock.postgres.session import Session, open_session
@@ -61,9 +62,9 @@ class TypeRoutes:
 
     async def register(self, request: web.Request) -> web.Response:
         """POST /types: registers a type, or changes its settings."""
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request)
         settings = read_task_type(raw)
-        _require_namespace(request, settings.name)
+        require_own_name(grant_of(request), settings.name, "register types")
         limits = TypeLimits(self._settings.gateway_namespace_types, self._settings.gateway_type_partitions)
         task_type, created = await types.register(self._pool, settings, limits, _observer(request))
         # The notification may arrive after this client's next request.
@@ -74,7 +75,7 @@ class TypeRoutes:
         """PATCH /types/{name}: fields that the body lacks stay as they are."""
         name = request.match_info["name"]
         _require_visible(request, name)
-        raw = await read_json(request, self._settings.gateway_body_limit_bytes)
+        raw = await read_json(request)
         conform_change(raw, "TaskTypeChange")
         immutable = next((field for field in _IMMUTABLE_FIELDS if field in raw), None)
         if immutable is not None:
@@ -114,17 +115,6 @@ class TypeRoutes:
         if task_type is None:
             raise NotFound(f"there is no task type {name!r}")
         return respond(task_type.masked())
-
-
-def _require_namespace(request: web.Request, name: str) -> None:
-    grant = grant_of(request)
-    if not grant.covers(name):
-        assert grant.namespaces is not None
-        allowed = ", ".join(sorted(grant.namespaces)) or "no namespace"
-        raise Forbidden(
-            f"{name} would be in the namespace {namespace_of(name)}, and you may register types in {allowed}: "
-            "the namespace of a type is the part of its name before the first --"
-        )
 
 
 def _require_visible(request: web.Request, name: str) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import asyncpg
 from aiohttp import web
 
-from penstock.core.access import DEFAULT_NAMESPACE, namespace_of
+from penstock.core.access import DEFAULT_NAMESPACE, Grant, namespace_of
 from penstock.core.target import TargetId
-from penstock.errors import InvalidRecord, NotFound
+from penstock.errors import Forbidden, InvalidRecord, NotFound
 from penstock.gateway.access import grant_of, visible_types
 from penstock.postgres import targets, tasks
 from penstock.postgres.types import TypeCache
@@ -49,6 +49,42 @@ async def require_visible(request: web.Request, pool: asyncpg.Pool[asyncpg.Recor
 def task_not_found(task_id: int) -> NotFound:
     """The error that `penstock.postgres.tasks.get` raises as well."""
     return NotFound(f"there is no task {task_id}")
+
+
+def visible_name(request: web.Request, not_found: Callable[[str], NotFound]) -> str:
+    """The name in the path of a request.
+
+    Args:
+        request: its grant limits the namespaces.
+        not_found: the error of a name, which may be cut.
+
+    Raises:
+        NotFound: the request may not see it, or nothing can have this name.
+    """
+    name = request.match_info["name"]
+    if "\0" in name or len(name) > 100 or not grant_of(request).covers(name):
+        raise not_found(name[:100])
+    return name
+
+
+def require_own_name(grant: Grant, name: str, may: str) -> None:
+    """Returns when a request may write something with a name.
+
+    Args:
+        grant: of the request; it limits the namespaces.
+        name: its beginning is a namespace.
+        may: what the request may do in its own namespaces.
+
+    Raises:
+        Forbidden: the name is in another namespace.
+    """
+    if not grant.covers(name):
+        assert grant.namespaces is not None
+        allowed = ", ".join(sorted(grant.namespaces)) or "no namespace"
+        raise Forbidden(
+            f"{name[:100]} would be in the namespace {namespace_of(name)[:100]}, and you may {may} in {allowed}: "
+            "the namespace is the part of the name before the first --"
+        )
 
 
 def visible_namespaces(request: web.Request, namespace: str | None = None) -> Sequence[str] | None:

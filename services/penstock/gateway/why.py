@@ -13,7 +13,7 @@ from penstock.core.task import Priority, State
 from penstock.core.why import GroupLag, why
 from penstock.errors import KafkaRefused, KafkaUnavailable, NotFound
 from penstock.gateway.access import visible_types
-from penstock.gateway.paging import page_size, split_page
+from penstock.gateway.paging import page_size, respond_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.tasks import id_of
 from penstock.gateway.visibility import require_visible
@@ -124,8 +124,7 @@ class BacklogRoutes:
             behind=_read_cursor(request),
             limit=size + 1,
         )
-        page, next_cursor = split_page(rows, size, _cursor)
-        return respond({"backlog": [_document(row) for row in page], "next": next_cursor})
+        return respond_page("backlog", rows, size, _cursor, _document)
 
 
 def _document(row: BacklogEntry) -> dict[str, object]:

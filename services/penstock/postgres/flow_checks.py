@@ -34,28 +34,6 @@ async def found(pool: Pool, rule: str) -> AsyncIterator[list[asyncpg.Record]]:
             behind = last
 
 
-async def late(pool: Pool, rule: str, limit: int, grace_s: float) -> list[asyncpg.Record]:
-    """The first rows that have waited for the owner of flows for too long.
-
-    Each row has the number of all (`found`).
-
-    Raises:
-        PostgresUnavailable: no server.
-    """
-    with translated():
-        return await pool.fetch(query(f"flow_checks.{rule}"), limit, grace_s)
-
-
-async def wake(pool: Pool, shards: Sequence[int]) -> None:
-    """Notifies the owners of shards.
-
-    Raises:
-        PostgresUnavailable: perhaps they are not notified.
-    """
-    with translated():
-        await pool.fetch(query("flow_checks.wake"), list(shards))
-
-
 async def revive(pool: Pool, ids: Sequence[int], *, recount: bool = False) -> int:
     """Lets the owner decide anew about flows; returns how many.
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
 
-from penstock.checks.flows import Flows
-from penstock.checks.report import Rule
+from penstock.checks import flows
+from penstock.checks.app import RULES, Rule
+from penstock.checks.rule import System
 from penstock.contracts.event import OutboxEntry
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.flow_starts import match_events
+from penstock.settings import Platform
 
 CHILD = definition("child", nodes={"work": task()})
 # A chain in which each kind of node runs alone.
@@ -45,11 +49,17 @@ async def owner(pool):
     return owner
 
 
+def searches(pool):
+    system = System(Platform(), pool, None, 20)
+    return [rule(system) for rule in RULES if rule.__module__ == flows.__name__]
+
+
 async def offenders(pool):
     """The rules that are broken, and what each offender lacks."""
     return {
         of_rule.first[0].rule: [(one.what, one.id, one.lacks) for one in of_rule.first]
-        for of_rule in await Flows(pool, 20).find()
+        for search in searches(pool)
+        for of_rule in (await search.find()).values()
     }
 
 
@@ -57,11 +67,16 @@ async def repair(pool):
     """Repairs all offenders; returns how many by rule, and the outbox entries to publish."""
     entries: list[OutboxEntry] = []
 
-    async def publish(entry):
-        entries.append(entry)
+    class Writers:
+        async def publish(self, entry):
+            entries.append(entry)
 
-    repairs = Flows(pool, 20).repairs(publish, "urn:test")
-    return {rule: await repairs[rule]() for rule in await offenders(pool)}, entries
+    broken = await offenders(pool)
+    repaired = Counter()
+    for search in searches(pool):
+        if search.rule in broken:
+            repaired[search.rule] += await search.repair(Writers())
+    return dict(repaired), entries
 
 
 async def end_tasks(owner, flow_id, before):

@@ -22,6 +22,7 @@ from tests.support.pipeline import System
 from tests.support.services import read, write
 from tests.support.waiting import wait_until
 
+from penstock.checks import rule
 from penstock.checks.app import Rule, check
 from penstock.checks.queued import Queued
 from penstock.cli.main import cli
@@ -62,7 +63,7 @@ async def test_a_task_without_a_record_is_released_and_runs_once(settings, pool,
 async def test_repair_leaves_tasks_that_change_after_the_check(settings, pool):
     """Repair compares (id, step, attempt, state) and the time of the last change."""
     ids = [await task(pool, state="'queued'") for _ in range(4)]
-    queued = Queued(settings, pool, None, 10)
+    queued = Queued(rule.System(settings, pool, None, 10))
     queued._since = await pool.fetchval("SELECT now()")
     await pool.execute("UPDATE task SET attempt = 1 WHERE id = $1", ids[0])
     await pool.execute("UPDATE task SET state = 'running' WHERE id = $1", ids[1])

@@ -11,6 +11,7 @@ from tests.support.waiting import wait_until
 
 from penstock.checks import stuck_callbacks
 from penstock.checks.app import Rule, check
+from penstock.checks.rule import System
 from penstock.kafka.processing.outbox import redeliver
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import PLATFORM
@@ -287,8 +288,9 @@ async def test_repair_leaves_callbacks_that_start_after_the_check(platform):
     await platform.enqueue(make_callback(NOWHERE), publish=False)
     async with requeuing(platform) as requeue:
         await requeue(stuck_callbacks.LEAST_PUBLICATIONS)
-    found = stuck_callbacks.StuckCallbacks(platform.settings(), platform.connection, None, 1)
+    system = System(platform.settings(), platform.connection, None, 1)
+    found = stuck_callbacks.StuckCallbacks(system)
     found._unclaimed = [(make_callback(NOWHERE).id, 0, stuck_callbacks.LEAST_PUBLICATIONS)]
     await callbacks.claim(platform.connection, [(make_callback(NOWHERE).id, 0)], horizon_s=60.0)
-    assert await found.divert() == 0
+    assert await found.repair(None) == 0
     assert not await platform.connection.fetchval("SELECT diverted FROM callback")

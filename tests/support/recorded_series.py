@@ -55,12 +55,6 @@ class Recorder:
                 values.append(_STALE if values and values[-1] not in (_STALE, _NONE) else _NONE)
         self.steps += 1
 
-    async def record(self, steps: int, every_s: float) -> None:
-        """Scrapes each port in intervals."""
-        for _ in range(steps):
-            await self.step()
-            await asyncio.sleep(every_s)
-
     def _moved(self, series: Series, value: float) -> float:
         known = self._moments.get(series)
         if known is None or known[0] != value:
@@ -80,10 +74,6 @@ class Recorder:
                 repr(float(last) + number * step_s) if step_s else last for number in range(1, steps + 1)
             ]
         self.steps += steps
-
-    def goes_on(self, name: str) -> dict[tuple[tuple[str, str], ...], bool]:
-        """Whether `hold` lets each series of moments go on, by its labels."""
-        return {labels: self._goes_on((found, labels)) for found, labels in self._values if found == name}
 
     def _goes_on(self, series: Series) -> bool:
         return self.steps - self._moments.get(series, (0.0, -_MOVED_STEPS, 0.0))[1] < _MOVED_STEPS

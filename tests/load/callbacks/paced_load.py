@@ -23,6 +23,7 @@ from typing import Any
 import aiohttp
 import orjson
 import psutil
+import pytest
 from benchmarks.measurements import percentile
 
 from penstock.contracts.event import Callback
@@ -32,6 +33,11 @@ from tests.support.callback_targets import Bench, make_callback
 from tests.support.waiting import wait_until
 
 LONG = bool(os.environ.get("PENSTOCK_LOAD_LONG"))
+# Tests whose claims are shown by the integration tests of callbacks, but for the load.
+FULL_FORM = [
+    pytest.mark.long,
+    pytest.mark.skipif(not LONG, reason="PENSTOCK_LOAD_LONG=1 is needed: under full load only"),
+]
 # Records are written this often while a load is paced, in seconds.
 TICK_S = 0.02
 # Rows of one commit, and the seconds until the service may publish their callbacks again.
@@ -205,11 +211,6 @@ class Load:
 def p99(seconds: list[float]) -> float:
     """The 99th percentile in milliseconds."""
     return round(percentile(seconds, 0.99) * 1000, 1)
-
-
-def median_of(seconds: list[float]) -> float:
-    """The median in milliseconds."""
-    return round(percentile(seconds, 0.5) * 1000, 1)
 
 
 async def arrived(targets: Targets, ids: set[str]) -> bool:

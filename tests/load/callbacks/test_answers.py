@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tests.load.callbacks.paced_load import LONG, Load, Targets, arrived, rss_mb, states_of
+from tests.load.callbacks.paced_load import FULL_FORM, Load, Targets, arrived, rss_mb
 from tests.load.callbacks.run_report import RUN
 from tests.support.callback_targets import Bench
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = FULL_FORM
 
 
 async def test_a_call_with_an_endless_body_frees_its_slot(
@@ -19,7 +17,7 @@ async def test_a_call_with_an_endless_body_frees_its_slot(
 ) -> None:
     """C7a: calls whose answers send a byte a second, or a gigabyte, end by their deadline.
     Memory grows by at most 64 MB."""
-    calls, timeout_s = (200, 10.0) if LONG else (40, 2.0)
+    calls, timeout_s = 200, 10.0
     await targets.behave(drip={"kind": "drip"}, huge={"kind": "huge"})
     settings = {"callback_timeout_s": str(timeout_s), "callback_schedule_s": "600"}
     async with platform.process(tmp_path, **settings) as process:
@@ -68,34 +66,3 @@ async def _ended(targets: Targets, group: str) -> list[str]:
         if path.startswith(f"/{group}/")
         for name, _at, _end in broken
     ]
-
-
-async def test_retry_after_and_gone_are_honoured(
-    platform: Bench, targets: Targets, load: Load, tmp_path: Path
-) -> None:
-    """C6: after Retry-After of two minutes the callback is due in two minutes. After 410
-    the target gets no further call."""
-    await targets.behave(later={"status": 503, "headers": ["Retry-After: 120"]}, gone={"status": 410})
-    (later,), (gone,) = targets.urls("later", 1), targets.urls("gone", 1)
-    async with platform.process(tmp_path):
-        first = [load.make(later), load.make(gone)]
-        await load.enqueue_and_write(first)
-
-        async def settled() -> bool:
-            rows = await platform.rows()
-            return rows[first[0].id]["error"] is not None and rows[first[1].id]["state"] == "dead"
-
-        await wait_until(settled)
-        due_s = float((await platform.rows())[first[0].id]["due_in_s"])
-        assert await states_of(platform, "gone") == {gone: "disabled"}
-        second = load.make(gone)
-        await load.enqueue_and_write([second])
-
-        async def held() -> bool:
-            return (await platform.rows())[second.id]["state"] == "held"
-
-        await wait_until(held)
-        await targets.collect()
-    RUN.note("10", due_again_in_s=round(due_s, 1), calls_to_the_gone=len(targets.calls_of("gone")))
-    assert 100 < due_s <= 121
-    assert len(targets.calls_of("gone")) == 1

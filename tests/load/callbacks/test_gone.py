@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.load.callbacks.paced_load import (
-    LONG,
+    FULL_FORM,
     Load,
     Stream,
     Targets,
@@ -21,14 +19,14 @@ from tests.load.callbacks.run_report import RUN
 from tests.support.callback_targets import Bench
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = FULL_FORM
 
 # URLs that are gone, in all rounds together.
-GONE = 20_000 if LONG else 600
+GONE = 20_000
 ROUNDS = 2
 HEALTHY, CALLS = 20, 60
 # Each URL that is gone is called once in so many seconds.
-SECONDS = 50 if LONG else 5
+SECONDS = 50
 
 
 async def test_unique_urls_that_are_gone_do_not_slow_down_healthy_targets(

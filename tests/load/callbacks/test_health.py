@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
-
-from tests.load.callbacks.paced_load import LONG, Load, Stream, Targets, arrived, states_of
+from tests.load.callbacks.paced_load import FULL_FORM, Load, Stream, Targets, arrived, states_of
 from tests.load.callbacks.run_report import RUN
 from tests.support.callback_targets import Bench
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = FULL_FORM
 
-SECONDS, CALLS = (60, 500) if LONG else (12, 80)
+SECONDS, CALLS = 60, 500
 
 
 async def test_a_busy_target_with_few_slow_calls_is_not_diverted(
@@ -22,8 +20,7 @@ async def test_a_busy_target_with_few_slow_calls_is_not_diverted(
 ) -> None:
     """C4a: a busy target with few slow calls is not diverted; with one slow call in sixteen
     it is."""
-    # One slow call in 1,000 in the full form. The short form has fewer calls, so one in 50 is slow.
-    slow_every = 1000 if LONG else 50
+    slow_every = 1000
     slow = {"after_s": 0.005, "slow_s": 2.5}
     await targets.behave(busy={**slow, "slow_every": slow_every})
     (url,) = targets.urls("busy", 1)
@@ -64,7 +61,7 @@ async def test_a_target_that_alternates_does_not_flap(
 ) -> None:
     """C4: a target that is slow and fast for half of the calm time each is diverted once
     and stays diverted."""
-    calm_s, slow_s = (60.0, 3.0) if LONG else (6.0, 0.5)
+    calm_s, slow_s = 60.0, 3.0
     await targets.behave(turns={"after_s": 0.005, "slow_s": slow_s * 1.5, "turns_s": calm_s / 2})
     (url,) = targets.urls("turns", 1)
     settings = {

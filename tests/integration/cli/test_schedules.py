@@ -11,16 +11,16 @@ from pathlib import Path
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.gateways import running_gateway
-from tests.support.services import make_topics
+from tests.support.gateways import Caller
 from tests.support.waiting import wait_until
 
 from penstock.cli.main import cli
 from penstock.client import Client, FlowFilter
 from penstock.flow_owner.schedule_loop import ScheduleLoop
 from penstock.objects import ObjectStore
-from penstock.postgres.connection import open_pool
 from penstock.settings import Platform
+
+TASK_TYPES = ()
 
 Invoke = Callable[..., Awaitable[Result]]
 
@@ -33,15 +33,10 @@ NIGHTLY = {
 
 
 @pytest.fixture
-async def url(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[str]:
-    await make_topics(kafka_servers, prefix)
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
-    ) as gateway:
-        async with Client(gateway.url) as client:
-            await client.register_type("media")
-            await client.put_flow_definition(NIGHTLY)
-        yield gateway.url
+async def url(gateway: Caller) -> str:
+    async with Client(gateway.url) as client:
+        await client.put_flow_definition(NIGHTLY)
+    return gateway.url
 
 
 @pytest.fixture
@@ -57,14 +52,13 @@ def schedules(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invo
 
 
 @pytest.fixture
-async def pool(database: str, tmp_path: Path) -> AsyncIterator[asyncpg.Pool]:
+async def pool(pool: asyncpg.Pool, database: str, tmp_path: Path) -> AsyncIterator[asyncpg.Pool]:
     """A pool beside a running loop."""
-    async with open_pool(database, "test") as pool:
-        loop = ScheduleLoop(Platform(postgres=database), pool, ObjectStore((tmp_path / "objects").as_uri()))
-        running = asyncio.create_task(loop.run())
-        yield pool
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    loop = ScheduleLoop(Platform(postgres=database), pool, ObjectStore((tmp_path / "objects").as_uri()))
+    running = asyncio.create_task(loop.run())
+    yield pool
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def documents(result: Result) -> list:

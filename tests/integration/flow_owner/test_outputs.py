@@ -7,7 +7,7 @@ import contextlib
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
-from tests.support.services import make_topics, running_service
+from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -24,16 +24,8 @@ from penstock.worker import Child, Done, Fail, Spawn, Worker, WorkerSettings
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database, tmp_path):
-    await make_topics(kafka_servers, prefix)
-    return FlowsSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}/objects",
-        flow_own_retry_s=0.2,
-        flow_sweep_s=1.0,
-    )
+def settings(where):
+    return FlowsSettings(**where, flow_own_retry_s=0.2, flow_sweep_s=1.0)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import asyncpg
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
-from tests.support.services import make_topics, read, running_service
+from tests.support.services import read, running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -31,21 +31,8 @@ from penstock.worker import Child, Done, Fail, Spawn, Wait, Worker, WorkerSettin
 
 
 @pytest.fixture
-async def objects(tmp_path):
-    return f"file://{tmp_path}/objects"
-
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, database, objects):
-    await make_topics(kafka_servers, prefix)
-    return FlowsSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=objects,
-        flow_own_retry_s=0.2,
-        flow_sweep_s=1.0,
-    )
+def settings(where):
+    return FlowsSettings(**where, flow_own_retry_s=0.2, flow_sweep_s=1.0)
 
 
 @pytest.fixture

@@ -13,10 +13,8 @@ __all__ = ["penstock"]  # fixture
 
 
 @pytest.fixture
-async def caller(kafka_servers, prefix, database, tmp_path):
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as caller:
+async def caller(where):
+    async with running_gateway(**where) as caller:
         assert (await caller.post("/types", {"name": "media", "lease_ms": 5000})).status == 201
         yield caller
 

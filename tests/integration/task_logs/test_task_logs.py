@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from tests.support.gateways import running_gateway
 from tests.support.pipeline import System
-from tests.support.services import make_topics, read_records, running_service, write
+from tests.support.services import read_records, running_service, write
 from tests.support.waiting import in_time, wait_until
 
 from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
@@ -84,8 +84,7 @@ async def events(response):
 
 
 @pytest.fixture
-async def logs(kafka_servers, prefix, database, tmp_path):
-    await make_topics(kafka_servers, prefix)
+async def logs(where, kafka_servers, prefix, database, tmp_path):
     objects = f"file://{tmp_path}"
     async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
         await types.register(
@@ -94,9 +93,7 @@ async def logs(kafka_servers, prefix, database, tmp_path):
         )
         system = System(kafka_servers, prefix, database, stack, pool)
         await system.start("task-sync", "heartbeats", "stages")
-        gateway = await stack.enter_async_context(
-            running_gateway(kafka=kafka_servers, prefix=prefix, postgres=database, objects=objects)
-        )
+        gateway = await stack.enter_async_context(running_gateway(**where))
         await wait_until(gateway.is_ready)
         yield Logs(system, gateway, objects)
 

@@ -43,6 +43,10 @@ class OutageScenario(Scenario):
             draft["context"]["padding"] = PADDING
         return draft
 
+    async def submit_more(self, count: int) -> None:
+        """Submits tasks of the wave that runs."""
+        await self._submit(len(self._waves), count)
+
     def start_with(self, target: Target) -> None:
         """Gives the tasks callbacks, and starts a worker of the gateway."""
         self.targets = [f"{target.url}/{number}" for number in range(5)]
@@ -98,14 +102,30 @@ async def wave_through(
     async def is_ready(service: str) -> bool:
         return (await readiness_of(scenario.deployment.metrics_ports[service])).get("status") == "ready"
 
-    async def inject() -> None:
+    all_reported = asyncio.Event()
+
+    async def keep_submitting() -> None:
+        # A database whose disk is full takes rows as long as its files have room, and a service
+        # reports only a write that was refused.
+        while not all_reported.is_set():
+            await scenario.submit_more(20)
+            await asyncio.sleep(0.2)
+
+    async def take_away() -> None:
         loop = asyncio.get_running_loop()
         async with outage():
             until_s = loop.time() + seconds
             for service in reports:
                 await wait_until(lambda service=service: reported(service), what=f"{service} reports it")
+            all_reported.set()
             await asyncio.sleep(max(0.0, until_s - loop.time()))
-        back_s = loop.time()
+
+    async def inject() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_submitting())
+            await take_away()
+            back_s = loop.time()
         for service in SERVICES:
             await wait_until(
                 lambda service=service: is_ready(service),

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.gateways import running_gateway
-from tests.support.waiting import in_time, wait_until
+from tests.support.waiting import wait_until
 
 from penstock.cli import confirmation
 from penstock.cli.main import cli
@@ -288,51 +285,6 @@ async def test_a_running_local_deployment_is_found(penstock: Invoke, monkeypatch
     monkeypatch.delenv("PENSTOCK_GATEWAY")
     monkeypatch.setattr("penstock.cli.deployment.local_environment", lambda **_: {"PENSTOCK_GATEWAY": url})
     assert (await penstock("types")).exit_code == 0
-
-
-async def test_the_gateway_runs_as_a_process(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path
-) -> None:
-    """O1, O8: `python -m penstock run gateway` serves scripts until SIGTERM, and ends with status
-    0."""
-    ready_file = tmp_path / "ready"
-    environment = {
-        **os.environ,
-        "PENSTOCK_KAFKA": kafka_servers,
-        "PENSTOCK_PREFIX": prefix,
-        "PENSTOCK_POSTGRES": database,
-        "PENSTOCK_OBJECTS": f"file://{tmp_path}",
-        "PENSTOCK_GATEWAY_PORT": "0",
-        "PENSTOCK_READY_FILE": str(ready_file),
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock", "run", "gateway"), env=environment, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    try:
-        log = b""
-        async with asyncio.timeout(120):
-            while b"gateway_listening" not in log:
-                log = await process.stderr.readline()
-        url = log.decode().partition(" url=")[2].strip()
-        await wait_until(ready_file.exists)
-        async with Client(url) as client:
-            await client.register_type("media")
-        script = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock", "submit", "media", "--json"),
-            env={**environment, "PENSTOCK_GATEWAY": url},
-            stdout=subprocess.PIPE,
-        )
-        out, _ = await in_time(script.communicate())
-        assert json.loads(out)["created"] is True
-        assert script.returncode == 0
-        process.send_signal(signal.SIGTERM)
-        rest = (await in_time(process.communicate()))[1]
-        assert process.returncode == 0, rest.decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def test_a_change_by_filter_is_confirmed(penstock: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

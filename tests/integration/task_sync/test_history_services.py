@@ -116,7 +116,6 @@ async def test_task_sync_continues_while_archival_fails(pool, settings, tmp_path
     once a round. The process continues, and tasks still move."""
     caplog.set_level(logging.WARNING, logger="penstock.task_sync")
     await ended_tasks(pool, 3, days=40)
-    (tmp_path / "objects").mkdir()
     (tmp_path / "objects" / "history").write_text("not a folder")
     async with running_service(task_sync.create_app(settings)):
         await wait_until(

@@ -314,10 +314,9 @@ async def test_wrong_counters_are_found_and_repaired(where, pool):
     assert not await miscounted(pool)
 
 
-async def test_no_statement_of_a_recount_reads_all_tasks(database, pool, monkeypatch):
+async def test_no_statement_of_a_recount_reads_all_tasks(database, pool):
     """S8, O2b: a recount reads some tasks at a time. It corrects the counters while tasks change,
     although one statement over all tasks would exceed the time limit of statements."""
-    monkeypatch.setattr(backlog, "ROWS_PER_STATEMENT", 50)
     await tasks.submit(pool, [Submission(type="t", context=Context.encode(n)) for n in range(3_000)])
     await pool.execute("UPDATE task SET state = 'succeeded' WHERE id % 3 = 0")
     await pool.execute("INSERT INTO backlog VALUES ('t', 'gone', 2, 'paused', 1)")
@@ -331,7 +330,7 @@ async def test_no_statement_of_a_recount_reads_all_tasks(database, pool, monkeyp
         f"ALTER DATABASE {await pool.fetchval('SELECT current_database()')} SET statement_timeout = '1s'"
     )
     async with open_pool(database, "limited") as limited, asyncio.TaskGroup() as group:
-        recount = group.create_task(backlog.recount(limited))
+        recount = group.create_task(backlog.recount(limited, rows_per_statement=50))
         operations = RandomOperations(pool, 5)
         while not recount.done():
             await operations.submit()

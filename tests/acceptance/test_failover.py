@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
@@ -52,26 +53,36 @@ def servers_url(first: PostgresServer, second: PostgresServer) -> str:
     return f"postgresql://postgres:{QUOTED}@{hosts}/postgres?target_session_attrs=read-write"
 
 
-async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix, pair, tmp_path):
-    """S11: the primary is killed while tasks run. Every acknowledged task ends on the promoted
-    standby, and the check is clean there."""
-    primary, standby = pair
-    url = servers_url(standby, primary)
-    options = Options(
+@pytest.fixture
+def options_of(kafka_servers, prefix, pair, tmp_path):
+    """Makes the options of a deployment whose database is a pair of servers."""
+    return partial(
+        Options,
         data_dir=tmp_path / "deployment",
         kafka=kafka_servers,
-        postgres=url,
+        postgres=servers_url(*reversed(pair)),
         prefix=prefix,
         gateway_port=0,
         replicas=SERVICES,
-        environment={"PENSTOCK_SESSION_TIMEOUT_S": "6"},
     )
+
+
+def settings_of(options, deployment):
+    return {
+        "kafka": options.kafka,
+        "prefix": options.prefix,
+        "objects": deployment.addresses.objects,
+    }
+
+
+async def test_services_continue_with_the_promoted_standby(pair, options_of):
+    """S11: the primary is killed while tasks run. Every acknowledged task ends on the promoted
+    standby, and the check is clean there."""
+    primary, standby = pair
+    options = options_of(environment={"PENSTOCK_SESSION_TIMEOUT_S": "6"})
     async with Deployment(options) as deployment, AsyncExitStack() as stack:
-        deployment_settings = {
-            "kafka": kafka_servers,
-            "prefix": prefix,
-            "objects": deployment.addresses.objects,
-        }
+        url = options.postgres
+        deployment_settings = settings_of(options, deployment)
         worker = Worker(WorkerSettings(**deployment_settings))
         done = 0
 
@@ -104,32 +115,22 @@ async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix
 
 
 @pytest.mark.long
-async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_servers, prefix, pair, tmp_path):
+async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_servers, prefix, pair, options_of):
     """O10, S11: the standby has not received the last 150 tasks when the primary is killed and it
     is promoted, without a step by an operator. Records of the lost tasks are on Kafka; each task of
     the new primary succeeds with its own result, no id repeats, submissions by topic are read
     again, and the check is clean and names lost tasks."""
     primary, standby = pair
-    url = servers_url(standby, primary)
-    options = Options(
-        data_dir=tmp_path / "deployment",
-        kafka=kafka_servers,
-        postgres=url,
-        prefix=prefix,
-        gateway_port=0,
-        replicas=SERVICES,
+    options = options_of(
         environment={
             "PENSTOCK_SESSION_TIMEOUT_S": "6",
             "PENSTOCK_RECHECK_S": "2",
             "PENSTOCK_RECOUNT_S": "5",
-        },
+        }
     )
     async with Deployment(options) as deployment, AsyncExitStack() as stack:
-        deployment_settings = {
-            "kafka": kafka_servers,
-            "prefix": prefix,
-            "objects": deployment.addresses.objects,
-        }
+        url = options.postgres
+        deployment_settings = settings_of(options, deployment)
         worker = Worker(WorkerSettings(**deployment_settings, pool=8))
 
         @worker.stage("t.start")

@@ -18,26 +18,27 @@ from tests.support.waiting import wait_until
 from penstock.cli import confirmation
 from penstock.cli.main import cli
 from penstock.client import Client, TaskFilter
+from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
+from penstock.settings import Kafka
 
 Invoke = Callable[..., Awaitable[Result]]
 
 
 @pytest.fixture
 async def penstock(
-    where: dict[str, Any],
-    kafka_servers: str,
-    prefix: str,
-    database: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kafka_servers: str, prefix: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Invoke]:
     """Runs the command line in a thread, because this process's event loop serves the gateway."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
             monkeypatch.delenv(name)
-    async with running_gateway(**where) as gateway:
+    # The gateway publishes to these topics; a missing topic delays its stop.
+    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [CALLBACKS, EVENTS, REVOKED])
+    async with running_gateway(
+        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
+    ) as gateway:
         monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
         monkeypatch.setenv("PENSTOCK_KAFKA", kafka_servers)
         monkeypatch.setenv("PENSTOCK_POSTGRES", database)

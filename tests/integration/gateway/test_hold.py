@@ -557,7 +557,7 @@ REPORT = ("/set_task", {"worker": "w-1", "results": [RESULT]})
     ("path", "body"), [REPORT, ("/hold_task", {"worker": "w-1", "type": "media", "max": 1})]
 )
 async def test_a_producer_whose_sequence_is_lost_goes_on(
-    gateway: Caller, kafka: Kafka, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+    kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
 ) -> None:
     """O1: the gateway answers as before after the broker has refused the sequence of its
     producer."""
@@ -568,17 +568,18 @@ async def test_a_producer_whose_sequence_is_lost_goes_on(
         return producers[-1]
 
     monkeypatch.setattr(background_producer, "make_producer", make)
-    # The broker counts sequence numbers of the worker's partitions from the first records.
-    assert (await gateway.post(*REPORT)).status == 200
-    for topic in (HEARTBEATS, STAGE_RESULTS):
-        for number in range(partitions_of(kafka, topic)):
-            # The next record has a sequence number that the broker does not expect.
-            partition = TopicPartition(kafka.prefix + topic.name, number)
-            producers[0]._txn_manager.increment_sequence_number(partition, 1_000)
-    # One for each request, so that each is claimed and none waits.
-    await release(kafka, ready_task(1), ready_task(2))
-    for _ in range(2):
-        assert (await gateway.post(path, body)).status == 200
+    async with ready_gateway(kafka, database, tmp_path) as gateway:
+        # The broker counts sequence numbers of the worker's partitions from the first records.
+        assert (await gateway.post(*REPORT)).status == 200
+        for topic in (HEARTBEATS, STAGE_RESULTS):
+            for number in range(partitions_of(kafka, topic)):
+                # The next record has a sequence number that the broker does not expect.
+                partition = TopicPartition(kafka.prefix + topic.name, number)
+                producers[0]._txn_manager.increment_sequence_number(partition, 1_000)
+        # One for each request, so that each is claimed and none waits.
+        await release(kafka, ready_task(1), ready_task(2))
+        for _ in range(2):
+            assert (await gateway.post(path, body)).status == 200
 
 
 async def test_submission_works_without_kafka(database: str, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ async def test_a_large_context_goes_to_the_object_store(gateway: Caller, tmp_pat
     shown = (await gateway.get(path + "?context=ref")).body
     assert shown["context_ref"]["size"] == 50_000
     assert "context" not in shown
-    (tmp_path / shown["context_ref"]["key"]).unlink()
+    (tmp_path / "objects" / shown["context_ref"]["key"]).unlink()
     gone = await gateway.get(path)
     assert gone.status == 200
     assert "is not in the store" in gone.body["context_error"]

@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.result import HANDED_BACK, Failure, StageResult, encode_results
 from penstock.contracts.submission import Submission
-from penstock.core.completion import NO_HANDLER, Fence, Outcome, conclude
+from penstock.core.completion import NO_HANDLER, Outcome, conclude
 from penstock.core.retry import RetryPolicy
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.session import open_session
@@ -478,14 +478,6 @@ async def test_a_locked_task_delays_no_other_result(settings, pool):
             await in_state(pool, other, "succeeded")
             assert (await task(pool, locked))["state"] == "queued"
         await in_state(pool, locked, "succeeded")
-
-
-def test_fences_differ_when_any_part_differs():
-    """Fences of two attempts are equal only when all their parts are equal."""
-    base = Fence(1, 0, "a", 0)
-    assert (
-        len({base, Fence(2, 0, "a", 0), Fence(1, 1, "a", 0), Fence(1, 0, "b", 0), Fence(1, 0, "a", 1)}) == 5
-    )
 
 
 async def test_two_processors_commit_a_stage_once(settings, pool):

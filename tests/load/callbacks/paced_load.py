@@ -23,7 +23,6 @@ from typing import Any
 import aiohttp
 import orjson
 import psutil
-import pytest
 from benchmarks.measurements import percentile
 
 from penstock.contracts.event import Callback
@@ -33,11 +32,6 @@ from tests.support.callback_targets import Bench, make_callback
 from tests.support.waiting import wait_until
 
 LONG = bool(os.environ.get("PENSTOCK_LOAD_LONG"))
-# Tests whose claims are shown by the integration tests of callbacks, but for the load.
-FULL_FORM = [
-    pytest.mark.long,
-    pytest.mark.skipif(not LONG, reason="PENSTOCK_LOAD_LONG=1 is needed: under full load only"),
-]
 # Records are written this often while a load is paced, in seconds.
 TICK_S = 0.02
 # Rows of one commit, and the seconds until the service may publish their callbacks again.
@@ -53,7 +47,6 @@ class Targets:
         process: the process, which tests pause and resume.
         session: for requests to the process.
         calls: (arrival, webhook-id) by path, in the order of arrival.
-        broken: (webhook-id, arrival, end) by path, of calls that the service aborted.
         in_flight: number of calls in flight by group.
         seen: every webhook-id that has arrived.
     """
@@ -62,7 +55,6 @@ class Targets:
     process: psutil.Process
     session: aiohttp.ClientSession
     calls: dict[str, list[tuple[float, str]]] = field(default_factory=lambda: defaultdict(list))
-    broken: dict[str, list[tuple[str, float, float]]] = field(default_factory=lambda: defaultdict(list))
     in_flight: dict[str, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
@@ -83,8 +75,6 @@ class Targets:
         for path, name, at_s in calls["calls"]:
             self.calls[path].append((at_s, name))
             self.seen.add(name)
-        for path, name, at_s, end_s in calls["broken"]:
-            self.broken[path].append((name, at_s, end_s))
         self.in_flight = calls["in_flight"]
 
     def calls_of(self, group: str) -> list[tuple[float, str]]:
@@ -225,10 +215,6 @@ async def states_of(bench: Bench, group: str) -> dict[str, str]:
         "SELECT url, state FROM callback_target WHERE url LIKE $1", f"%/{group}/%"
     )
     return {row["url"]: row["state"] for row in rows}
-
-
-def rss_mb(pid: int) -> float:
-    return psutil.Process(pid).memory_info().rss / 2**20
 
 
 def slowdown(during_fault: Sequence[list[float]], alone: Sequence[list[float]]) -> str:

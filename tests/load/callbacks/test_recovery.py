@@ -7,8 +7,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from tests.load.callbacks.paced_load import (
-    FULL_FORM,
+    LONG,
     Load,
     Stream,
     Targets,
@@ -21,7 +23,11 @@ from tests.load.callbacks.run_report import RUN
 from tests.support.callback_targets import Bench
 from tests.support.waiting import wait_until
 
-pytestmark = FULL_FORM
+# The integration tests of callbacks show the same, without the load.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not LONG, reason="PENSTOCK_LOAD_LONG=1 is needed: under full load only"),
+]
 
 BACK, HELD = 50, 2000
 # Calls per second to each target. With 50 targets, two cores can do this on the diverted path

@@ -342,21 +342,6 @@ async def test_the_root_logger_is_as_before(worker):
     assert (root.level, list(root.handlers), sys.stdout) == before
 
 
-async def test_large_contexts_go_through_the_object_store(worker):
-    @worker.stage("order.reserve")
-    async def reserve(task):
-        return Next("charge", task.context * 2)
-
-    @worker.stage("order.charge")
-    async def charge(task):
-        return Done(task.context)
-
-    async with Pipeline(worker) as pipeline:
-        run = await pipeline.run("order", "x" * 5_000)
-        assert run.result == "x" * 10_000
-        assert [len(attempt.context) for attempt in run.attempts] == [5_000, 10_000]
-
-
 async def test_a_stage_without_a_handler_raises_and_names_it(worker):
     handler(worker, "order.reserve")[:] = [Next("chrage")]
     handler(worker, "order.charge")[:] = [Done()]

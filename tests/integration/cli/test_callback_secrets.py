@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -10,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from tests.support.gateways import running_gateway
+from tests.support.invoking import invoker
 
-from penstock.cli.main import cli
 from penstock.core.webhook_secrets import encode
 
 URL = "https://shop.example/hooks"
 KEY = base64.b64encode(b"k" * 32).decode()
 
 
-async def penstock(*arguments: str, **more: Any) -> Result:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
-    return await asyncio.to_thread(CliRunner().invoke, cli, ["targets", "secrets", *arguments], **more)
+penstock = invoker("targets", "secrets")
 
 
 async def test_secrets_are_created_rotated_and_revoked(

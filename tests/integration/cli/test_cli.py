@@ -5,31 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
 from tests.support.gateways import running_gateway
+from tests.support.invoking import Invoke, documents, invoker
 from tests.support.waiting import wait_until
 
 from penstock.cli import confirmation
-from penstock.cli.main import cli
 from penstock.client import Client, TaskFilter
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
 from penstock.settings import Kafka
-
-Invoke = Callable[..., Awaitable[Result]]
 
 
 @pytest.fixture
 async def penstock(
     kafka_servers: str, prefix: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Invoke]:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
+    """Runs the command line beside a gateway, with the type `media`."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
@@ -44,16 +40,9 @@ async def penstock(
         monkeypatch.setenv("PENSTOCK_POSTGRES", database)
         monkeypatch.setenv("PENSTOCK_PREFIX", prefix)
 
-        async def invoke(*arguments: str, **more: Any) -> Result:
-            return await asyncio.to_thread(CliRunner().invoke, cli, list(arguments), **more)
-
+        invoke = invoker()
         assert (await invoke("types", "add", "media", "--first-stage", "probe")).exit_code == 0
         yield invoke
-
-
-def documents(outcome: Result) -> list[Any]:
-    assert outcome.exit_code in (0, 1), outcome.stderr
-    return [json.loads(line) for line in outcome.stdout.splitlines()]
 
 
 async def set_state(database: str, state: str, *ids: int) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
 from tests.support.gateways import Caller
+from tests.support.invoking import Invoke, documents, invoker
 
-from penstock.cli.main import cli
 from penstock.client import Client, FlowDraft, SubmissionsRefused
 from penstock.errors import Conflict, InvalidRecord, NotFound
 from penstock.flows import Flow
 
 TASK_TYPES = ()
-
-Invoke = Callable[..., Awaitable[Result]]
 
 NIGHTLY = """\
 flow: nightly
@@ -44,19 +38,9 @@ def url(gateway: Caller) -> str:
 
 @pytest.fixture
 def flows(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_GATEWAY", url)
-
-    async def invoke(*arguments: str, **more: Any) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, cli, ["flows", *arguments], **more)
-
-    return invoke
-
-
-def documents(outcome: Result) -> list[Any]:
-    assert outcome.exit_code == 0, outcome.stderr
-    return [json.loads(line) for line in outcome.stdout.splitlines()]
+    return invoker("flows")
 
 
 async def test_files_are_uploaded_and_flows_started(

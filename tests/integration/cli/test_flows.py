@@ -6,8 +6,9 @@ import asyncio
 import json
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.integration.flow_owner.support import Owner, definition, task
+from tests.support.invoking import documents
 from tests.support.services import running_service
 from tests.support.waiting import wait_until
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
 from tests.support.gateways import Caller
+from tests.support.invoking import Invoke, documents, invoker
 from tests.support.waiting import wait_until
 
-from penstock.cli.main import cli
 from penstock.client import Client, FlowFilter
 from penstock.flow_owner.schedule_loop import ScheduleLoop
 from penstock.objects import ObjectStore
 from penstock.settings import Platform
 
 TASK_TYPES = ()
-
-Invoke = Callable[..., Awaitable[Result]]
 
 NIGHTLY = {
     "flow": "nightly",
@@ -41,14 +38,9 @@ async def url(gateway: Caller) -> str:
 
 @pytest.fixture
 def schedules(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_GATEWAY", url)
-
-    async def invoke(*arguments: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, cli, ["schedules", *arguments])
-
-    return invoke
+    return invoker("schedules")
 
 
 @pytest.fixture
@@ -59,11 +51,6 @@ async def pool(pool: asyncpg.Pool, database: str, tmp_path: Path) -> AsyncIterat
     yield pool
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-def documents(result: Result) -> list:
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 async def end_flows(pool: asyncpg.Pool, status: str, number: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.support.gateways import running_gateway
+from tests.support.invoking import documents
 
 from penstock.client import Client
 from penstock.errors import InvalidRecord, NotFound

@@ -5,8 +5,9 @@ from __future__ import annotations
 import aiohttp
 import orjson
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.support.gateways import Caller
+from tests.support.invoking import documents
 from tests.support.services import producing, read, running_service
 from tests.support.waiting import wait_until
 

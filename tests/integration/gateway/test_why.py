@@ -9,8 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.support.gateways import running_gateway
+from tests.support.invoking import documents
 from tests.support.pipeline import submit
 from tests.support.services import running_service
 from tests.support.waiting import wait_until

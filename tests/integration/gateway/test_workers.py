@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.support.gateways import running_gateway
+from tests.support.invoking import documents
 from tests.support.services import running_service
 from tests.support.waiting import wait_until
 

@@ -15,7 +15,8 @@ import aiohttp
 import asyncpg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.cli.test_cli import documents, penstock, set_state
+from tests.integration.cli.test_cli import penstock, set_state
+from tests.support.invoking import documents
 from tests.support.services import make_topics, running_service
 from tests.support.waiting import wait_until
 

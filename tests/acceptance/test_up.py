@@ -70,8 +70,7 @@ def start_up(data_dir):
     def start(**options) -> subprocess.Popen[str]:
         script = textwrap.dedent(f"""
             import asyncio, sys
-            from functools import partial
-from pathlib import Path
+            from pathlib import Path
             from penstock.local.deployment import Options, Service
             from penstock.local.up import up
             fakes = {{name: Service(argv=argv, order=order) for name, argv, order in

@@ -52,7 +52,7 @@ async def where(kafka_servers: str, prefix: str, database: str, tmp_path: Path) 
     """Settings that lead to this test's topics, database and objects. The topics exist."""
     await make_topics(kafka_servers, prefix)
     objects = tmp_path / "objects"
-    objects.mkdir()
+    objects.mkdir(exist_ok=True)
     return {"kafka": kafka_servers, "prefix": prefix, "postgres": database, "objects": objects.as_uri()}
 
 

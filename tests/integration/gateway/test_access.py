@@ -652,8 +652,7 @@ async def test_readiness_checks_are_cached(caller, monkeypatch: pytest.MonkeyPat
 async def test_pending_audit_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """O5: while the audit cannot be written, pending entries are bounded. Entries of successful
     requests are kept, and omitted ones are counted."""
-    monkeypatch.setattr(gateway_audit, "MAX_PENDING", 3)
-    request_audit = gateway_audit.RequestAudit(cast("Any", None), 1)
+    request_audit = gateway_audit.RequestAudit(cast("Any", None), 1, max_pending=3)
     route = next(name for name, rule in RULES.items() if rule.action is Action.SUBMIT)
     monkeypatch.setattr(gateway_audit, "route_of", lambda _request: route)
 

@@ -10,22 +10,13 @@ from tests.support.gateways import running_gateway
 from tests.support.waiting import wait_until
 
 from penstock.core.flow.operations import FlowVerb
-from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import PLATFORM
 from penstock.postgres import operations, types
-from penstock.postgres.connection import open_pool
-from penstock.settings import Kafka
+
+TASK_TYPES = (types.TaskType(name="a", partitions=1),)
 
 SINGLE = definition("single", nodes={"work": task()}, inputs={"day": {"default": 1}})
 INNER = definition("inner", nodes={"work": task()})
 OUTER = definition("outer", nodes={"run": {"kind": "flow", "flow": "inner"}})
-
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as pool:
-        await types.register(pool, types.TaskType(name="a", partitions=1))
-        yield pool
 
 
 @pytest.fixture
@@ -36,21 +27,8 @@ async def owner(pool):
 
 
 @pytest.fixture
-async def make_gateway(kafka_servers, prefix, database, tmp_path):
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), PLATFORM)
-
-    def make():
-        return running_gateway(
-            kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-        )
-
-    return make
-
-
-@pytest.fixture
-async def gateway(make_gateway):
-    async with make_gateway() as caller:
-        yield caller
+def make_gateway(where):
+    return lambda: running_gateway(**where)
 
 
 async def insert(pool, count, status="running"):

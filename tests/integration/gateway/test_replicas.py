@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer
 from tests.support.gateways import Caller, running_gateway
-from tests.support.services import make_topics, producing, read, running_service
+from tests.support.services import producing, read, running_service
 from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.context import ContentType, Context
@@ -38,8 +38,8 @@ Start = Any
 
 
 @pytest.fixture
-async def kafka(kafka_servers: str, prefix: str) -> Kafka:
-    settings = await make_topics(kafka_servers, prefix)
+async def kafka(where: dict[str, Any]) -> Kafka:
+    settings = Kafka(kafka=where["kafka"], prefix=where["prefix"])
     await create_topics(settings, [ready("two", 2), ready("one", 1)])
     return settings
 

@@ -1,32 +1,23 @@
 """References to objects in results: only to objects of the task's own namespace."""
 
-from contextlib import AsyncExitStack
-
 import orjson
 import pytest
 from aiokafka import AIOKafkaProducer
-from tests.support.pipeline import System
-from tests.support.services import make_topics
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
 from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
 
 DATA = b"x" * 5_000
 TYPES = {"acme": "acme--t", "beta": "beta--t", "default": "plain"}
+TASK_TYPES = tuple(types.TaskType(name=name, partitions=1, max_attempts=5) for name in TYPES.values())
 
 
 @pytest.fixture
-async def system(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
-        for name in TYPES.values():
-            await types.register(pool, types.TaskType(name=name, partitions=1, max_attempts=5))
-        system = System(kafka_servers, prefix, database, stack, pool)
-        await system.start("task-sync", "heartbeats", "stages")
-        yield system
+async def system(system):
+    await system.start("task-sync", "heartbeats", "stages")
+    return system
 
 
 async def queued(system, namespace, count, context=None):

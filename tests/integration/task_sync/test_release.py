@@ -7,22 +7,19 @@ import os
 import random
 import sys
 import time
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
 import orjson
 import pytest
-from tests.support.pipeline import System
 from tests.support.scraping import scrape
-from tests.support.services import make_topics, read_records, running_service
+from tests.support.services import read_records, running_service
 from tests.support.waiting import wait_until
 
 from penstock import metrics
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.local.ports import choose_port
-from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
+from penstock.postgres import tasks
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -30,28 +27,8 @@ LONG = bool(os.environ.get("PENSTOCK_LOAD_LONG"))
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects="memory:///",
-        metrics_port=choose_port(),
-    )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", partitions=2))
-        yield pool
-
-
-@pytest.fixture
-async def system(settings, pool):
-    async with AsyncExitStack() as stack:
-        yield System(settings.kafka, settings.prefix, settings.postgres, stack, pool)
+def settings(where):
+    return TaskSyncSettings(**where, metrics_port=choose_port())
 
 
 async def submit(pool, count, **fields):

@@ -30,11 +30,6 @@ class Clock:
         """The moment."""
         return self._start + timedelta(seconds=self.elapsed_s)
 
-    @property
-    def now_ms(self) -> int:
-        """Milliseconds since 1970."""
-        return round(self.now.timestamp() * 1000)
-
     def seconds_of(self, moment: datetime) -> float:
         """The moment on the scale of `elapsed_s`."""
         return (moment - self._start).total_seconds()

@@ -6,6 +6,7 @@ known by its name in `schemas/postgres/queries`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -16,13 +17,15 @@ Rows = Iterable["Row"]
 Statement = TypeVar("Statement", bound=Callable[..., Any])
 
 _MARK = "_answers"
+# Where a statement names the columns of the rows that it receives.
+_INPUT = re.compile(r"AS i \(([^)]*)\)")
 
 
 class Row(dict[str, Any]):
-    """A row as the driver returns it: columns have names and positions."""
+    """A row as the driver returns it: columns have names and positions; those not given are null."""
 
     def __getitem__(self, column: Any) -> Any:
-        return list(self.values())[column] if isinstance(column, int) else super().__getitem__(column)
+        return list(self.values())[column] if isinstance(column, int) else self.get(column)
 
 
 def answers(*names: str) -> Callable[[Statement], Statement]:
@@ -79,8 +82,14 @@ class Connection:
         yield
 
 
-def rows_of(names: Sequence[str], *columns: Sequence[Any] | None) -> list[Row]:
-    """The rows of the arrays of a statement. A column of None is null in each row (`sparse`)."""
+def rows_of(name: str, *columns: Sequence[Any] | None) -> list[Row]:
+    """The rows of the arrays of a statement, with the names that the statement gives to them.
+
+    A column of None is null in each row (`sparse`).
+    """
+    found = _INPUT.search(query(name))
+    assert found is not None, f"{name} takes no rows"
+    names = [column.strip() for column in found[1].removesuffix("ordinal").split(",") if column.strip()]
     length = len(next(column for column in columns if column is not None))
     filled = [[None] * length if column is None else column for column in columns]
     return [Row(zip(names, values, strict=True)) for values in zip(*filled, strict=True)]

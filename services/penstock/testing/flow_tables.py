@@ -34,7 +34,6 @@ _DEFAULTS: dict[str, Any] = {
     "priority": int(Priority.MEDIUM),
     "events": "final",
 }
-NOTE = ("root_id", "flow_id", "kind", "node", "generation", "item", "state", "detail")
 RUNNING = "running"
 
 
@@ -68,8 +67,7 @@ class FlowTables:
 
     def note(self, **columns: Any) -> None:
         """Adds a row to the inbox."""
-        empty = dict.fromkeys((*NOTE, "task_id", "result_type", "result", "result_ref", "error"))
-        self.inbox.append(Row(empty | columns))
+        self.inbox.append(Row(columns))
 
     def insert_flow(self, **columns: Any) -> Row:
         """Adds a flow."""

@@ -13,10 +13,6 @@ from penstock.testing.database import Row, answers, rows_of
 from penstock.testing.flow_tables import RUNNING, FlowTables
 from penstock.testing.tables import Tasks
 
-_START = (
-    *("name", "version", "versions", "unfinished", "priority", "inputs", "inputs_ref", "idempotency_key"),
-    *("events", "callbacks", "labels", "traceparent", "rerun_of", "schedule", "tick", "backfill"),
-)
 # Hours that an event waits for a flow that waits for it.
 _EVENT_HOURS = 24
 
@@ -76,7 +72,7 @@ class GatewayStatements:
     def _start(self, *columns: Any) -> list[Row]:
         # The first six are the offset of a reader of Kafka.
         answer = [Row(id=None, name=None, idempotency_key=None, schedule=None, tick=None)]
-        for start in rows_of(_START, *columns[6:]):
+        for start in rows_of("flows.start", *columns[6:]):
             key = start["idempotency_key"]
             if key is not None and self._by_key(start["name"], key):
                 continue
@@ -116,8 +112,7 @@ class GatewayStatements:
     @answers("flow_events.insert")
     def _insert_events(self, *columns: Any) -> list[Row]:
         answer = [Row(namespace=None, id=None)]
-        names = ("namespace", "id", "event", "key", "data", "data_ref")
-        for event in rows_of(names, *columns[6:]):
+        for event in rows_of("flow_events.insert", *columns[6:]):
             key = (event["namespace"], event["id"])
             if key not in self._rows.events:
                 self._rows.events[key] = Row(event | {"created_at": self._clock.now})

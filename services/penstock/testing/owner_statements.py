@@ -9,23 +9,10 @@ from penstock.core.task import FINAL, State
 from penstock.postgres.tasks import encode_ref
 from penstock.testing.clock import Clock
 from penstock.testing.database import Row, answers, rows_of
-from penstock.testing.flow_tables import NOTE, RUNNING, FlowTables
+from penstock.testing.flow_tables import RUNNING, FlowTables
 from penstock.testing.tables import Tasks
 from penstock.testing.task_rows import TaskRow
 
-_WRITTEN_FLOW = (
-    *("id", "status", "generation", "paused", "stop", "unfinished", "live", "unsuccessful", "output"),
-    *("output_ref", "error"),
-)
-_NODE = (
-    *("flow_id", "name", "status", "generation", "arrivals", "chosen_case", "timed_out", "recovers", "total"),
-    *("opened", "succeeded", "unsuccessful", "retry", "enough", "reason", "list", "list_ref", "output_type"),
-    *("output", "output_ref"),
-)
-_CHILD = (
-    *("root_id", "parent_id", "parent_node", "parent_generation", "parent_item", "name", "version"),
-    *("unfinished", "priority", "inputs", "inputs_ref"),
-)
 _NUMBERS = ("generation", "opened", "succeeded", "unsuccessful", "retry")
 _NOT_STARTED = frozenset({"pending", "ready", "skipped", "blocked"})
 _NOT_FINISHED = frozenset({"pending", "ready", "running"})
@@ -170,7 +157,7 @@ class OwnerStatements:
         now = self._clock.now
         for flow_id in ended:
             self._unwait(flow_id, None, kinds=None)
-        for row in rows_of(_WRITTEN_FLOW, *written):
+        for row in rows_of("flows.write_flows", *written):
             flow = self._rows.flows[row["id"]]
             flow |= row
             flow |= {
@@ -181,27 +168,10 @@ class OwnerStatements:
                 "finished_at": None if row["status"] == RUNNING else flow["finished_at"] or now,
             }
 
-    @answers("flows.write_version")
-    def _write_version(
-        self, flow_id: int, version: int, versions: str | None, inputs: bytes | None, ref: str | None
-    ) -> None:
-        self._rows.flows[flow_id] |= {
-            "version": version,
-            "versions": versions,
-            "inputs": inputs,
-            "inputs_ref": ref,
-        }
-
-    @answers("flows.delete_nodes")
-    def _delete_nodes(self, flow_id: int, names: Sequence[str]) -> None:
-        for name in names:
-            self._rows.nodes.pop((flow_id, name), None)
-            self._unwait(flow_id, name, kinds=None)
-
     @answers("flows.write_nodes")
     def _write_nodes(self, *columns: Any) -> None:
         now = self._clock.now
-        for row in rows_of(_NODE, *columns):
+        for row in rows_of("flows.write_nodes", *columns):
             key = (row["flow_id"], row["name"])
             row |= {name: row[name] or 0 for name in _NUMBERS}
             row |= {name: bool(row[name]) for name in ("recovers", "enough")}
@@ -222,13 +192,12 @@ class OwnerStatements:
 
     @answers("flows.write_limits")
     def _write_limits(self, *columns: Any) -> None:
-        for row in rows_of(("root_id", "flow_id", "node", "generation", "kind", "at"), *columns):
+        for row in rows_of("flows.write_limits", *columns):
             self._rows.limits.setdefault((row["flow_id"], row["node"], row["generation"], row["kind"]), row)
 
     @answers("flows.write_waits")
     def _write_waits(self, *columns: Any) -> None:
-        names = ("root_id", "flow_id", "node", "generation", "namespace", "event", "key")
-        for row in rows_of(names, *columns):
+        for row in rows_of("flows.write_waits", *columns):
             self._rows.waits.setdefault((row["flow_id"], row["node"]), row)
 
     @answers("flows.unwait")
@@ -244,7 +213,7 @@ class OwnerStatements:
 
     @answers("flows.write_inbox")
     def _write_inbox(self, *columns: Any) -> None:
-        for row in rows_of(NOTE, *columns):
+        for row in rows_of("flows.write_inbox", *columns):
             self._rows.note(**row)
 
     @answers("flows.command_children")
@@ -256,9 +225,10 @@ class OwnerStatements:
     @answers("flows.insert_children")
     def _insert_children(self, *columns: Any) -> list[Row]:
         inserted = []
-        for child in rows_of(_CHILD, *columns):
-            child["parent_generation"] = child["parent_generation"] or 0
-            inserted.append(Row(id=self._rows.insert_flow(**child)["id"]))
+        for child in rows_of("flows.insert_children", *columns):
+            child["generation"] = child["generation"] or 0
+            place = {f"parent_{name}": child.pop(name) for name in ("node", "generation", "item")}
+            inserted.append(Row(id=self._rows.insert_flow(**place, **child)["id"]))
         return inserted
 
     @answers("flows.adopt")

@@ -15,11 +15,6 @@ from penstock.testing.flow_tables import FlowTables
 from penstock.testing.tables import Tasks
 from penstock.testing.task_rows import FlowPlace, TaskRow
 
-_TASK = (
-    *("type", "stage", "priority", "content_type", "context", "context_ref", "key", "traceparent", "flow_id"),
-    *("root_id", "flow_priority", "node", "generation", "item"),
-)
-
 
 class TaskStatements:
     """Answers statements about tasks.
@@ -39,7 +34,7 @@ class TaskStatements:
 
     @answers("flows.insert_tasks")
     def _insert(self, *columns: Any) -> None:
-        for row in rows_of(_TASK, *columns):
+        for row in rows_of("flows.insert_tasks", *columns):
             place = FlowPlace(
                 row["flow_id"],
                 row["root_id"],
@@ -66,7 +61,7 @@ class TaskStatements:
 
     @answers("flows.wake")
     def _wake(self, *columns: Any) -> Iterator[Row]:
-        for row in rows_of(("id", "step", "stage", "context", "context_ref"), *columns):
+        for row in rows_of("flows.wake", *columns):
             ref = row["context_ref"]
             context = Context(
                 ContentType.JSON,

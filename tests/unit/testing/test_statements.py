@@ -16,9 +16,11 @@ PACKAGE = Path(penstock.__file__).parent
 # The modules that a pipeline runs. The loops of the service, which take rows of shards and start
 # flows by schedules, are not among them.
 MODULES = (
-    *("flow_owner/batch.py", "flow_owner/changing.py", "flow_owner/definitions.py", "flow_owner/ending.py"),
-    *("flow_owner/rounds.py", "flow_owner/starting.py", "postgres/flow_writes.py"),
+    *("flow_owner/batch.py", "flow_owner/definitions.py", "flow_owner/ending.py", "flow_owner/rounds.py"),
+    *("flow_owner/starting.py", "postgres/flow_writes.py"),
 )
+# A recovery in memory has no version.
+OF_OTHER_VERSIONS = {"flows.write_version"}
 
 
 def test_every_statement_has_an_answer() -> None:
@@ -34,5 +36,5 @@ def test_every_statement_has_an_answer() -> None:
     }
     used |= {"flows.item_results", "flows.item_outputs", "flows.lock", "flows.nodes", "tasks.cancel"}
     assert len(used) > 25
-    assert used - answered == set()
+    assert used - answered == OF_OTHER_VERSIONS
     assert all(query(name) for name in answered)

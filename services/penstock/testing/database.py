@@ -22,7 +22,7 @@ _INPUT = re.compile(r"AS i \(([^)]*)\)")
 
 
 class Row(dict[str, Any]):
-    """A row as the driver returns it: columns have names and positions; those not given are null."""
+    """A row as the driver returns it: columns have names and positions. Others are null."""
 
     def __getitem__(self, column: Any) -> Any:
         return list(self.values())[column] if isinstance(column, int) else self.get(column)

@@ -16,7 +16,7 @@ from penstock.postgres.tasks import encode_ref
 from penstock.testing.clock import Clock
 from penstock.testing.database import Row
 from penstock.testing.tables import Tasks
-from penstock.testing.task_rows import TaskRow
+from penstock.testing.task_rows import TaskRow, encode_error, result_columns
 
 _FLOW = (
     *("id", "root_id", "parent_id", "parent_node", "parent_generation", "parent_item", "name", "version"),
@@ -101,7 +101,7 @@ class FlowTables:
 
     def end_task(self, row: TaskRow, before: State) -> None:
         """Reports the end of a task to its flow, and ends its children (trigger `end_in_flow`)."""
-        place, result = row.flow, row.result
+        place = row.flow
         if place is not None:
             self.note(
                 root_id=place.root_id,
@@ -112,10 +112,8 @@ class FlowTables:
                 item=place.item,
                 state=row.state.value,
                 task_id=row.id,
-                result_type=result.content_type.value if result else None,
-                result=result.data if result else None,
-                result_ref=encode_ref(result.ref) if result else None,
-                error=orjson.dumps(row.error.to_wire()).decode() if row.error else None,
+                error=encode_error(row.error),
+                **result_columns(row.result),
             )
         if before is State.WAITING:
             for flow in self.flows.values():

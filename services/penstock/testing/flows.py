@@ -95,7 +95,6 @@ class Flows:
         self._definitions = Definitions()
         self._outlines = DefinitionCache(self.connection)
         self._contents = _KeptContents(objects)
-        self._documents: dict[tuple[str, int], Mapping[str, Any]] = {}
 
     def put_definition(self, definition: Mapping[str, Any]) -> None:
         """Stores a definition as the gateway does.
@@ -111,12 +110,11 @@ class Flows:
         ]
         if faults:
             raise faults[0] if len(faults) == 1 else Faults(faults)
-        stored, _created = at_once(flow_definitions.insert(self.connection, definition, None))
-        self._documents[stored.name, stored.version] = stored.definition
+        at_once(flow_definitions.insert(self.connection, definition, None))
 
     def _find(self, name: str, version: int | None) -> Mapping[str, Any] | None:
-        found = [key for key in self._documents if key[0] == name and version in (None, key[1])]
-        return self._documents[max(found)] if found else None
+        found = at_once(flow_definitions.find(self.connection, name, version))
+        return None if found is None else found.definition
 
     def start(self, raw: Any, schedule: str | None, tick: datetime | None) -> Started:
         """Starts a flow as the gateway does, or with a tick as a schedule does.

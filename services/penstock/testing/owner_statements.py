@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.core.task import FINAL, State
-from penstock.postgres.tasks import encode_ref
 from penstock.testing.clock import Clock
 from penstock.testing.database import Row, answers, rows_of
 from penstock.testing.flow_tables import RUNNING, FlowTables
 from penstock.testing.tables import Tasks
-from penstock.testing.task_rows import TaskRow
+from penstock.testing.task_rows import TaskRow, result_columns
 
 _NUMBERS = ("generation", "opened", "succeeded", "unsuccessful", "retry")
 _NOT_STARTED = frozenset({"pending", "ready", "skipped", "blocked"})
@@ -70,14 +69,7 @@ class OwnerStatements:
             if row.flow.item is not None:
                 last[row.flow.item] = row
         for item, row in sorted(last.items()):
-            result = row.result
-            yield Row(
-                item=item,
-                state=row.state.value,
-                result_type=result.content_type.value if result else None,
-                result=result.data if result else None,
-                result_ref=encode_ref(result.ref) if result else None,
-            )
+            yield Row(item=item, state=row.state.value, **result_columns(row.result))
 
     @answers("flows.item_outputs")
     def _item_outputs(self, flow_id: int, node: str) -> Iterator[Row]:

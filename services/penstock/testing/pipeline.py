@@ -18,6 +18,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.operations import Verb
 from penstock.core.task import FINAL, State
 from penstock.errors import Conflict, PenstockError
+from penstock.postgres import documents
 from penstock.testing.clock import Clock, LoopTime
 from penstock.testing.driver import Driver
 from penstock.testing.exits import refusing_exits
@@ -27,7 +28,7 @@ from penstock.testing.logs import capturing_logs
 from penstock.testing.models import Attempt, NoEnd, Run, attempt_of
 from penstock.testing.platform import Platform
 from penstock.testing.published import SentCallback
-from penstock.testing.task_rows import document_of
+from penstock.testing.task_rows import columns_of, result_columns
 from penstock.testing.type_settings import type_settings
 from penstock.worker import Worker
 from penstock.worker.execution import Stage
@@ -231,7 +232,7 @@ class Pipeline(FlowMethods):
         draft = Draft(type=type_name, context=context, **fields)
         # As the client sends it, and the gateway reads it.
         submission = Submission.from_wire(orjson.loads(orjson.dumps(draft.to_wire())))
-        row, created = await platform.submit(submission)
+        row, created = platform.submit(submission)
         return self._run_of(row.id, created=created)
 
     async def settle(self) -> None:
@@ -357,10 +358,12 @@ class Pipeline(FlowMethods):
         return FlowRun(flow_id, self._platform.flows.get, created=created)
 
     def _read(self, task_id: int) -> Task:
-        platform = self._platform
-        document = document_of(
-            platform.tasks.get(task_id), lambda context: platform.objects.value_of(context).to_wire()
-        )
+        row, value_of = self._platform.tasks.get(task_id), self._platform.objects.value_of
+        context = value_of(row.context)
+        columns = columns_of(row)
+        columns |= {"content_type": context.content_type, "context": context.data}
+        columns |= result_columns(row.result and value_of(row.result))
+        document = documents.detail(columns)
         # As the client reads it from the gateway.
         return Task.from_wire(orjson.loads(orjson.dumps(document, option=orjson.OPT_UTC_Z)))
 

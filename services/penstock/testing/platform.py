@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 
-from penstock.contracts.context import INLINE_LIMIT_BYTES, Context
+from penstock.contracts.context import Context
 from penstock.contracts.context_digest import with_digest
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
@@ -43,9 +41,8 @@ from penstock.testing.models import NoEnd
 from penstock.testing.objects import KeptObjects
 from penstock.testing.published import Published
 from penstock.testing.tables import Tasks
-from penstock.testing.task_rows import TaskRow
-from penstock.testing.task_statements import columns_of, has_events
-from penstock.worker.contexts import ResultContexts
+from penstock.testing.task_rows import TaskRow, columns_of
+from penstock.testing.task_statements import has_events
 from penstock.worker.registered import Registered
 from penstock.worker.result_sender import encodable
 
@@ -106,12 +103,6 @@ class Platform:
         self.missing: dict[int, str] = {}
         self._leases = LeaseWheel(_TICK_S)
         self._suspected: frozenset[str | None] = frozenset()
-        # Attempts whose results wait for the object store.
-        self._storing: dict[AttemptId, asyncio.Task[None]] = {}
-        self._failed: BaseException | None = None
-        # Attempts that began in the present moment, by task.
-        self._begun: Counter[int] = Counter()
-        self._counted_s = 0.0
         self._workers = 0
         # Workers that live, by id. Those that were cut off, and are back, get no further tasks.
         self._hosts: dict[str, Host] = {}
@@ -128,7 +119,7 @@ class Platform:
         self.changes += 1
         self.changed.set()
 
-    async def submit(self, submission: Submission) -> tuple[TaskRow, bool]:
+    def submit(self, submission: Submission) -> tuple[TaskRow, bool]:
         """Inserts a task as the gateway does; returns it, and whether it is new.
 
         Raises:
@@ -138,7 +129,7 @@ class Platform:
         task_type = self._types.get(submission.type)
         if task_type is not None and task_type.is_strict:
             submission = with_digest(submission)
-        context = await self.objects.check_in(submission.context, namespace_of(submission.type))
+        context = self.objects.keep(submission.context, namespace_of(submission.type))
         found = self.tasks.insert(dataclasses.replace(submission, context=context))
         self.note_change()
         return found
@@ -160,13 +151,10 @@ class Platform:
 
     def _claim(self, ready: ReadyTask) -> None:
         attempt_id = ready.fence.attempt_id
-        if self._counted_s != self._clock.elapsed_s:
-            self._counted_s = self._clock.elapsed_s
-            self._begun.clear()
-        self._begun[attempt_id.task_id] += 1
-        if self._begun[attempt_id.task_id] > MOST_ATTEMPTS:
+        ended = self.tasks.get(attempt_id.task_id).attempts[-MOST_ATTEMPTS:]
+        if len(ended) == MOST_ATTEMPTS and ended[0]["finished_at"] == self._clock.now:
             raise NoEnd(
-                f"task {attempt_id.task_id} has begun {MOST_ATTEMPTS:,} attempts in one moment, the last in "
+                f"task {attempt_id.task_id} has had {MOST_ATTEMPTS:,} attempts in one moment, the last in "
                 f"{ready.fence.stage!r}"
             )
         self.started[attempt_id] = Started(self._clock.now, self.objects.value_of(ready.context))
@@ -205,9 +193,7 @@ class Platform:
 
     def running(self) -> dict[AttemptId, asyncio.Task[None]]:
         """The handlers that run, without those of a worker that is cut off."""
-        if self._failed is not None:
-            raise self._failed
-        found = dict(self._storing)
+        found: dict[AttemptId, asyncio.Task[None]] = {}
         for host in self._hosts.values():
             host.require_healthy()
             if not host.silent:
@@ -268,27 +254,9 @@ class Platform:
         ready = host.held.pop(result.fence.attempt_id, None)
         if ready is None or host.id not in self._hosts:
             return
-        context = result.context
-        if context is None or context.data is None or len(context.data) <= INLINE_LIMIT_BYTES:
-            self._arrive(host, result)
-            return
-
-        async def store() -> None:
-            stored = await ResultContexts(self.objects, lambda _attempt_id: ready.type).stored(result)
-            if stored is not None and host.id in self._hosts:
-                self._arrive(host, stored)
-
-        task = asyncio.ensure_future(store())
-        self._storing[result.fence.attempt_id] = task
-        task.add_done_callback(partial(self._stored, result.fence.attempt_id))
-
-    def _stored(self, attempt_id: AttemptId, task: asyncio.Task[None]) -> None:
-        del self._storing[attempt_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed = error
-            self.note_change()
-
-    def _arrive(self, host: Host, result: StageResult) -> None:
+        if result.context is not None:
+            context = self.objects.keep(result.context, namespace_of(ready.type))
+            result = dataclasses.replace(result, context=context)
         if host.silent:
             host.results.append(result)
             return
@@ -364,12 +332,8 @@ class Platform:
             return
         lost = {lease.worker for lease in expired}
         others = [lease for lease in self._leases if lease.worker in lost]
-        found = [self.tasks.retry_state(lease.attempt_id.task_id) for lease in (*expired, *others)]
-        states = {
-            lease.attempt_id.task_id: state
-            for lease, state in zip((*expired, *others), found, strict=True)
-            if state is not None
-        }
+        ids = {lease.attempt_id.task_id for lease in (*expired, *others)}
+        states = {one: state for one in ids if (state := self.tasks.retry_state(one)) is not None}
         ended, suspects = conclude_expired(
             [_expired(lease) for lease in expired],
             states,
@@ -399,8 +363,6 @@ class Platform:
         """Ends all handlers."""
         for host in self._hosts.values():
             await host.close()
-        for storing in [*self._storing.values()]:
-            storing.cancel()
 
 
 def _expired(lease: Lease) -> ExpiredLease:

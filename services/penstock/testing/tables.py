@@ -28,7 +28,8 @@ from penstock.errors import NotFound, UnknownType
 from penstock.postgres.advance import Ending
 from penstock.postgres.tasks import Submitted
 from penstock.testing.clock import Clock
-from penstock.testing.task_rows import EndedAttempt, FlowPlace, TaskRow
+from penstock.testing.database import Row
+from penstock.testing.task_rows import FlowPlace, TaskRow, encode_error
 
 # A late result may end an attempt that has not begun.
 _LATE = frozenset({State.SCHEDULED, State.READY, State.PAUSED, *IN_FLIGHT})
@@ -85,8 +86,12 @@ class Tasks:
         nodes = [rows for key, rows in self._by_node.items() if key[0] == flow_id and node in (None, key[1])]
         return sorted((row for rows in nodes for row in rows), key=lambda row: row.id)
 
-    def insert(self, submission: Submission) -> tuple[TaskRow, bool]:
+    def insert(self, submission: Submission, flow: FlowPlace | None = None) -> tuple[TaskRow, bool]:
         """Inserts a task; returns it, and False if its idempotency key has one already.
+
+        Args:
+            submission: of the task.
+            flow: its place in a flow.
 
         Raises:
             UnknownType: its type is not registered.
@@ -118,51 +123,22 @@ class Tasks:
             idempotency_key=submission.idempotency_key,
             context_digest=submission.context_digest,
             events=submission.events or task_type.events,
-            callbacks=_callbacks_of(submission, task_type),
+            callbacks=subscription.to_columns(
+                task_type.callbacks if submission.callbacks is None else submission.callbacks
+            )
+            or None,
             labels=submission.labels,
             due_at=submission.run_at,
+            flow=flow,
             created_at=now,
             updated_at=now,
         )
-        self._add(row)
+        self.rows[row.id] = self._open[row.id] = row
+        if flow is not None:
+            self._by_node[flow.flow_id, flow.node].append(row)
         if row.idempotency_key is not None:
             self._by_idempotency_key[row.type, row.idempotency_key] = row.id
         return row, True
-
-    def insert_in_flow(
-        self,
-        place: FlowPlace,
-        name: str,
-        stage: str | None,
-        context: Context,
-        priority: Priority,
-        key: str | None,
-    ) -> None:
-        """Inserts the task of a node or item, unless its place is taken."""
-        if any(row.flow == place for row in self.of_node(place.flow_id, place.node)):
-            return
-        task_type, now = self._types[name], self._clock.now
-        self._add(
-            TaskRow(
-                id=self.next_id(),
-                type=name,
-                state=State.READY,
-                stage=stage or task_type.first_stage,
-                priority=priority,
-                context=context,
-                key=key,
-                events=task_type.events,
-                callbacks=subscription.to_columns(task_type.callbacks) or None,
-                flow=place,
-                created_at=now,
-                updated_at=now,
-            )
-        )
-
-    def _add(self, row: TaskRow) -> None:
-        self.rows[row.id] = self._open[row.id] = row
-        if row.flow is not None:
-            self._by_node[row.flow.flow_id, row.flow.node].append(row)
 
     def promote(self) -> None:
         """Makes scheduled tasks ready that are due."""
@@ -253,7 +229,7 @@ class Tasks:
         row = self.rows[fence.id]
         if (row.step, row.stage) != (fence.step, fence.stage) or row.attempt < fence.attempt:
             return None
-        by_attempt = {each.attempt: each.outcome for each in row.attempts if each.step == fence.step}
+        by_attempt = {each["attempt"]: each["outcome"] for each in row.attempts if each["step"] == fence.step}
         if by_attempt.get(fence.attempt) is not Outcome.EXPIRED:
             return None
         if self._types[row.type].late_results != "accept":
@@ -283,13 +259,13 @@ class Tasks:
         row.worker, row.updated_at = None, now
         row.finished_at = now if row.state in FINAL else None
         row.attempts.append(
-            EndedAttempt(
+            Row(
                 step=fence.step,
                 attempt=fence.attempt,
                 stage=fence.stage,
                 outcome=ending.outcome,
                 worker=ending.worker,
-                error=ending.error,
+                error=encode_error(ending.error),
                 started_at=started_at,
                 finished_at=now,
             )
@@ -351,8 +327,3 @@ class Tasks:
 
     def __iter__(self) -> Iterator[TaskRow]:
         return iter(self.rows.values())
-
-
-def _callbacks_of(submission: Submission, task_type: TaskType) -> list[str] | None:
-    entries = task_type.callbacks if submission.callbacks is None else submission.callbacks
-    return subscription.to_columns(entries) or None

@@ -1,18 +1,22 @@
-"""The rows of a pipeline's tasks, and the documents that the gateway shows of them."""
+"""The rows of a pipeline's tasks, and their columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.contracts import subscription
+import orjson
+
 from penstock.contracts.context import Context
 from penstock.contracts.result import Failure
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import Fence, Outcome
+from penstock.core.completion import Fence
 from penstock.core.task import Priority, State
+from penstock.postgres.columns import SHOWN
+from penstock.postgres.tasks import encode_ref
+from penstock.testing.database import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +40,6 @@ class FlowPlace:
     generation: int
     item: int | None
     since: datetime
-
-
-@dataclass(slots=True, kw_only=True)
-class EndedAttempt:
-    """A row of the history."""
-
-    step: int
-    attempt: int
-    stage: str
-    outcome: Outcome
-    worker: str | None
-    error: Failure | None
-    started_at: datetime | None
-    finished_at: datetime
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +72,7 @@ class TaskRow:
     # As in the column.
     callbacks: Sequence[str] | None = None
     flow: FlowPlace | None = None
-    attempts: list[EndedAttempt] = field(default_factory=list)
+    attempts: list[Row] = field(default_factory=list)
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -95,56 +85,38 @@ class TaskRow:
         return Fence(self.id, self.step, self.stage, self.attempt)
 
 
-def document_of(row: TaskRow, value_of: Callable[[Context], Mapping[str, Any]]) -> dict[str, Any]:
-    """The task as the gateway shows it.
-
-    Args:
-        row: the task.
-        value_of: returns the wire form of a context, with its value in place of a reference.
-    """
-    document: dict[str, Any] = {
-        "id": row.id,
-        "type": row.type,
-        "state": row.state.value,
-        "stage": row.stage,
-        "step": row.step,
-        "attempt": row.attempt,
-        "priority": row.priority.name,
-        "key": row.key,
-        "idempotency_key": row.idempotency_key,
-        "events": row.events,
-        "labels": dict(row.labels),
-        "pausing": row.pausing,
-        "callbacks": subscription.masked(subscription.from_columns(row.callbacks)),
+def columns_of(row: TaskRow) -> Row:
+    """The columns of a task of which its events and its document are made, without its contexts."""
+    place = row.flow
+    flow: dict[str, Any] = {}
+    if place is not None:
+        flow = {"id": place.flow_id, "node": place.node, "generation": place.generation, "item": place.item}
+    return Row(
+        {name: getattr(row, name) for name in SHOWN},
+        priority=row.priority,
+        key=row.key,
+        labels=orjson.dumps(dict(row.labels)).decode() if row.labels else None,
+        callbacks=row.callbacks,
+        error=encode_error(row.error),
+        flow=orjson.dumps(flow).decode() if flow else None,
+        **{f"flow_{name}": value for name, value in flow.items()},
+        attempts=row.attempts,
         # A pipeline calls nothing.
-        "callbacks_owed": [],
-        "worker": row.worker,
-        "due_at": row.due_at,
-        "created_at": row.created_at,
-        "updated_at": row.updated_at,
-        "finished_at": row.finished_at,
-        "error": row.error.to_wire() if row.error else None,
-        **value_of(row.context),
-        "attempts": [
-            {
-                "step": each.step,
-                "attempt": each.attempt,
-                "stage": each.stage,
-                "outcome": each.outcome.value,
-                "worker": each.worker,
-                "error": each.error.to_wire() if each.error else None,
-                "started_at": each.started_at,
-                "finished_at": each.finished_at,
-            }
-            for each in row.attempts
-        ],
+        callbacks_owed=[],
+    )
+
+
+def result_columns(result: Context | None) -> dict[str, Any]:
+    """The columns of a result; those of none are null."""
+    if result is None:
+        return {}
+    return {
+        "result_type": result.content_type.value,
+        "result": result.data,
+        "result_ref": encode_ref(result.ref),
     }
-    if row.flow is not None:
-        place = row.flow
-        document["flow"] = {"id": place.flow_id, "node": place.node, "generation": place.generation}
-        if place.item is not None:
-            document["flow"]["item"] = place.item
-    if row.result is not None:
-        shown = value_of(row.result)
-        document["result_type"], document["result"] = shown["content_type"], shown["context"]
-    return document
+
+
+def encode_error(error: Failure | None) -> str | None:
+    """An error as the JSON text of its column."""
+    return orjson.dumps(error.to_wire()).decode() if error else None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
-import orjson
-
-from penstock.contracts.context import ContentType, Context, ObjectRef
+from penstock.contracts.context import ContentType, Context
+from penstock.contracts.submission import Submission
 from penstock.core.task import FINAL, Priority
+from penstock.postgres.tasks import context_of
 from penstock.testing.database import Row, answers, rows_of
 from penstock.testing.flow_tables import FlowTables
 from penstock.testing.tables import Tasks
-from penstock.testing.task_rows import FlowPlace, TaskRow
+from penstock.testing.task_rows import FlowPlace, TaskRow, columns_of
 
 
 class TaskStatements:
@@ -44,14 +44,16 @@ class TaskStatements:
                 row["item"],
                 self._since(row["root_id"]),
             )
-            ref = row["context_ref"]
-            context = Context(
-                ContentType(row["content_type"]),
-                data=row["context"],
-                ref=ObjectRef.from_wire(orjson.loads(ref)) if ref else None,
+            if any(task.flow == place for task in self._tasks.of_node(place.flow_id, place.node)):
+                continue
+            submission = Submission(
+                type=row["type"],
+                stage=row["stage"],
+                context=cast("Context", context_of(row)),
+                priority=Priority(row["priority"]),
+                key=row["key"],
             )
-            priority = Priority(row["priority"])
-            self._tasks.insert_in_flow(place, row["type"], row["stage"], context, priority, row["key"])
+            self._tasks.insert(submission, place)
 
     def _since(self, root_id: int) -> datetime:
         """When the root of a family was created; without a flow it is a waiting task."""
@@ -62,12 +64,8 @@ class TaskStatements:
     @answers("flows.wake")
     def _wake(self, *columns: Any) -> Iterator[Row]:
         for row in rows_of("flows.wake", *columns):
-            ref = row["context_ref"]
-            context = Context(
-                ContentType.JSON,
-                data=row["context"],
-                ref=ObjectRef.from_wire(orjson.loads(ref)) if ref else None,
-            )
+            row["content_type"] = ContentType.JSON
+            context = cast("Context", context_of(row))
             if self._tasks.wake(row["id"], row["step"], row["stage"], context):
                 yield columns_of(self._tasks.get(row["id"]))
 
@@ -82,29 +80,6 @@ class TaskStatements:
     @answers("outbox.enqueue_callbacks")
     def _enqueue_callbacks(self, *_columns: Any) -> None:
         """They are in the entry that `enqueue` returns."""
-
-
-def columns_of(row: TaskRow) -> Row:
-    """The columns of a task of which its events are made."""
-    place = row.flow
-    flow = None
-    if place is not None:
-        flow = {"id": place.flow_id, "node": place.node, "generation": place.generation, "item": place.item}
-    return Row(
-        id=row.id,
-        type=row.type,
-        state=row.state.value,
-        stage=row.stage,
-        step=row.step,
-        attempt=row.attempt,
-        idempotency_key=row.idempotency_key,
-        labels=orjson.dumps(dict(row.labels)).decode() if row.labels else None,
-        callbacks=row.callbacks,
-        events=row.events,
-        updated_at=row.updated_at,
-        traceparent=None,
-        flow=orjson.dumps(flow).decode() if flow else None,
-    )
 
 
 def has_events(row: TaskRow) -> bool:

@@ -5,44 +5,25 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from penstock.client.flow_submission import FlowDraft
-from penstock.errors import NotFound
 from penstock.testing.driver import Driver
 from penstock.testing.flow_run import FlowRun
-from penstock.testing.models import Run
 from penstock.testing.platform import Platform
-
-
-class _Opened(Protocol):
-    """The parts of `Pipeline` that these methods use."""
-
-    @property
-    def _driver(self) -> Driver: ...
-
-    @property
-    def _platform(self) -> Platform: ...
-
-    async def _open(self) -> Platform: ...
-
-    def _run_of(self, task_id: int, *, created: bool = True) -> Run: ...
-
-    def _flow_of(self, flow_id: int, *, created: bool = True) -> FlowRun: ...
-
-    async def _start(
-        self, flow: str, inputs: Mapping[str, Any] | None, fields: Mapping[str, Any]
-    ) -> FlowRun: ...
 
 
 class FlowMethods:
     """The methods about flows."""
 
-    async def run_flow(
-        self: _Opened, flow: str, inputs: Mapping[str, Any] | None = None, **fields: Any
-    ) -> FlowRun:
+    _driver: Driver
+
+    async def _open(self) -> Platform:
+        raise NotImplementedError
+
+    async def run_flow(self, flow: str, inputs: Mapping[str, Any] | None = None, **fields: Any) -> FlowRun:
         """Starts a flow, and runs it until it ends.
 
         The clock moves as with `run`. A flow that waits for an event without a limit, or is paused,
@@ -62,9 +43,7 @@ class FlowMethods:
         await self._driver.proceed(run.id, lambda: run.ended)
         return run
 
-    async def submit_flow(
-        self: _Opened, flow: str, inputs: Mapping[str, Any] | None = None, **fields: Any
-    ) -> FlowRun:
+    async def submit_flow(self, flow: str, inputs: Mapping[str, Any] | None = None, **fields: Any) -> FlowRun:
         """Starts a flow, and runs what can run now; the clock stands still.
 
         Args:
@@ -79,9 +58,7 @@ class FlowMethods:
         await self._driver.settle()
         return run
 
-    async def _start(
-        self: _Opened, flow: str, inputs: Mapping[str, Any] | None, fields: Mapping[str, Any]
-    ) -> FlowRun:
+    async def _start(self, flow: str, inputs: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> FlowRun:
         given = dict(fields)
         tick: datetime | None = given.pop("tick", None)
         schedule: str | None = given.pop("schedule", None if tick is None else "test")
@@ -90,10 +67,10 @@ class FlowMethods:
         raw = orjson.loads(orjson.dumps(draft.to_wire()))
         started = platform.flows.start(raw, schedule, tick)
         platform.note_change()
-        return self._flow_of(started.id, created=started.created)
+        return FlowRun(started.id, platform.flows.get, created=started.created)
 
     async def send_event(
-        self: _Opened,
+        self,
         name: str,
         data: Any = None,
         *,
@@ -120,31 +97,31 @@ class FlowMethods:
         await self._driver.settle()
         return created
 
-    async def pause_flow(self: _Opened, run: FlowRun) -> None:
+    async def pause_flow(self, run: FlowRun) -> None:
         """Pauses a flow: nothing new starts, and what runs goes on to its end.
 
         Raises:
             Conflict: it has ended.
         """
-        await _command(self, run, "pause")
+        await self._command(run, "pause")
 
-    async def resume_flow(self: _Opened, run: FlowRun) -> None:
+    async def resume_flow(self, run: FlowRun) -> None:
         """Resumes a flow.
 
         Raises:
             Conflict: it has ended.
         """
-        await _command(self, run, "resume")
+        await self._command(run, "resume")
 
-    async def cancel_flow(self: _Opened, run: FlowRun) -> None:
+    async def cancel_flow(self, run: FlowRun) -> None:
         """Cancels a flow: it ends when nothing in it is live.
 
         Raises:
             Conflict: it has ended otherwise.
         """
-        await _command(self, run, "cancel")
+        await self._command(run, "cancel")
 
-    async def recover_flow(self: _Opened, run: FlowRun, nodes: Iterable[str] = ()) -> Sequence[str]:
+    async def recover_flow(self, run: FlowRun, nodes: Iterable[str] = ()) -> Sequence[str]:
         """Runs failed or chosen nodes again, and those behind them; returns all that run again.
 
         Raises:
@@ -156,24 +133,18 @@ class FlowMethods:
         await self._driver.settle()
         return again
 
-    async def get_flow(self: _Opened, flow_id: int) -> FlowRun:
+    async def get_flow(self, flow_id: int) -> FlowRun:
         """A flow.
 
         Raises:
             NotFound: no flow has this id.
         """
         platform = await self._open()
-        if flow_id not in platform.flows.tables.flows:
-            raise NotFound(f"there is no flow {flow_id}")
-        return self._flow_of(flow_id)
+        platform.flows.get(flow_id)
+        return FlowRun(flow_id, platform.flows.get)
 
-    def tasks_of(self: _Opened, run: FlowRun, node: str | None = None) -> Sequence[Run]:
-        """The tasks of a flow, or of one of its nodes, in the order in which they were created."""
-        return [self._run_of(row.id) for row in self._platform.tasks.of_flow(run.id, node)]
-
-
-async def _command(pipeline: _Opened, run: FlowRun, kind: str) -> None:
-    platform = await pipeline._open()  # noqa: SLF001 (the mixin's own class)
-    platform.flows.command(run.id, kind)
-    platform.note_change()
-    await pipeline._driver.settle()  # noqa: SLF001 (the mixin's own class)
+    async def _command(self, run: FlowRun, kind: str) -> None:
+        platform = await self._open()
+        platform.flows.command(run.id, kind)
+        platform.note_change()
+        await self._driver.settle()

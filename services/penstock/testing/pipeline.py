@@ -354,8 +354,9 @@ class Pipeline(FlowMethods):
         records = self._platform.records
         return Run(task_id, self._read, self._attempts_of, records.of_task, created=created)
 
-    def _flow_of(self, flow_id: int, *, created: bool = True) -> FlowRun:
-        return FlowRun(flow_id, self._platform.flows.get, created=created)
+    def tasks_of(self, run: FlowRun, node: str | None = None) -> Sequence[Run]:
+        """The tasks of a flow, or of one of its nodes, in the order in which they were created."""
+        return [self._run_of(row.id) for row in self._platform.tasks.of_flow(run.id, node)]
 
     def _read(self, task_id: int) -> Task:
         row, value_of = self._platform.tasks.get(task_id), self._platform.objects.value_of

@@ -21,6 +21,7 @@ from penstock.core.completion import (
     conclude,
     conclude_unhandled,
 )
+from penstock.core.leases import Lease
 from penstock.core.retry import RetryPolicy
 from penstock.core.suspects import LostAttempt, charged, suspects_of
 from penstock.core.task import State
@@ -71,6 +72,12 @@ class ExpiredLease:
     reason: str
     max_attempts: int | None = None
     begun: bool | None = True
+
+    @classmethod
+    def of(cls, lease: Lease) -> ExpiredLease:
+        """The end of a lease that had no heartbeat for its whole timeout."""
+        reason = f"no heartbeat from worker {lease.worker} for {lease.timeout_s:g} s"
+        return cls(lease.attempt_id, lease.worker, reason, lease.max_attempts, lease.begun)
 
 
 class ExpiredAttempt(NamedTuple):
@@ -202,8 +209,3 @@ def stored_state(conclusion: Conclusion) -> State:
     """The state that is stored: a next stage with a delay is scheduled, as any delayed task."""
     delayed = conclusion.state is State.READY and conclusion.delay_s > 0
     return State.SCHEDULED if delayed else conclusion.state
-
-
-def expiry_reason(worker: str, timeout_s: float) -> str:
-    """The sentence for the history of a task whose lease expired."""
-    return f"no heartbeat from worker {worker} for {timeout_s:g} s"

@@ -19,7 +19,7 @@ from penstock.contracts.inbound import decode_heartbeat
 from penstock.contracts.progress import HEADER as PROGRESS
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
-from penstock.core.endings import ExpiredLease, expiry_reason
+from penstock.core.endings import ExpiredLease
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
 from penstock.errors import PostgresUnavailable, ValueRefused
@@ -349,11 +349,11 @@ class LeaseTracker:
         others = [lease for lease in self._wheel if lease.worker in lost]
         others += [claim.lease for claim in self._claims.values() if claim.lease.worker in lost]
         parts = await in_halves(
-            [_expired(lease) for lease in expired],
+            list(map(ExpiredLease.of, expired)),
             lambda part: expire(
                 self._pool,
                 part,
-                others=[_expired(lease) for lease in others],
+                others=list(map(ExpiredLease.of, others)),
                 suspected=self._suspected,
                 chance=self._chance,
                 source=self._settings.event_source,
@@ -398,8 +398,3 @@ class LeaseTracker:
                 "worker": ending.worker,
             },
         )
-
-
-def _expired(lease: Lease) -> ExpiredLease:
-    reason = expiry_reason(lease.worker, lease.timeout_s)
-    return ExpiredLease(lease.attempt_id, lease.worker, reason, lease.max_attempts, lease.begun)

@@ -2,12 +2,12 @@
 
 An ending takes effect only while its attempt is the task's current one. Its history, its event and
 its callbacks are in the same transaction. `kafka.processing.outbox` publishes them, and after a
-crash the sweeper does.
+crash the sweeper does. One module, because all of this is one transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ import orjson
 
 from penstock.contracts.context import Context
 from penstock.contracts.event import Event, OutboxEntry
-from penstock.contracts.result import Failure
+from penstock.contracts.result import Failure, StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.task_type import policy_of
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import SUSPENDING, Conclusion, FailureCounts, Fence, Outcome
-from penstock.core.endings import RetryState, stored_state
+from penstock.core.endings import RetryState, conclude_result, stored_state
 from penstock.core.flow.waiting import waiting_definition
 from penstock.core.task import FINAL, State
 from penstock.postgres.connection import translated
@@ -70,6 +70,42 @@ class Ending:
     error: Failure | None = None
     started_ms: int = 0
     finished_ms: int = 0
+
+    @classmethod
+    def of(
+        cls, worker: str, result: StageResult, state: RetryState | None, chance: Callable[[], float]
+    ) -> Ending:
+        """The end of an attempt by its result.
+
+        Args:
+            worker: that reported it.
+            result: of the attempt.
+            state: with a result for which `counts_failures` is true.
+            chance: random numbers from 0 to 1, for the jitter.
+        """
+        conclusion = conclude_result(
+            result.fence,
+            result.outcome,
+            state,
+            next_stage=result.next_stage,
+            delay_s=None if result.delay_ms is None else result.delay_ms / 1000,
+            permanent=result.permanent,
+            max_attempts=result.max_attempts,
+            no_handler=result.no_handler,
+            chance=chance,
+        )
+        return cls(
+            fence=result.fence,
+            outcome=result.outcome,
+            conclusion=conclusion,
+            worker=worker,
+            context=result.context,
+            next_stage=result.next_stage,
+            terms=result.terms,
+            error=result.error_of(conclusion),
+            started_ms=result.started_ms,
+            finished_ms=result.finished_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

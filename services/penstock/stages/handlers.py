@@ -19,7 +19,7 @@ from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import Failure, StageResult
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.completion import Fence, Outcome
-from penstock.core.endings import GOOD, conclude_result, counts_failures
+from penstock.core.endings import GOOD, counts_failures
 from penstock.errors import InvalidRecord, PostgresUnavailable, ValueRefused
 from penstock.kafka.processing.outbox import Publisher
 from penstock.kafka.processing.processor import Delivery
@@ -248,34 +248,9 @@ class Committer:
     async def _conclude(self, results: Collection[tuple[str, StageResult]]) -> list[Ending]:
         counted = [r.fence.id for _, r in results if counts_failures(r.outcome, handed_back=r.handed_back)]
         states = await retry_states(self._pool, counted) if counted else {}
-        endings = []
-        for worker, result in results:
-            conclusion = conclude_result(
-                result.fence,
-                result.outcome,
-                states.get(result.fence.id),
-                next_stage=result.next_stage,
-                delay_s=None if result.delay_ms is None else result.delay_ms / 1000,
-                permanent=result.permanent,
-                max_attempts=result.max_attempts,
-                no_handler=result.no_handler,
-                chance=self._chance,
-            )
-            endings.append(
-                Ending(
-                    fence=result.fence,
-                    outcome=result.outcome,
-                    conclusion=conclusion,
-                    worker=worker,
-                    context=result.context,
-                    next_stage=result.next_stage,
-                    terms=result.terms,
-                    error=result.error_of(conclusion),
-                    started_ms=result.started_ms,
-                    finished_ms=result.finished_ms,
-                )
-            )
-        return endings
+        return [
+            Ending.of(worker, result, states.get(result.fence.id), self._chance) for worker, result in results
+        ]
 
 
 def _refused(result: StageResult, refused: ValueRefused) -> StageResult:

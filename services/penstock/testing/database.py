@@ -17,7 +17,7 @@ Rows = Iterable["Row"]
 Statement = TypeVar("Statement", bound=Callable[..., Any])
 
 _MARK = "_answers"
-# Where a statement names the columns of the rows that it receives.
+# A statement names the columns of the rows that it receives so.
 _INPUT = re.compile(r"AS i \(([^)]*)\)")
 
 

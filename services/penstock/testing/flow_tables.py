@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -43,8 +43,10 @@ class FlowTables:
     Args:
         clock: of the pipeline.
         tasks: the tasks of the pipeline.
+        cancel: cancels tasks and their handlers; returns those that were not final.
 
     Attributes:
+        definitions: by name and version.
         flows: by id.
         inbox: what the owner has not applied yet.
         nodes: by flow and name.
@@ -54,9 +56,11 @@ class FlowTables:
         events: by namespace and id, in the order of their arrival.
     """
 
-    def __init__(self, clock: Clock, tasks: Tasks) -> None:
-        self._clock = clock
-        self._tasks = tasks
+    def __init__(self, clock: Clock, tasks: Tasks, cancel: Callable[[Sequence[int]], list[TaskRow]]) -> None:
+        self.clock = clock
+        self.tasks = tasks
+        self.cancel = cancel
+        self.definitions: dict[tuple[str, int], Row] = {}
         self.flows: dict[int, Row] = {}
         self.inbox: list[Row] = []
         self.nodes: dict[tuple[int, str], Row] = {}
@@ -71,10 +75,10 @@ class FlowTables:
 
     def insert_flow(self, **columns: Any) -> Row:
         """Adds a flow."""
-        now = self._clock.now
+        now = self.clock.now
         given = {name: value for name, value in columns.items() if value is not None}
         flow = Row(dict.fromkeys(_FLOW) | _DEFAULTS | given)
-        flow |= {"id": self._tasks.next_id(), "created_at": now, "updated_at": now}
+        flow |= {"id": self.tasks.next_id(), "created_at": now, "updated_at": now}
         flow["root_id"] = flow["root_id"] or flow["id"]
         self.flows[flow["id"]] = flow
         return flow
@@ -128,7 +132,7 @@ class FlowTables:
     def take_due(self) -> list[Row]:
         """Takes the limits that are due, in the order of their moments."""
         due = sorted(
-            (limit for limit in self.limits.values() if limit["at"] <= self._clock.now),
+            (limit for limit in self.limits.values() if limit["at"] <= self.clock.now),
             key=lambda limit: (limit["at"], limit["flow_id"], limit["node"]),
         )
         for limit in due:
@@ -147,3 +151,16 @@ class FlowTables:
             if flow["parent_id"] == flow_id and node in (None, flow["parent_node"])
         ]
         yield from sorted(found, key=lambda flow: flow["parent_generation"])
+
+
+class Statements:
+    """Answers statements.
+
+    Args:
+        rows: of flows.
+    """
+
+    def __init__(self, rows: FlowTables) -> None:
+        self._rows = rows
+        self._tasks = rows.tasks
+        self._clock = rows.clock

@@ -84,12 +84,9 @@ class Flows:
         self._types = types
         self._objects = objects
         self._record = record
-        self.tables = FlowTables(clock, tasks)
-        connection = Connection(
-            OwnerStatements(clock, tasks, self.tables),
-            GatewayStatements(clock, tasks, self.tables),
-            TaskStatements(tasks, self.tables, cancel),
-        )
+        self.tables = FlowTables(clock, tasks, cancel)
+        kinds = (OwnerStatements, GatewayStatements, TaskStatements)
+        connection = Connection(*(kind(self.tables) for kind in kinds))
         # It has the methods of the driver's pool and connection that are used.
         self.connection = cast("Any", connection)
         self._definitions = Definitions()

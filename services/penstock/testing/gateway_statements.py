@@ -8,35 +8,21 @@ from typing import Any
 import orjson
 
 from penstock.core.flow import tick_wait
-from penstock.testing.clock import Clock
 from penstock.testing.database import Row, answers, rows_of
-from penstock.testing.flow_tables import RUNNING, FlowTables
-from penstock.testing.tables import Tasks
+from penstock.testing.flow_tables import RUNNING, Statements
 
 # Hours that an event waits for a flow that waits for it.
 _EVENT_HOURS = 24
 
 
-class GatewayStatements:
-    """Answers statements of the gateway.
-
-    Args:
-        clock: of the pipeline.
-        tasks: the tasks of the pipeline.
-        rows: of flows.
-    """
-
-    def __init__(self, clock: Clock, tasks: Tasks, rows: FlowTables) -> None:
-        self._clock = clock
-        self._tasks = tasks
-        self._rows = rows
-        self._definitions: dict[tuple[str, int], Row] = {}
+class GatewayStatements(Statements):
+    """Answers statements of the gateway."""
 
     # -- definitions
 
     @answers("flow_definitions.insert")
     def _insert_definition(self, name: str, version: int, definition: str, actor: str | None) -> list[Row]:
-        if (name, version) in self._definitions:
+        if (name, version) in self._rows.definitions:
             return []
         row = Row(
             name=name,
@@ -45,16 +31,16 @@ class GatewayStatements:
             created_at=self._clock.now,
             created_by=actor,
         )
-        self._definitions[name, version] = row
+        self._rows.definitions[name, version] = row
         return [row]
 
     @answers("flow_definitions.get")
     def _definition(self, name: str, version: int) -> list[Row]:
-        return [row for key, row in self._definitions.items() if key == (name, version)]
+        return [row for key, row in self._rows.definitions.items() if key == (name, version)]
 
     @answers("flow_definitions.get_newest")
     def _newest_definition(self, name: str) -> list[Row]:
-        return [row for key, row in sorted(self._definitions.items()) if key[0] == name][-1:]
+        return [row for key, row in sorted(self._rows.definitions.items()) if key[0] == name][-1:]
 
     @answers("flow_definitions.newest")
     def _newest(self, names: Sequence[str]) -> list[Row]:
@@ -63,8 +49,8 @@ class GatewayStatements:
     @answers("flow_definitions.many", "flows.definitions")
     def _many_definitions(self, names: Sequence[str], versions: Sequence[int]) -> Iterator[Row]:
         for key in zip(names, versions, strict=True):
-            if key in self._definitions:
-                yield self._definitions[key]
+            if key in self._rows.definitions:
+                yield self._rows.definitions[key]
 
     # -- starts and commands
 
@@ -167,7 +153,7 @@ class GatewayStatements:
         if (flow := self._rows.flows.get(flow_id)) is None:
             return
         root = self._rows.flows.get(flow["root_id"])
-        own = flow["definition"] or self._definitions[flow["name"], flow["version"]]["definition"]
+        own = flow["definition"] or self._rows.definitions[flow["name"], flow["version"]]["definition"]
         yield Row(
             flow
             | {

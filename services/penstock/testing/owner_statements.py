@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.core.task import FINAL, State
-from penstock.testing.clock import Clock
 from penstock.testing.database import Row, answers, rows_of
-from penstock.testing.flow_tables import RUNNING, FlowTables
-from penstock.testing.tables import Tasks
+from penstock.testing.flow_tables import RUNNING, Statements
 from penstock.testing.task_rows import TaskRow, result_columns
 
 _NUMBERS = ("generation", "opened", "succeeded", "unsuccessful", "retry")
@@ -19,19 +17,8 @@ _NOT_FINISHED = frozenset({"pending", "ready", "running"})
 _UNCLAIMED = frozenset({State.SCHEDULED, State.READY, State.QUEUED, State.PAUSED})
 
 
-class OwnerStatements:
-    """Answers the owner's statements.
-
-    Args:
-        clock: of the pipeline.
-        tasks: the tasks of the pipeline.
-        rows: of flows.
-    """
-
-    def __init__(self, clock: Clock, tasks: Tasks, rows: FlowTables) -> None:
-        self._clock = clock
-        self._tasks = tasks
-        self._rows = rows
+class OwnerStatements(Statements):
+    """Answers the owner's statements."""
 
     @answers("flows.lock")
     def _lock(self, ids: Sequence[int], levels: int) -> Iterator[Row]:

@@ -202,8 +202,8 @@ class Pipeline(FlowMethods):
         run = await self._insert(type_name, context, {**fields, "stage": stage})
         row = self._platform.tasks.get(run.id)
         await self._driver.proceed(row.id, lambda: bool(row.attempts))
-        if row.id in self._platform.missing:
-            raise NoEnd(f"task {row.id} cannot end: {self._platform.missing[row.id]}")
+        if (reason := self._platform.why_endless(row.id)) is not None:
+            raise NoEnd(reason)
         self._platform.tasks.change(row, Verb.PAUSE)
         return run
 

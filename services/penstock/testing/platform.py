@@ -27,9 +27,7 @@ from penstock.core.endings import (
     GOOD,
     ExpiredLease,
     conclude_expired,
-    conclude_result,
     counts_failures,
-    expiry_reason,
 )
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.postgres.advance import Ending, cancel_within, end_event
@@ -78,7 +76,6 @@ class Platform:
         started: attempts that have been claimed.
         changes: grows with each change.
         changed: set by each change.
-        missing: why the current stage of a task has no handler, by task id.
     """
 
     def __init__(
@@ -100,7 +97,6 @@ class Platform:
         self.started: dict[AttemptId, Started] = {}
         self.changes = 0
         self.changed = asyncio.Event()
-        self.missing: dict[int, str] = {}
         self._leases = LeaseWheel(_TICK_S)
         self._suspected: frozenset[str | None] = frozenset()
         self._workers = 0
@@ -185,8 +181,8 @@ class Platform:
         for row in self.tasks.unfinished:
             if root_id != (row.id if row.flow is None else row.flow.root_id):
                 continue
-            if (reason := self.missing.get(row.id)) is not None:
-                return f"task {row.id} cannot end: {reason}"
+            if row.error is not None and row.error.kind == NO_HANDLER:
+                return f"task {row.id} cannot end: {row.error.message}"
             if len(row.attempts) >= MOST_ATTEMPTS:
                 return f"task {row.id} has had {MOST_ATTEMPTS:,} attempts, the last in {row.stage!r}"
         return None
@@ -278,35 +274,14 @@ class Platform:
                 return
             # A worker may run the attempt that the late result ends.
             self.revoke([self.tasks.get(fence.id).attempt_id])
-            fence = fence._replace(attempt=current)
+            result = dataclasses.replace(result, fence=fence._replace(attempt=current))
         counted = counts_failures(result.outcome, handed_back=result.handed_back)
-        conclusion = conclude_result(
-            fence,
-            result.outcome,
-            self.tasks.retry_state(fence.id) if counted else None,
-            next_stage=result.next_stage,
-            delay_s=None if result.delay_ms is None else result.delay_ms / 1000,
-            permanent=result.permanent,
-            max_attempts=result.max_attempts,
-            no_handler=result.no_handler,
-            chance=self._chance,
-        )
-        started = self.started.get(result.fence.attempt_id)
-        ending = Ending(
-            fence=fence,
-            outcome=result.outcome,
-            conclusion=conclusion,
-            worker=worker,
-            context=result.context,
-            next_stage=result.next_stage,
-            terms=result.terms,
-            error=result.error_of(conclusion),
-        )
-        row = self._commit_ending(ending, started.at if started is not None and result.started_ms else None)
-        if result.error is not None and result.error.kind == NO_HANDLER:
-            self.missing[row.id] = result.error.message
+        state = self.tasks.retry_state(fence.id) if counted else None
+        started = self.started.get(fence.attempt_id)
+        ending = Ending.of(worker, result, state, self._chance)
+        self._commit_ending(ending, started.at if started is not None and result.started_ms else None)
 
-    def _commit_ending(self, ending: Ending, started_at: datetime | None) -> TaskRow:
+    def _commit_ending(self, ending: Ending, started_at: datetime | None) -> None:
         """Moves a task whose attempt has ended, with its events (`postgres.advance`)."""
         row = self.tasks.end(ending, started_at)
         if ending.outcome in SUSPENDING:
@@ -315,7 +290,6 @@ class Platform:
             columns = columns_of(row)
             pending = PendingEvent(end_event(columns, ending), row.callbacks, row.events, None)
             self.published.add(at_once(enqueue(self.flows.connection, [pending])))
-        return row
 
     def _beat(self) -> None:
         """Heartbeats of all workers but those that are lost or cut off."""
@@ -335,9 +309,9 @@ class Platform:
         ids = {lease.attempt_id.task_id for lease in (*expired, *others)}
         states = {one: state for one in ids if (state := self.tasks.retry_state(one)) is not None}
         ended, suspects = conclude_expired(
-            [_expired(lease) for lease in expired],
+            list(map(ExpiredLease.of, expired)),
             states,
-            others=[_expired(lease) for lease in others],
+            others=list(map(ExpiredLease.of, others)),
             suspected=self._suspected,
             chance=self._chance,
         )
@@ -363,8 +337,3 @@ class Platform:
         """Ends all handlers."""
         for host in self._hosts.values():
             await host.close()
-
-
-def _expired(lease: Lease) -> ExpiredLease:
-    reason = expiry_reason(lease.worker, lease.timeout_s)
-    return ExpiredLease(lease.attempt_id, lease.worker, reason, lease.max_attempts, lease.begun)

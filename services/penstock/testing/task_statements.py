@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, cast
 
@@ -11,26 +11,12 @@ from penstock.contracts.submission import Submission
 from penstock.core.task import FINAL, Priority
 from penstock.postgres.tasks import context_of
 from penstock.testing.database import Row, answers, rows_of
-from penstock.testing.flow_tables import FlowTables
-from penstock.testing.tables import Tasks
+from penstock.testing.flow_tables import Statements
 from penstock.testing.task_rows import FlowPlace, TaskRow, columns_of
 
 
-class TaskStatements:
-    """Answers statements about tasks.
-
-    Args:
-        tasks: the tasks of the pipeline.
-        flows: the rows of flows.
-        cancel: cancels tasks and their handlers; returns those that were not final.
-    """
-
-    def __init__(
-        self, tasks: Tasks, flows: FlowTables, cancel: Callable[[Sequence[int]], list[TaskRow]]
-    ) -> None:
-        self._tasks = tasks
-        self._flows = flows
-        self._cancel = cancel
+class TaskStatements(Statements):
+    """Answers statements about tasks."""
 
     @answers("flows.insert_tasks")
     def _insert(self, *columns: Any) -> None:
@@ -57,7 +43,7 @@ class TaskStatements:
 
     def _since(self, root_id: int) -> datetime:
         """When the root of a family was created; without a flow it is a waiting task."""
-        root = self._flows.flows.get(root_id)
+        root = self._rows.flows.get(root_id)
         found: datetime = self._tasks.get(root_id).created_at if root is None else root["created_at"]
         return found
 
@@ -71,7 +57,7 @@ class TaskStatements:
 
     @answers("tasks.cancel")
     def _cancel_tasks(self, ids: Sequence[int]) -> list[Row]:
-        return [columns_of(row) for row in self._cancel(ids)]
+        return [columns_of(row) for row in self._rows.cancel(ids)]
 
     @answers("outbox.enqueue_events")
     def _enqueue_events(self, _keys: Any, _records: Any) -> list[Row]:

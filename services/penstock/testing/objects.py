@@ -14,10 +14,6 @@ class KeptObjects(ObjectStore):
         super().__init__("memory:///")
         self._kept: dict[str, Context] = {}
 
-    async def check_in(self, context: Context, namespace: str) -> Context:
-        """As `keep`."""
-        return self.keep(context, namespace)
-
     async def check_out(self, context: Context, namespace: str, *, limit_bytes: int | None = None) -> Context:  # noqa: ARG002 (memory has all it refers to)
         """The context with its value in place of a reference.
 

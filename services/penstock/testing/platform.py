@@ -40,7 +40,6 @@ from penstock.testing.objects import KeptObjects
 from penstock.testing.published import Published
 from penstock.testing.tables import Tasks
 from penstock.testing.task_rows import TaskRow, columns_of
-from penstock.testing.task_statements import has_events
 from penstock.worker.registered import Registered
 from penstock.worker.result_sender import encodable
 
@@ -228,10 +227,8 @@ class Platform:
         self._replace_host().silent = True
 
     def _replace_host(self) -> Host:
+        self._beat()
         host, self._host = self._host, self._new_host()
-        now_s = self._clock.elapsed_s
-        for attempt_id in host.held:
-            self._leases.beat(attempt_id, host.id, now_s, begun=host.has_begun(attempt_id))
         self.note_change()
         return host
 
@@ -286,10 +283,8 @@ class Platform:
         row = self.tasks.end(ending, started_at)
         if ending.outcome in SUSPENDING:
             self.flows.tables.suspend(row, ending)
-        if has_events(row):
-            columns = columns_of(row)
-            pending = PendingEvent(end_event(columns, ending), row.callbacks, row.events, None)
-            self.published.add(at_once(enqueue(self.flows.connection, [pending])))
+        pending = PendingEvent(end_event(columns_of(row), ending), row.callbacks, row.events, None)
+        self.published.add(at_once(enqueue(self.flows.connection, [pending])))
 
     def _beat(self) -> None:
         """Heartbeats of all workers but those that are lost or cut off."""

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from penstock.contracts.context import ContentType, Context
 from penstock.contracts.submission import Submission
-from penstock.core.task import FINAL, Priority
+from penstock.core.task import Priority
 from penstock.postgres.tasks import context_of
 from penstock.testing.database import Row, answers, rows_of
 from penstock.testing.flow_tables import Statements
-from penstock.testing.task_rows import FlowPlace, TaskRow, columns_of
+from penstock.testing.task_rows import FlowPlace, columns_of
 
 
 class TaskStatements(Statements):
@@ -66,8 +66,3 @@ class TaskStatements(Statements):
     @answers("outbox.enqueue_callbacks")
     def _enqueue_callbacks(self, *_columns: Any) -> None:
         """They are in the entry that `enqueue` returns."""
-
-
-def has_events(row: TaskRow) -> bool:
-    """Whether the transition of a task may have events or callbacks."""
-    return row.events == "all" or row.state in FINAL or bool(row.callbacks)
